@@ -1,0 +1,1 @@
+"""Find, mend and prove mended the collapse of representations in deep networks."""

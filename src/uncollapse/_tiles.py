@@ -1,0 +1,454 @@
+"""The arithmetic under `pairwise`: all pairs, tile by tile, forward and backward.
+
+For queries q, keys k, values v and log-weights b (one a key, −inf = the key is absent)
+
+    S_ij = q_i·k_j/τ + b_j      L_i = log Σ_j exp S_ij      P_ij = exp(S_ij − L_i)      o_i = Σ_j P_ij v_j
+
+with gradients, for incoming dO and dL,
+
+    G_ij = P_ij (dO_i·(v_j − o_i) + dL_i)     dq = G k/τ     dk = Gᵀ q/τ     dv = Pᵀ dO     db_j = Σ_i G_ij
+
+Two walks over the pairs compute this. `rows` takes every tile; it handles everything. `symmetric` is for q = k beyond one
+tile, on the CPU: it visits only the tiles on and above the diagonal, and each serves both directions, which saves about a
+third of the work. Both need a few megabytes beside their inputs and outputs.
+
+Decisions that the formulas do not show:
+
+- Powers of two: torch's `exp2` is about three times as fast as `exp` on CPUs and as exact; log₂e is folded into q.
+- Absent pairs get a very low but finite logit, so that no −inf − −inf appears; rows with nothing left are found by their
+  log-sum-exp afterwards, in linear time.
+- G cancels where one key outweighs all others of its row (o_i ≈ v_j). But Σ_j G_ij = dL_i, so the entry of such a ruling
+  key is dL_i minus the others, which do not cancel: exact zeros stay zero, small gradients keep their digits.
+- The batch is walked in chunks, and tiles live in memory that is made once: at a few hundred tokens, fresh memory costs as
+  much as the arithmetic.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+ABSENT = -1e30  # the logit of a pair that does not count: finite, see above
+LOG2E = math.log2(math.e)
+SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # |S| below it: exp(S), unshifted, neither over- nor underflows
+TILE = {"cpu": (1024, 1 << 20)}  # largest number of queries and of elements of a tile: stays in the cache
+TILE_ELSEWHERE = (4096, 1 << 24)  # enough to fill a GPU
+PLAIN, RULED, SYMMETRIC = 0, 1, 2  # how a row was computed: see `forward`
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs (query i, key j) count.
+
+    offset: only j ≤ i + offset (causal), None: all. no_self: i ≠ j. excluded: (2, E) pairs sorted by query, that do not
+    count. mirrored: with each excluded (i, j) also (j, i) is excluded. row_group, key_group: ascending group numbers of
+    queries and keys; only pairs within a group count.
+    """
+
+    offset: int | None = None
+    no_self: bool = False
+    excluded: Tensor | None = None
+    mirrored: bool = True
+    row_group: Tensor | None = None
+    key_group: Tensor | None = None
+
+    def transposed(self) -> "Pairs":
+        """The same pairs with queries and keys in each other's place; not for causal ones."""
+        excluded = None if self.excluded is None else by_query(self.excluded.flip(0))
+        return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)
+
+
+def by_query(excluded: Tensor) -> Tensor:
+    """Pairs (2, E) in the order of their queries."""
+    return excluded[:, excluded[0].argsort()]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries [a, b) against keys [lo, hi), and the absent pairs among them."""
+
+    a: int
+    b: int
+    lo: int
+    hi: int
+    drop: Tensor | None  # flat indices into the (b−a)·(hi−lo) pairs
+    block: Tensor | None  # (b−a, hi−lo) bool: True = absent
+    first: int  # the first key that its queries see in any tile
+
+    def fill_absent(self, tile: Tensor, value: float) -> None:
+        """Overwrite the absent pairs of `tile` (batch, b−a, hi−lo) in place."""
+        if self.drop is not None:
+            tile.view(tile.shape[0], -1).index_fill_(1, self.drop, value)
+        if self.block is not None:
+            tile.masked_fill_(self.block, value)
+
+
+class Grid:
+    """The tiles of all pairs that count, row by row. `upper`: on and above the diagonal only, the first tile on it."""
+
+    def __init__(self, pairs: Pairs, n: int, m: int, device: torch.device, upper: bool = False) -> None:
+        self.pairs, self.n, self.m, self.device, self.upper = pairs, n, m, device, upper
+        self.height, self.area = TILE.get(device.type, TILE_ELSEWHERE)
+        self.starts: list[int] = []
+        if pairs.excluded is not None:
+            edges = torch.arange(n + 1, device=device)
+            self.starts = torch.searchsorted(pairs.excluded[0].contiguous(), edges).tolist()
+        self.ranges: tuple[list[int], list[int]] | None = None
+        if pairs.row_group is not None and pairs.key_group is not None:
+            first = torch.searchsorted(pairs.key_group, pairs.row_group)
+            behind = torch.searchsorted(pairs.key_group, pairs.row_group, right=True)
+            self.ranges = first.tolist(), behind.tolist()
+
+    @property
+    def single(self) -> bool:
+        """Whether one tile holds all pairs of a batch element."""
+        return self.n <= self.height and self.n * self.m <= self.area
+
+    def chunks(self, batch: int) -> Iterator[slice]:
+        """Batch elements that are walked together: some for each thread, about half a tile, measured best."""
+        threads = torch.get_num_threads() if self.single and self.device.type == "cpu" else 1
+        step = max(1, self.area // 2 // max(1, self.n * self.m) // threads) * threads
+        return (slice(c, min(batch, c + step)) for c in range(0, batch, step))
+
+    def __iter__(self) -> Iterator[Tile]:
+        for a in range(0, self.n, self.height):
+            b = min(self.n, a + self.height)
+            first, behind = self._keys(a, b)
+            width = max(b - a, self.area // (b - a))
+            for lo in range(first, behind, width):
+                hi = min(behind, lo + width)
+                yield Tile(a, b, lo, hi, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
+
+    def _keys(self, a: int, b: int) -> tuple[int, int]:
+        first, behind = 0, self.m
+        if self.ranges is not None:
+            first, behind = self.ranges[0][a], self.ranges[1][b - 1]
+        if self.pairs.offset is not None:
+            behind = min(behind, b + self.pairs.offset)
+        return (a if self.upper else first), behind
+
+    def _drop(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
+        parts = []
+        if self.pairs.excluded is not None:
+            i, j = self.pairs.excluded[:, self.starts[a] : self.starts[b]]
+            inside = (j >= lo) & (j < hi)
+            parts.append(((i - a) * (hi - lo) + (j - lo))[inside])
+        if self.pairs.no_self and max(a, lo) < min(b, hi):
+            i = torch.arange(max(a, lo), min(b, hi), device=self.device)
+            parts.append((i - a) * (hi - lo) + (i - lo))
+        return torch.cat(parts) if parts else None
+
+    def _block(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
+        block = None
+        if self.pairs.offset is not None and hi > a + self.pairs.offset + 1:
+            i, j = torch.arange(a, b, device=self.device), torch.arange(lo, hi, device=self.device)
+            block = j > i[:, None] + self.pairs.offset  # (b−a, hi−lo)
+        if self.pairs.row_group is not None and self.pairs.key_group is not None:
+            across = self.pairs.row_group[a:b, None] != self.pairs.key_group[lo:hi]
+            block = across if block is None else block | across
+        return block
+
+
+class Memory:
+    """Memory for the tiles of one walk."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.blocks: dict[str, Tensor] = {}
+
+    def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+        """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`."""
+        shape = left.shape[0], left.shape[1], right.shape[1]
+        size = math.prod(shape)
+        if name not in self.blocks or self.blocks[name].numel() < size:
+            self.blocks[name] = self.like.new_empty(size)
+        out = self.blocks[name][:size].view(shape)
+        return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
+
+
+def forward(
+    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (b, n, e), log of the sum (b, n), and how each row was computed (b, n).
+
+    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m).
+    """
+    batch, n, m = q.shape[0], q.shape[1], v.shape[1]
+    mean, log2sum = v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n)
+    kind = torch.full((batch, n), PLAIN, dtype=torch.uint8, device=q.device)
+    grid, memory = Grid(pairs, n, m, q.device), Memory(q)
+    upper = None if k is not None or grid.single else Grid(pairs, n, m, q.device, upper=True)
+    for c in grid.chunks(batch):
+        given, out = (*_chunk(c, q, k, v, bias), temperature), (mean[c], log2sum[c], kind[c])
+        if upper is None or not _symmetric_forward(*given, upper, memory, out):
+            _rows_forward(*given, grid, memory, out)
+    return mean, log2sum.div_(LOG2E), kind
+
+
+def backward(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    pairs: Pairs,
+    saved: tuple[Tensor, Tensor, Tensor],
+    d_mean: Tensor,
+    d_log: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Gradients of q, k, v and bias; with k = None, q's is that of both roles."""
+    mean, log_sum, kind = saved
+    grid, memory = Grid(pairs, q.shape[1], v.shape[1], q.device), Memory(q)
+    upper = None if k is not None or grid.single else Grid(pairs, q.shape[1], v.shape[1], q.device, upper=True)
+    make = torch.empty_like if grid.single else torch.zeros_like
+    dq, dv = make(q), make(v)
+    dk = dq if k is None else make(k)
+    d_bias = None if bias is None else torch.zeros_like(bias)
+    nothing, log2sum = torch.isneginf(log_sum), log_sum * LOG2E
+    if bool(nothing.any()):
+        d_mean, d_log = d_mean.masked_fill(nothing[..., None], 0), d_log.masked_fill(nothing, 0)
+        log2sum = log2sum.masked_fill(nothing, -ABSENT)  # all weights of such a row become 0
+    for c in grid.chunks(q.shape[0]):
+        given = *_chunk(c, q, k, v, bias), temperature
+        came, to = (mean[c], log2sum[c], d_mean[c], d_log[c]), (dq[c], dk[c], dv[c], None if d_bias is None else d_bias[c])
+        if upper is not None and bool(kind[c, :1].eq(SYMMETRIC).any()):
+            _symmetric_backward(*given, upper, memory, came, to)
+        else:
+            _rows_backward(*given, grid, memory, came, kind[c] == RULED, to, same=k is None)
+    return dq, None if k is None else dk, dv, d_bias
+
+
+def spread(
+    q: Tensor, k: Tensor, d: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs, log_sum: Tensor
+) -> Tensor:
+    """Pᵀ d (b, m, e) for d (b, n, e): each query gives its d to the keys, by weight. The adjoint of the mean."""
+    out = d.new_zeros(k.shape[0], k.shape[1], d.shape[-1])
+    nothing = torch.isneginf(log_sum)
+    log2sum = (log_sum * LOG2E).masked_fill(nothing, -ABSENT)
+    grid, memory = Grid(pairs, q.shape[1], k.shape[1], q.device), Memory(q)
+    for c in grid.chunks(q.shape[0]):
+        for t in grid:
+            rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
+            weight = _softmax(q[c], k[c], None if bias is None else bias[c], temperature, log2sum[c], t, memory)
+            out[c, keys].baddbmm_(weight.mT, d[c, rows])
+    return out
+
+
+def _softmax(
+    q: Tensor, k: Tensor, bias: Tensor | None, temperature: float, log2sum: Tensor, t: Tile, memory: Memory
+) -> Tensor:
+    """The weights P of a tile."""
+    weight = memory.product("weight", q[:, t.a : t.b], k[:, t.lo : t.hi], LOG2E / temperature)
+    if bias is not None:
+        weight.add_(bias[:, None, t.lo : t.hi], alpha=LOG2E)
+    weight.sub_(log2sum[:, t.a : t.b, None])
+    t.fill_absent(weight, ABSENT)
+    return weight.exp2_()
+
+
+def _chunk(
+    c: slice, q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Batch elements c of the inputs; what absent keys hold, even NaN, is put out of the way."""
+    keys = q if k is None else k
+    if bias is None:
+        return q[c], keys[c], v[c], None
+    absent = torch.isneginf(bias[c])[..., None]
+    return q[c], keys[c].masked_fill(absent, 0), v[c].masked_fill(absent, 0), bias[c]
+
+
+def _rows_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    grid: Grid,
+    memory: Memory,
+    out: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    mean, log2sum, kind = out
+    peak, total = torch.full_like(log2sum, ABSENT), torch.zeros_like(log2sum)
+    mean.zero_()
+    for t in grid:
+        rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
+        weight = memory.product("weight", q[:, rows], k[:, keys], LOG2E / temperature)
+        if bias is not None:
+            weight.add_(bias[:, None, keys], alpha=LOG2E).clamp_(min=ABSENT)
+        t.fill_absent(weight, ABSENT)
+        highest = torch.maximum(peak[:, rows], weight.amax(-1))
+        weight.sub_(highest[..., None]).exp2_()
+        if t.lo > t.first:  # what came before, relative to the new peak
+            fade = (peak[:, rows] - highest).exp2_()
+            total[:, rows] *= fade
+            mean[:, rows] *= fade[..., None]
+        total[:, rows] += weight.sum(-1)
+        if v.shape[-1] > 0:
+            mean[:, rows].baddbmm_(weight, v[:, keys])
+        peak[:, rows] = highest
+    nothing = (peak < ABSENT / 2) | (total == 0)
+    mean.div_(total.masked_fill(nothing, torch.inf)[..., None])
+    log2sum.copy_(peak + total.log2()).masked_fill_(nothing, -torch.inf)
+    kind.masked_fill_((total < 2) & ~nothing, RULED)  # the largest weight is 1: more than half of the row
+
+
+def _rows_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    grid: Grid,
+    memory: Memory,
+    came: tuple[Tensor, Tensor, Tensor, Tensor],
+    ruled: Tensor,
+    to: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    same: bool,
+) -> None:
+    mean, log2sum, d_mean, d_log = came
+    dq, dk, dv, d_bias = to
+    level = d_log - (d_mean * mean).sum(-1)
+    ruler = Ruler(ruled, d_log) if v.shape[-1] > 0 and bool(ruled.any()) else None
+    beta, alpha = 0.0 if grid.single else 1.0, 1 / temperature
+    for t in grid:
+        rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
+        weight = _softmax(q, k, bias, temperature, log2sum, t, memory)
+        if v.shape[-1] > 0:
+            dv[:, keys].baddbmm_(weight.mT, d_mean[:, rows], beta=beta)
+            push = memory.product("push", d_mean[:, rows], v[:, keys]).add_(level[:, rows, None]).mul_(weight)  # G
+        else:
+            push = weight.mul_(d_log[:, rows, None])
+        if ruler is not None:
+            ruler.take(push, weight, t)
+        if d_bias is not None:
+            d_bias[:, keys] += push.sum(-2)
+        if same and grid.single:  # dq + dk = (G + Gᵀ) q, one product instead of two; G is 0 at absent keys
+            dq.baddbmm_(push + push.mT, q, beta=0.0, alpha=alpha)
+        else:
+            dq[:, rows].baddbmm_(push, k[:, keys], beta=beta, alpha=alpha)
+            dk[:, keys].baddbmm_(push.mT, q[:, rows], beta=beta, alpha=alpha)
+    if ruler is not None:
+        ruler.give(q, k, alpha, (dq, dk, d_bias))
+
+
+class Ruler:
+    """The entries of G that belong to a row's ruling key, from what the others leave of Σ_j G_ij = dL_i."""
+
+    def __init__(self, ruled: Tensor, d_log: Tensor) -> None:
+        self.ruled, self.rest = ruled, d_log.clone()
+        self.key = torch.zeros_like(ruled, dtype=torch.long)
+
+    def take(self, push: Tensor, weight: Tensor, t: Tile) -> None:
+        """Empty the ruling entries of a tile of G and note the sums of the others."""
+        rows = slice(t.a, t.b)
+        b, i, j = ((weight > 0.5) & self.ruled[:, rows, None]).nonzero(as_tuple=True)
+        push[b, i, j] = 0
+        self.key[:, rows][b, i] = j + t.lo
+        self.rest[:, rows] -= push.sum(-1)
+
+    def give(self, q: Tensor, k: Tensor, alpha: float, to: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        """Add what the ruling entries contribute to the gradients of q, k and bias."""
+        dq, dk, d_bias = to
+        b, i = self.ruled.nonzero(as_tuple=True)
+        j, push = self.key[b, i], self.rest[b, i, None]
+        dq.index_put_((b, i), push * k[b, j] * alpha, accumulate=True)
+        dk.index_put_((b, j), push * q[b, i] * alpha, accumulate=True)
+        if d_bias is not None:
+            d_bias.index_put_((b, j), push.squeeze(-1), accumulate=True)
+
+
+def _symmetric_forward(
+    x: Tensor,
+    _: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    grid: Grid,
+    memory: Memory,
+    out: tuple[Tensor, Tensor, Tensor],
+) -> bool:
+    """False, with nothing of value written, where it cannot be used or one key outweighs the others of its row."""
+    if not _symmetric_applies(x, bias, temperature, grid.pairs):
+        return False
+    mean, log2sum, kind = out
+    share = x.new_ones(x.shape[:-1]) if bias is None else (bias * LOG2E).exp2()
+    values = v if bias is None else v * share[..., None]
+    total, peak = torch.zeros_like(share), torch.zeros_like(share)
+    mean.zero_()
+    for t in grid:
+        rows, keys, others = slice(t.a, t.b), slice(t.lo, t.hi), slice(max(t.b, t.lo), t.hi)
+        weight = memory.product("weight", x[:, rows], x[:, keys], LOG2E / temperature).exp2_()
+        t.fill_absent(weight, 0)
+        beyond = weight[..., others.start - t.lo :]  # the same weights, seen from their keys
+        if bias is None:
+            total[:, rows] += weight.sum(-1)
+            total[:, others] += beyond.sum(-2)
+        else:
+            total[:, rows] += torch.bmm(weight, share[:, keys, None]).squeeze(-1)
+            total[:, others] += torch.bmm(beyond.mT, share[:, rows, None]).squeeze(-1)
+        if v.shape[-1] > 0:
+            mean[:, rows].baddbmm_(weight, values[:, keys])
+            mean[:, others].baddbmm_(beyond.mT, values[:, rows])
+            peak[:, rows] = torch.maximum(peak[:, rows], weight.amax(-1))
+            peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
+    if bool((peak > total / 2).any()):
+        return False
+    mean.div_(total.clamp(min=torch.finfo(x.dtype).tiny)[..., None])
+    torch.log2(total, out=log2sum)
+    kind.fill_(SYMMETRIC)
+    return True
+
+
+def _symmetric_applies(x: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs) -> bool:
+    if x.device.type != "cpu" or pairs.offset is not None or not pairs.mirrored or x.numel() == 0:
+        return False
+    largest = float(torch.linalg.vector_norm(x, dim=-1).max()) ** 2 / temperature
+    if bias is not None:
+        largest = max(largest, float(bias.masked_fill(torch.isneginf(bias), 0).abs().max()))
+    return largest <= SAFE_LOGIT[x.dtype]  # False for NaN
+
+
+def _symmetric_backward(
+    x: Tensor,
+    _: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    grid: Grid,
+    memory: Memory,
+    came: tuple[Tensor, Tensor, Tensor, Tensor],
+    to: tuple[Tensor, Tensor, Tensor, Tensor | None],
+) -> None:
+    mean, log2sum, d_mean, d_log = came
+    dx, _, dv, d_bias = to
+    share = x.new_ones(x.shape[:-1]) if bias is None else (bias * LOG2E).exp2()
+    pull = _with_columns(d_mean, d_log - (d_mean * mean).sum(-1)) * (-log2sum).exp2()[..., None]
+    offer = _with_columns(v, 1.0) * share[..., None]
+    left, right = torch.cat([pull, offer], -1), torch.cat([offer, pull], -1)
+    d_share = torch.zeros_like(share)
+    for t in grid:
+        rows, keys, others = slice(t.a, t.b), slice(t.lo, t.hi), slice(max(t.b, t.lo), t.hi)
+        weight = memory.product("weight", x[:, rows], x[:, keys], LOG2E / temperature).exp2_()
+        t.fill_absent(weight, 0)
+        beyond = weight[..., others.start - t.lo :]
+        if v.shape[-1] > 0:
+            dv[:, rows].baddbmm_(weight, pull[:, keys, :-1])
+            dv[:, others].baddbmm_(beyond.mT, pull[:, rows, :-1])
+        if bias is not None:
+            d_share[:, rows] += torch.bmm(weight, pull[:, keys, -1:]).squeeze(-1)
+            d_share[:, others] += torch.bmm(beyond.mT, pull[:, rows, -1:]).squeeze(-1)
+        push = memory.product("push", left[:, rows], right[:, keys]).mul_(weight)  # G_ij + G_ji
+        dx[:, rows].baddbmm_(push, x[:, keys])
+        dx[:, others].baddbmm_(push[..., others.start - t.lo :].mT, x[:, rows])
+    dx.div_(temperature)
+    if d_bias is not None:
+        d_bias.copy_(((dv * v).sum(-1) + d_share) * share)
+        dv.mul_(share[..., None])
+
+
+def _with_columns(x: Tensor, *columns: Tensor | float) -> Tensor:
+    """x (..., d) with more features: a product of two such adds them to every entry without a pass of its own."""
+    full = [c.unsqueeze(-1) if isinstance(c, Tensor) else x.new_full((*x.shape[:-1], 1), c) for c in columns]
+    return torch.cat([x, *full], -1)

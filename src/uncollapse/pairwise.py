@@ -1,0 +1,374 @@
+r"""All pairs in linear memory: `softmax_mean` and `logsumexp`, the one kernel under layers and losses.
+
+For queries q_i, keys k_j and values v_j
+
+    logits_ij = q_i·k_j / τ      Z_i = Σ_j exp(logits_ij)      m_i = Σ_j exp(logits_ij) v_j / Z_i
+
+`softmax_mean` gives m and `logsumexp` gives log Z. Both are exact and differentiable (once), and take memory linear in the
+number of queries, keys and excluded pairs. Leaving out padding, later tokens, self or given pairs removes terms from both
+sums: such pairs never enter them. Passing the same tensor as q and k is recognised and costs about a third less.
+
+Sums are made in float32 (float64 for float64 inputs) also under autocast, as for a normalisation layer; float16 and bfloat16
+inputs come back in their own dtype. Under `torch.compile` the kernel is one opaque operator. It uses public torch operators
+only, so it also runs on other devices; it has been run on the CPU, not on a GPU.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from uncollapse import _tiles
+from uncollapse._tiles import Pairs, by_query
+
+Exclude = Literal["self"] | Tensor | None
+
+
+def softmax_mean(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    exclude: Exclude = None,
+    normalize: Literal["rows", "columns"] = "rows",
+) -> Tensor:
+    """Softmax-weighted mean of the values for each query, over all keys that count.
+
+        rows:     m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_i,   Z_i = Σ_j exp(q_i·k_j/τ)
+        columns:  m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_j,   Z_j = Σ_i exp(q_i·k_j/τ)
+
+    `rows` is attention, and the gradient of a uniformity loss; `columns` is the second term of that gradient (ContraNorm,
+    arXiv 2303.06562, Eq. 5).
+
+    Args:
+        q: queries (..., n, d). Batch dimensions of all arguments broadcast.
+        k: keys (..., m, d).
+        v: values (..., m, e).
+        temperature: τ > 0; a tensor with one element may be learned.
+        mask: (..., m) bool, True = a real key. The values of other keys may be anything.
+        causal: query i sees key j only if j ≤ i + m − n.
+        exclude: "self" (pairs i = j, n = m), or pairs (2, E) of integer (query, key), the same in each batch element.
+        normalize: which sum the weights are divided by.
+
+    Returns:
+        (..., n, e) in v's dtype; 0 where nothing is left in a row.
+
+    >>> x = torch.eye(3)
+    >>> softmax_mean(x, x, x, exclude="self")
+    tensor([[0.0000, 0.5000, 0.5000],
+            [0.5000, 0.0000, 0.5000],
+            [0.5000, 0.5000, 0.0000]])
+    """
+    if normalize not in ("rows", "columns"):
+        raise ValueError(f"normalize is 'rows' or 'columns', got {normalize!r}.")
+    pairs = _pairs(q, k, causal, exclude)
+    if normalize == "columns":
+        return column_mean(q, k, v, temperature, pairs, mask)
+    return all_pairs(q, k, v, temperature, pairs, log_weight(mask, v))[0].to(v.dtype)
+
+
+def logsumexp(
+    q: Tensor,
+    k: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    exclude: Exclude = None,
+) -> Tensor:
+    """log Σ_j exp(q_i·k_j/τ) for each query, over all keys that count. The arguments are those of `softmax_mean`.
+
+    Returns:
+        (..., n) in q's dtype; −inf, with a gradient of zero, where nothing is left in a row.
+
+    >>> logsumexp(torch.zeros(2, 3), torch.zeros(4, 3)).exp()
+    tensor([4.0000, 4.0000])
+    """
+    return all_pairs(q, k, None, temperature, _pairs(q, k, causal, exclude), log_weight(mask, k))[1].to(q.dtype)
+
+
+def column_mean(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    temperature: float | Tensor,
+    pairs: Pairs,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+) -> Tensor:
+    """`softmax_mean(normalize="columns")` for prepared pairs; `query_mask` leaves queries out of the sums Z_j.
+
+    With keys and queries in each other's place the columns are rows, P'_ji = exp(S_ij)/Z_j, and m = P'ᵀv: each key gives
+    its value to the queries, by weight.
+    """
+    if mask is not None:
+        log_weight(mask, v)  # checks it
+        v = v.masked_fill(~mask.unsqueeze(-1), 0)
+    bias = log_weight(query_mask, q)
+    if pairs.offset is None:
+        return _columns(k, q, v, temperature, pairs.transposed(), bias)
+    # a key is seen by the queries from its own on: causal again when both are read backwards
+    n, m = q.shape[-2], k.shape[-2]
+    excluded = pairs.excluded
+    if excluded is not None:
+        excluded = by_query(torch.stack([m - 1 - excluded[1], n - 1 - excluded[0]]))
+    pairs = Pairs(offset=0, no_self=pairs.no_self, excluded=excluded, mirrored=False)
+    bias = None if bias is None else bias.flip(-1)
+    return _columns(k.flip(-2), q.flip(-2), v.flip(-2), temperature, pairs, bias).flip(-2)
+
+
+def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None) -> Tensor:
+    """Pᵀd (..., m, e): the adjoint of the mean, for d (..., n, e)."""
+    (q3, k3, b2), tau, batch = _prepared(q, k, d, temperature, bias)
+    d3 = _flat(d.to(q3.dtype), batch)
+    out = _spread(q3, k3, d3, b2, tau, *_fields(pairs))
+    return out.reshape(*batch, *out.shape[1:]).to(d.dtype)
+
+
+def all_pairs(
+    q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Means (..., n, e) and log-sum-exps (..., n) of logits q·k/τ + bias_j, in float32 or float64.
+
+    This is what the rest of the library builds on; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is a
+    log-weight of each key; −inf leaves the key out.
+    """
+    if v is not None and v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
+    (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
+    v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
+    mean, log_sum, _ = _all_pairs(q3, k3, v3, b2, tau, *_fields(pairs))
+    return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
+
+
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, bias: Tensor | None
+) -> tuple[tuple[Tensor, Tensor | None, Tensor | None], float, torch.Size]:
+    """q, k (None: the same as q) and bias with one batch dimension in the dtype of the sums; τ; the batch's shape."""
+    _check_shapes(q, k, v, bias)
+    dtypes = [t.dtype for t in (q, k, v) if t is not None]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    same = k is q
+    q, k = q.to(dtype), k.to(dtype)
+    if isinstance(temperature, Tensor):  # perhaps learnable: each side takes its root
+        root = temperature.to(dtype).rsqrt()
+        q, k, temperature = q * root, k * root, 1.0
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}.")
+    shapes = [t.shape[:-2] for t in (q, k, v) if t is not None]
+    batch = torch.broadcast_shapes(*shapes, bias.shape[:-1] if bias is not None else ())
+    b2 = None if bias is None else _flat(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
+    return (_flat(q, batch), None if same else _flat(k, batch), b2), float(temperature), batch
+
+
+def _fields(pairs: Pairs) -> tuple[Any, ...]:
+    return pairs.offset, pairs.no_self, pairs.excluded, pairs.mirrored, pairs.row_group, pairs.key_group
+
+
+def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """A mask (True = real) as log-weights: 0 and −inf."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool with True = real, got {mask.dtype}; for a 0/1 attention mask pass mask.bool().")
+    if mask.dim() == 0 or mask.shape[-1] != like.shape[-2]:
+        raise ValueError(f"mask must have shape (..., {like.shape[-2]}), one entry a key, got {tuple(mask.shape)}.")
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
+    n, m = q.shape[-2], k.shape[-2]
+    offset = m - n if causal else None
+    if exclude is None:
+        return Pairs(offset)
+    if isinstance(exclude, str):
+        if exclude != "self":
+            raise ValueError(f"exclude is 'self', a (2, E) tensor of pairs or None, got {exclude!r}.")
+        if n != m:
+            raise ValueError(f"exclude='self' needs as many keys as queries, got {m} keys and {n} queries.")
+        return Pairs(offset, no_self=True)
+    return Pairs(offset, excluded=by_query(check_pairs(exclude, n, m)), mirrored=k is q and is_mirrored(exclude, n))
+
+
+def check_pairs(pairs: Tensor, n: int, m: int) -> Tensor:
+    """`pairs` if it is a (2, E) tensor of indices below n and m, else an error."""
+    if pairs.dim() != 2 or pairs.shape[0] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
+        raise ValueError(f"Pairs must be an integer tensor of shape (2, E), got {pairs.dtype} of shape {tuple(pairs.shape)}.")
+    if pairs.shape[1] and not torch.compiler.is_compiling():
+        low, high = pairs.amin(1).tolist(), pairs.amax(1).tolist()
+        if min(low) < 0 or high[0] >= n or high[1] >= m:
+            raise ValueError(
+                f"Pairs must lie within {n} queries and {m} keys, got indices from {min(low)} to {high[0]} and {high[1]}."
+            )
+    return pairs.long()
+
+
+def is_mirrored(pairs: Tensor, n: int) -> bool:
+    """Whether with each pair (i, j) also (j, i) is there."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.equal(torch.unique(pairs[0] * n + pairs[1]), torch.unique(pairs[1] * n + pairs[0]))
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is not None and (tensor.dim() < 2 or not tensor.is_floating_point()):
+            raise ValueError(f"{name} must be a float tensor (..., rows, features), got {tensor.dtype} {tuple(tensor.shape)}.")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k must have the same number of features, got {q.shape[-1]} and {k.shape[-1]}.")
+    if bias is not None and bias.shape[-1] != k.shape[-2]:
+        raise ValueError(f"mask must have one entry a key, that is {k.shape[-2]}, got shape {tuple(bias.shape)}.")
+
+
+def _flat(x: Tensor, batch: torch.Size) -> Tensor:
+    """(..., n, d) -> (b, n, d)."""
+    return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+
+
+# The operators. k = None stands for k = q; the last six arguments are the fields of Pairs; absent gradients are empty.
+
+
+@torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
+def _all_pairs(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
+    with torch.autocast(q.device.type, enabled=False):
+        return _tiles.forward(q, k, v, bias, temperature, pairs)
+
+
+@torch.library.custom_op("uncollapse::all_pairs_backward", mutates_args=())
+def _all_pairs_backward(
+    d_mean: Tensor,
+    d_log: Tensor,
+    mean: Tensor,
+    log_sum: Tensor,
+    kind: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind)
+    with torch.autocast(q.device.type, enabled=False):
+        dq, dk, dv, d_bias = _tiles.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
+    return dq, q.new_empty(0) if dk is None else dk, dv, q.new_empty(0) if d_bias is None else d_bias
+
+
+@torch.library.custom_op("uncollapse::spread", mutates_args=())
+def _spread(
+    q: Tensor,
+    k: Tensor | None,
+    d: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> Tensor:
+    keys = q if k is None else k
+    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
+    with torch.autocast(q.device.type, enabled=False):
+        log_sum = _tiles.forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
+        return _tiles.spread(q, keys, d, bias, temperature, pairs, log_sum)
+
+
+@torch.library.custom_op("uncollapse::spread_backward", mutates_args=())
+def _spread_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    d: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean of d_out is the gradient of d; the mean's own gradients, for an incoming d, are those of q and k."""
+    pairs, v = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), d_out.contiguous()
+    with torch.autocast(q.device.type, enabled=False):
+        saved = _tiles.forward(q, k, v, bias, temperature, pairs)
+        dq, dk, _, d_bias = _tiles.backward(q, k, v, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
+    return dq, q.new_empty(0) if dk is None else dk, saved[0], q.new_empty(0) if d_bias is None else d_bias
+
+
+@_all_pairs.register_fake
+def _(q: Tensor, k: Tensor | None, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    rows = q.shape[:2]
+    return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8)
+
+
+@_spread.register_fake
+def _(q: Tensor, k: Tensor | None, d: Tensor, *_: object) -> Tensor:
+    return d.new_empty(*(q if k is None else k).shape[:2], d.shape[-1])
+
+
+def _fake_gradients(q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dk = q.new_empty(0) if k is None else torch.empty_like(k)
+    return torch.empty_like(q), dk, torch.empty_like(v), q.new_empty(0) if bias is None else torch.empty_like(bias)
+
+
+_all_pairs_backward.register_fake(lambda *args: _fake_gradients(*args[5:9]))
+_spread_backward.register_fake(lambda *args: _fake_gradients(*args[1:5]))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    outputs = output if isinstance(output, tuple) else ()
+    ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    ctx.where = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.save_for_backward(*tensors, *outputs)
+
+
+def _recall(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+    inputs, saved = list(ctx.plain), list(ctx.saved_tensors)
+    for place, tensor in zip(ctx.where, saved, strict=False):
+        inputs[place] = tensor
+    return inputs, saved[len(ctx.where) :]
+
+
+def _gradients(inputs: list[Any], found: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, d_bias = found
+    return dq, None if inputs[1] is None else dk, dv, None if inputs[3] is None else d_bias, *[None] * 7
+
+
+def _all_pairs_gradient(ctx: Any, d_mean: Tensor, d_log: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    inputs, saved = _recall(ctx)
+    return _gradients(inputs, _all_pairs_backward(d_mean, d_log, *saved, *inputs))
+
+
+def _spread_gradient(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    inputs, _ = _recall(ctx)
+    return _gradients(inputs, _spread_backward(d_out, *inputs))
+
+
+_all_pairs.register_autograd(_all_pairs_gradient, setup_context=_remember)
+_spread.register_autograd(_spread_gradient, setup_context=_remember)

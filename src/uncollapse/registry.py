@@ -1,0 +1,122 @@
+"""A name -> a function or class, with its facts. An unknown name is an error that lists the choices.
+
+Contract tests, `diagnose` and the command line read the facts; nothing else keeps a list of names.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E")
+
+Need = Literal["tokens", "pairs", "attention", "edges", "labels", "views"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measurement: a pure function on tensors.
+
+    needs: what it takes, in the order of its arguments: `tokens` (..., n, d), `pairs` (a second x of the same shape),
+    `attention` (..., heads, n, n), `edges` (2, E), `labels` (n,), `views` (n, q, d).
+    better: which direction is further from collapse, None where neither is. bounds: the least and the largest value.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    needs: tuple[Need, ...]
+    better: Literal["higher", "lower"] | None
+    bounds: tuple[float | None, float | None]
+    paper: str
+
+
+@dataclass(frozen=True)
+class Cure:
+    """Something put into a model: the pure function, the module around it, and what it acts on."""
+
+    name: str
+    function: Callable[..., Any]
+    layer: type
+    acts_on: Literal["tokens", "attention", "edges"]
+    paper: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Something added to training: a function of tensors that returns a scalar."""
+
+    name: str
+    function: Callable[..., Any]
+    needs: tuple[str, ...]
+    paper: str
+
+
+class Registry(Mapping[str, E]):
+    """Entries by name, in the order in which they were added."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: dict[str, E] = {}
+
+    def add(self, name: str, entry: E) -> None:
+        """Add an entry; a name is given once."""
+        if name in self._entries:
+            raise ValueError(f"A {self._kind} named {name!r} is registered already. Choose another name.")
+        self._entries[name] = entry
+
+    def __getitem__(self, name: str) -> E:
+        if name not in self._entries:
+            close = difflib.get_close_matches(name, self._entries, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise KeyError(f"No {self._kind} is named {name!r}.{hint} There are: {', '.join(self._entries)}.")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+METRICS: Registry[Metric] = Registry("metric")
+CURES: Registry[Cure] = Registry("cure")
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+def metric(
+    *,
+    needs: tuple[Need, ...] = ("tokens",),
+    better: Literal["higher", "lower"] | None,
+    bounds: tuple[float | None, float | None] = (None, None),
+    paper: str,
+) -> Callable[[F], F]:
+    """Register the decorated function as a metric under its own name."""
+
+    def register(function: F) -> F:
+        METRICS.add(function.__name__, Metric(function.__name__, function, needs, better, bounds, paper))
+        return function
+
+    return register
+
+
+def cure(
+    function: Callable[..., Any], *, acts_on: Literal["tokens", "attention", "edges"], paper: str
+) -> Callable[[type[E]], type[E]]:
+    """Register the decorated module as the layer around `function`, under the function's name."""
+
+    def register(layer: type[E]) -> type[E]:
+        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper))
+        return layer
+
+    return register
+
+
+def loss(*, needs: tuple[str, ...], paper: str) -> Callable[[F], F]:
+    """Register the decorated function as a loss under its own name."""
+
+    def register(function: F) -> F:
+        LOSSES.add(function.__name__, Loss(function.__name__, function, needs, paper))
+        return function
+
+    return register
