@@ -1,1 +1,34 @@
-"""Find, mend and prove mended the collapse of representations in deep networks."""
+"""Find, mend and prove mended the collapse of representations in deep networks.
+
+>>> import uncollapse as uc
+>>> x = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(0))
+>>> bool((uc.mean_cosine(uc.contra_norm(x, 1.0)) < uc.mean_cosine(x)).all())
+True
+"""
+
+import torch
+
+from uncollapse import cures, losses, metrics, pairwise
+from uncollapse.cures import *  # noqa: F403
+from uncollapse.losses import *  # noqa: F403
+from uncollapse.metrics import *  # noqa: F403
+from uncollapse.moments import Moments, Reservoir
+from uncollapse.registry import CURES, LOSSES, METRICS
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CURES",
+    "LOSSES",
+    "METRICS",
+    "Moments",
+    "Reservoir",
+    "__version__",
+    "cures",
+    "losses",
+    "metrics",
+    "pairwise",
+    *cures.__all__,
+    *losses.__all__,
+    *metrics.__all__,
+]

@@ -8,164 +8,32 @@ with gradients, for incoming dO and dL,
 
     G_ij = P_ij (dO_i·(v_j − o_i) + dL_i)     dq = G k/τ     dk = Gᵀ q/τ     dv = Pᵀ dO     db_j = Σ_i G_ij
 
-Two walks over the pairs compute this. `rows` takes every tile; it handles everything. `symmetric` is for q = k beyond one
-tile, on the CPU: it visits only the tiles on and above the diagonal, and each serves both directions, which saves about a
-third of the work. Both need a few megabytes beside their inputs and outputs.
+Two walks over the pairs compute this. `rows` takes every tile; it handles everything. `symmetric` is for q = k beyond
+one tile, on the CPU: it visits only the tiles on and above the diagonal, and each serves both directions, which saves
+about a third of the work. Both need a few megabytes beside their inputs and outputs.
 
 Decisions that the formulas do not show:
 
 - Powers of two: torch's `exp2` is about three times as fast as `exp` on CPUs and as exact; log₂e is folded into q.
-- Absent pairs get a very low but finite logit, so that no −inf − −inf appears; rows with nothing left are found by their
-  log-sum-exp afterwards, in linear time.
-- G cancels where one key outweighs all others of its row (o_i ≈ v_j). But Σ_j G_ij = dL_i, so the entry of such a ruling
-  key is dL_i minus the others, which do not cancel: exact zeros stay zero, small gradients keep their digits.
-- The batch is walked in chunks, and tiles live in memory that is made once: at a few hundred tokens, fresh memory costs as
-  much as the arithmetic.
+- Absent pairs get a very low but finite logit, so that no −inf − −inf appears; rows with nothing left are found by
+  their log-sum-exp afterwards, in linear time.
+- G cancels where one key outweighs all others of its row (o_i ≈ v_j). But Σ_j G_ij = dL_i, so the entry of such a
+  ruling key is dL_i minus the others, which do not cancel: exact zeros stay zero, small gradients keep their digits.
+- The batch is walked in chunks, and tiles live in memory that is made once: at a few hundred tokens, fresh memory
+  costs as much as the arithmetic.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from uncollapse._grid import Grid, Memory, Pairs, Tile
+
 ABSENT = -1e30  # the logit of a pair that does not count: finite, see above
 LOG2E = math.log2(math.e)
-SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # |S| below it: exp(S), unshifted, neither over- nor underflows
-TILE = {"cpu": (1024, 1 << 20)}  # largest number of queries and of elements of a tile: stays in the cache
-TILE_ELSEWHERE = (4096, 1 << 24)  # enough to fill a GPU
+SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # |S| within it: exp(S) needs no shift
 PLAIN, RULED, SYMMETRIC = 0, 1, 2  # how a row was computed: see `forward`
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Which pairs (query i, key j) count.
-
-    offset: only j ≤ i + offset (causal), None: all. no_self: i ≠ j. excluded: (2, E) pairs sorted by query, that do not
-    count. mirrored: with each excluded (i, j) also (j, i) is excluded. row_group, key_group: ascending group numbers of
-    queries and keys; only pairs within a group count.
-    """
-
-    offset: int | None = None
-    no_self: bool = False
-    excluded: Tensor | None = None
-    mirrored: bool = True
-    row_group: Tensor | None = None
-    key_group: Tensor | None = None
-
-    def transposed(self) -> "Pairs":
-        """The same pairs with queries and keys in each other's place; not for causal ones."""
-        excluded = None if self.excluded is None else by_query(self.excluded.flip(0))
-        return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)
-
-
-def by_query(excluded: Tensor) -> Tensor:
-    """Pairs (2, E) in the order of their queries."""
-    return excluded[:, excluded[0].argsort()]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Queries [a, b) against keys [lo, hi), and the absent pairs among them."""
-
-    a: int
-    b: int
-    lo: int
-    hi: int
-    drop: Tensor | None  # flat indices into the (b−a)·(hi−lo) pairs
-    block: Tensor | None  # (b−a, hi−lo) bool: True = absent
-    first: int  # the first key that its queries see in any tile
-
-    def fill_absent(self, tile: Tensor, value: float) -> None:
-        """Overwrite the absent pairs of `tile` (batch, b−a, hi−lo) in place."""
-        if self.drop is not None:
-            tile.view(tile.shape[0], -1).index_fill_(1, self.drop, value)
-        if self.block is not None:
-            tile.masked_fill_(self.block, value)
-
-
-class Grid:
-    """The tiles of all pairs that count, row by row. `upper`: on and above the diagonal only, the first tile on it."""
-
-    def __init__(self, pairs: Pairs, n: int, m: int, device: torch.device, upper: bool = False) -> None:
-        self.pairs, self.n, self.m, self.device, self.upper = pairs, n, m, device, upper
-        self.height, self.area = TILE.get(device.type, TILE_ELSEWHERE)
-        self.starts: list[int] = []
-        if pairs.excluded is not None:
-            edges = torch.arange(n + 1, device=device)
-            self.starts = torch.searchsorted(pairs.excluded[0].contiguous(), edges).tolist()
-        self.ranges: tuple[list[int], list[int]] | None = None
-        if pairs.row_group is not None and pairs.key_group is not None:
-            first = torch.searchsorted(pairs.key_group, pairs.row_group)
-            behind = torch.searchsorted(pairs.key_group, pairs.row_group, right=True)
-            self.ranges = first.tolist(), behind.tolist()
-
-    @property
-    def single(self) -> bool:
-        """Whether one tile holds all pairs of a batch element."""
-        return self.n <= self.height and self.n * self.m <= self.area
-
-    def chunks(self, batch: int) -> Iterator[slice]:
-        """Batch elements that are walked together: some for each thread, about half a tile, measured best."""
-        threads = torch.get_num_threads() if self.single and self.device.type == "cpu" else 1
-        step = max(1, self.area // 2 // max(1, self.n * self.m) // threads) * threads
-        return (slice(c, min(batch, c + step)) for c in range(0, batch, step))
-
-    def __iter__(self) -> Iterator[Tile]:
-        for a in range(0, self.n, self.height):
-            b = min(self.n, a + self.height)
-            first, behind = self._keys(a, b)
-            width = max(b - a, self.area // (b - a))
-            for lo in range(first, behind, width):
-                hi = min(behind, lo + width)
-                yield Tile(a, b, lo, hi, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
-
-    def _keys(self, a: int, b: int) -> tuple[int, int]:
-        first, behind = 0, self.m
-        if self.ranges is not None:
-            first, behind = self.ranges[0][a], self.ranges[1][b - 1]
-        if self.pairs.offset is not None:
-            behind = min(behind, b + self.pairs.offset)
-        return (a if self.upper else first), behind
-
-    def _drop(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
-        parts = []
-        if self.pairs.excluded is not None:
-            i, j = self.pairs.excluded[:, self.starts[a] : self.starts[b]]
-            inside = (j >= lo) & (j < hi)
-            parts.append(((i - a) * (hi - lo) + (j - lo))[inside])
-        if self.pairs.no_self and max(a, lo) < min(b, hi):
-            i = torch.arange(max(a, lo), min(b, hi), device=self.device)
-            parts.append((i - a) * (hi - lo) + (i - lo))
-        return torch.cat(parts) if parts else None
-
-    def _block(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
-        block = None
-        if self.pairs.offset is not None and hi > a + self.pairs.offset + 1:
-            i, j = torch.arange(a, b, device=self.device), torch.arange(lo, hi, device=self.device)
-            block = j > i[:, None] + self.pairs.offset  # (b−a, hi−lo)
-        if self.pairs.row_group is not None and self.pairs.key_group is not None:
-            across = self.pairs.row_group[a:b, None] != self.pairs.key_group[lo:hi]
-            block = across if block is None else block | across
-        return block
-
-
-class Memory:
-    """Memory for the tiles of one walk."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.blocks: dict[str, Tensor] = {}
-
-    def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
-        """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`."""
-        shape = left.shape[0], left.shape[1], right.shape[1]
-        size = math.prod(shape)
-        if name not in self.blocks or self.blocks[name].numel() < size:
-            self.blocks[name] = self.like.new_empty(size)
-        out = self.blocks[name][:size].view(shape)
-        return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
 
 
 def forward(
@@ -202,7 +70,7 @@ def backward(
     mean, log_sum, kind = saved
     grid, memory = Grid(pairs, q.shape[1], v.shape[1], q.device), Memory(q)
     upper = None if k is not None or grid.single else Grid(pairs, q.shape[1], v.shape[1], q.device, upper=True)
-    make = torch.empty_like if grid.single else torch.zeros_like
+    make = torch.empty_like if grid.whole else torch.zeros_like
     dq, dv = make(q), make(v)
     dk = dq if k is None else make(k)
     d_bias = None if bias is None else torch.zeros_like(bias)
@@ -212,7 +80,8 @@ def backward(
         log2sum = log2sum.masked_fill(nothing, -ABSENT)  # all weights of such a row become 0
     for c in grid.chunks(q.shape[0]):
         given = *_chunk(c, q, k, v, bias), temperature
-        came, to = (mean[c], log2sum[c], d_mean[c], d_log[c]), (dq[c], dk[c], dv[c], None if d_bias is None else d_bias[c])
+        came = mean[c], log2sum[c], d_mean[c], d_log[c]
+        to = dq[c], dk[c], dv[c], None if d_bias is None else d_bias[c]
         if upper is not None and bool(kind[c, :1].eq(SYMMETRIC).any()):
             _symmetric_backward(*given, upper, memory, came, to)
         else:
@@ -311,7 +180,7 @@ def _rows_backward(
     dq, dk, dv, d_bias = to
     level = d_log - (d_mean * mean).sum(-1)
     ruler = Ruler(ruled, d_log) if v.shape[-1] > 0 and bool(ruled.any()) else None
-    beta, alpha = 0.0 if grid.single else 1.0, 1 / temperature
+    beta, alpha = 0.0 if grid.whole else 1.0, 1 / temperature
     for t in grid:
         rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
         weight = _softmax(q, k, bias, temperature, log2sum, t, memory)
@@ -324,7 +193,7 @@ def _rows_backward(
             ruler.take(push, weight, t)
         if d_bias is not None:
             d_bias[:, keys] += push.sum(-2)
-        if same and grid.single:  # dq + dk = (G + Gᵀ) q, one product instead of two; G is 0 at absent keys
+        if same and grid.whole:  # dq + dk = (G + Gᵀ) q, one product instead of two; G is 0 at absent keys
             dq.baddbmm_(push + push.mT, q, beta=0.0, alpha=alpha)
         else:
             dq[:, rows].baddbmm_(push, k[:, keys], beta=beta, alpha=alpha)

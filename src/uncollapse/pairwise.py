@@ -4,22 +4,23 @@ For queries q_i, keys k_j and values v_j
 
     logits_ij = q_i·k_j / τ      Z_i = Σ_j exp(logits_ij)      m_i = Σ_j exp(logits_ij) v_j / Z_i
 
-`softmax_mean` gives m and `logsumexp` gives log Z. Both are exact and differentiable (once), and take memory linear in the
-number of queries, keys and excluded pairs. Leaving out padding, later tokens, self or given pairs removes terms from both
-sums: such pairs never enter them. Passing the same tensor as q and k is recognised and costs about a third less.
+`softmax_mean` gives m and `logsumexp` gives log Z. Both are exact and differentiable (once), and take memory linear in
+the number of queries, keys and excluded pairs. Leaving out padding, later tokens, self or given pairs removes terms
+from both sums: such pairs never enter them. Passing the same tensor as q and k is recognised and costs a third less.
 
-Sums are made in float32 (float64 for float64 inputs) also under autocast, as for a normalisation layer; float16 and bfloat16
-inputs come back in their own dtype. Under `torch.compile` the kernel is one opaque operator. It uses public torch operators
-only, so it also runs on other devices; it has been run on the CPU, not on a GPU.
+Sums are made in float32 (float64 for float64 inputs) also under autocast, as for a normalisation layer; float16 and
+bfloat16 inputs come back in their own dtype. Under `torch.compile` the kernel is one opaque operator. It uses public
+torch operators only, so it also runs on other devices; it has been run on the CPU, not on a GPU.
 """
 
+import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from uncollapse import _tiles
-from uncollapse._tiles import Pairs, by_query
+from uncollapse._grid import Pairs, by_query
+from uncollapse._operators import all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
 
@@ -40,8 +41,8 @@ def softmax_mean(
         rows:     m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_i,   Z_i = Σ_j exp(q_i·k_j/τ)
         columns:  m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_j,   Z_j = Σ_i exp(q_i·k_j/τ)
 
-    `rows` is attention, and the gradient of a uniformity loss; `columns` is the second term of that gradient (ContraNorm,
-    arXiv 2303.06562, Eq. 5).
+    `rows` is attention, and the gradient of a uniformity loss; `columns` is the second term of that gradient
+    (ContraNorm, arXiv 2303.06562, Eq. 5).
 
     Args:
         q: queries (..., n, d). Batch dimensions of all arguments broadcast.
@@ -85,7 +86,7 @@ def logsumexp(
         (..., n) in q's dtype; −inf, with a gradient of zero, where nothing is left in a row.
 
     >>> logsumexp(torch.zeros(2, 3), torch.zeros(4, 3)).exp()
-    tensor([4.0000, 4.0000])
+    tensor([4., 4.])
     """
     return all_pairs(q, k, None, temperature, _pairs(q, k, causal, exclude), log_weight(mask, k))[1].to(q.dtype)
 
@@ -101,8 +102,8 @@ def column_mean(
 ) -> Tensor:
     """`softmax_mean(normalize="columns")` for prepared pairs; `query_mask` leaves queries out of the sums Z_j.
 
-    With keys and queries in each other's place the columns are rows, P'_ji = exp(S_ij)/Z_j, and m = P'ᵀv: each key gives
-    its value to the queries, by weight.
+    With keys and queries in each other's place the columns are rows, P'_ji = exp(S_ij)/Z_j, and m = P'ᵀv: each key
+    gives its value to the queries, by weight.
     """
     if mask is not None:
         log_weight(mask, v)  # checks it
@@ -124,7 +125,7 @@ def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs
     """Pᵀd (..., m, e): the adjoint of the mean, for d (..., n, e)."""
     (q3, k3, b2), tau, batch = _prepared(q, k, d, temperature, bias)
     d3 = _flat(d.to(q3.dtype), batch)
-    out = _spread(q3, k3, d3, b2, tau, *_fields(pairs))
+    out: Tensor = spread_operator(q3, k3, d3, b2, tau, *_fields(pairs))
     return out.reshape(*batch, *out.shape[1:]).to(d.dtype)
 
 
@@ -133,14 +134,14 @@ def all_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Means (..., n, e) and log-sum-exps (..., n) of logits q·k/τ + bias_j, in float32 or float64.
 
-    This is what the rest of the library builds on; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is a
-    log-weight of each key; −inf leaves the key out.
+    This is what the rest of the library builds on; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is
+    a log-weight of each key; −inf leaves the key out.
     """
     if v is not None and v.shape[-2] != k.shape[-2]:
         raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
     (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
     v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
-    mean, log_sum, _ = _all_pairs(q3, k3, v3, b2, tau, *_fields(pairs))
+    mean, log_sum, _ = all_pairs_operator(q3, k3, v3, b2, tau, *_fields(pairs))
     return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
 
 
@@ -159,7 +160,7 @@ def _prepared(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}.")
     shapes = [t.shape[:-2] for t in (q, k, v) if t is not None]
-    batch = torch.broadcast_shapes(*shapes, bias.shape[:-1] if bias is not None else ())
+    batch: torch.Size = torch.broadcast_shapes(*shapes, bias.shape[:-1] if bias is not None else ())  # type: ignore[no-untyped-call]
     b2 = None if bias is None else _flat(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
     return (_flat(q, batch), None if same else _flat(k, batch), b2), float(temperature), batch
 
@@ -168,12 +169,21 @@ def _fields(pairs: Pairs) -> tuple[Any, ...]:
     return pairs.offset, pairs.no_self, pairs.excluded, pairs.mirrored, pairs.row_group, pairs.key_group
 
 
+def unit_rows(x: Tensor, eps: float = 1e-12) -> Tensor:
+    """Rows of x (..., n, d) divided by their length; rows shorter than eps stay as they are.
+
+    `F.normalize` divides those by eps, which turns the gradient of a zero row into 1/eps.
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(length > eps, length, torch.ones_like(length))
+
+
 def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
     """A mask (True = real) as log-weights: 0 and −inf."""
     if mask is None:
         return None
     if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool with True = real, got {mask.dtype}; for a 0/1 attention mask pass mask.bool().")
+        raise TypeError(f"mask must be bool with True = real, got {mask.dtype}. Pass mask.bool() for one of 0 and 1.")
     if mask.dim() == 0 or mask.shape[-1] != like.shape[-2]:
         raise ValueError(f"mask must have shape (..., {like.shape[-2]}), one entry a key, got {tuple(mask.shape)}.")
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -181,6 +191,7 @@ def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
+    _check_shapes(q, k, None, None)
     n, m = q.shape[-2], k.shape[-2]
     offset = m - n if causal else None
     if exclude is None:
@@ -197,12 +208,12 @@ def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
 def check_pairs(pairs: Tensor, n: int, m: int) -> Tensor:
     """`pairs` if it is a (2, E) tensor of indices below n and m, else an error."""
     if pairs.dim() != 2 or pairs.shape[0] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
-        raise ValueError(f"Pairs must be an integer tensor of shape (2, E), got {pairs.dtype} of shape {tuple(pairs.shape)}.")
+        raise ValueError(f"Pairs must be an integer tensor (2, E), got {pairs.dtype} of shape {tuple(pairs.shape)}.")
     if pairs.shape[1] and not torch.compiler.is_compiling():
         low, high = pairs.amin(1).tolist(), pairs.amax(1).tolist()
         if min(low) < 0 or high[0] >= n or high[1] >= m:
             raise ValueError(
-                f"Pairs must lie within {n} queries and {m} keys, got indices from {min(low)} to {high[0]} and {high[1]}."
+                f"Pairs must lie within {n} queries and {m} keys, got indices from {min(low)} to {high[0]}, {high[1]}."
             )
     return pairs.long()
 
@@ -217,7 +228,7 @@ def is_mirrored(pairs: Tensor, n: int) -> bool:
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor is not None and (tensor.dim() < 2 or not tensor.is_floating_point()):
-            raise ValueError(f"{name} must be a float tensor (..., rows, features), got {tensor.dtype} {tuple(tensor.shape)}.")
+            raise ValueError(f"{name} must be a float tensor (..., rows, d), got {tensor.dtype} {tuple(tensor.shape)}.")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have the same number of features, got {q.shape[-1]} and {k.shape[-1]}.")
     if bias is not None and bias.shape[-1] != k.shape[-2]:
@@ -226,149 +237,4 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -
 
 def _flat(x: Tensor, batch: torch.Size) -> Tensor:
     """(..., n, d) -> (b, n, d)."""
-    return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
-
-
-# The operators. k = None stands for k = q; the last six arguments are the fields of Pairs; absent gradients are empty.
-
-
-@torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
-def _all_pairs(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    offset: int | None,
-    no_self: bool,
-    excluded: Tensor | None,
-    mirrored: bool,
-    row_group: Tensor | None,
-    key_group: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
-    with torch.autocast(q.device.type, enabled=False):
-        return _tiles.forward(q, k, v, bias, temperature, pairs)
-
-
-@torch.library.custom_op("uncollapse::all_pairs_backward", mutates_args=())
-def _all_pairs_backward(
-    d_mean: Tensor,
-    d_log: Tensor,
-    mean: Tensor,
-    log_sum: Tensor,
-    kind: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    offset: int | None,
-    no_self: bool,
-    excluded: Tensor | None,
-    mirrored: bool,
-    row_group: Tensor | None,
-    key_group: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind)
-    with torch.autocast(q.device.type, enabled=False):
-        dq, dk, dv, d_bias = _tiles.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
-    return dq, q.new_empty(0) if dk is None else dk, dv, q.new_empty(0) if d_bias is None else d_bias
-
-
-@torch.library.custom_op("uncollapse::spread", mutates_args=())
-def _spread(
-    q: Tensor,
-    k: Tensor | None,
-    d: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    offset: int | None,
-    no_self: bool,
-    excluded: Tensor | None,
-    mirrored: bool,
-    row_group: Tensor | None,
-    key_group: Tensor | None,
-) -> Tensor:
-    keys = q if k is None else k
-    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
-    with torch.autocast(q.device.type, enabled=False):
-        log_sum = _tiles.forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
-        return _tiles.spread(q, keys, d, bias, temperature, pairs, log_sum)
-
-
-@torch.library.custom_op("uncollapse::spread_backward", mutates_args=())
-def _spread_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    d: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    offset: int | None,
-    no_self: bool,
-    excluded: Tensor | None,
-    mirrored: bool,
-    row_group: Tensor | None,
-    key_group: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mean of d_out is the gradient of d; the mean's own gradients, for an incoming d, are those of q and k."""
-    pairs, v = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), d_out.contiguous()
-    with torch.autocast(q.device.type, enabled=False):
-        saved = _tiles.forward(q, k, v, bias, temperature, pairs)
-        dq, dk, _, d_bias = _tiles.backward(q, k, v, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
-    return dq, q.new_empty(0) if dk is None else dk, saved[0], q.new_empty(0) if d_bias is None else d_bias
-
-
-@_all_pairs.register_fake
-def _(q: Tensor, k: Tensor | None, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    rows = q.shape[:2]
-    return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8)
-
-
-@_spread.register_fake
-def _(q: Tensor, k: Tensor | None, d: Tensor, *_: object) -> Tensor:
-    return d.new_empty(*(q if k is None else k).shape[:2], d.shape[-1])
-
-
-def _fake_gradients(q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dk = q.new_empty(0) if k is None else torch.empty_like(k)
-    return torch.empty_like(q), dk, torch.empty_like(v), q.new_empty(0) if bias is None else torch.empty_like(bias)
-
-
-_all_pairs_backward.register_fake(lambda *args: _fake_gradients(*args[5:9]))
-_spread_backward.register_fake(lambda *args: _fake_gradients(*args[1:5]))
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    outputs = output if isinstance(output, tuple) else ()
-    ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
-    tensors = [value for value in inputs if isinstance(value, Tensor)]
-    ctx.where = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-    ctx.save_for_backward(*tensors, *outputs)
-
-
-def _recall(ctx: Any) -> tuple[list[Any], list[Tensor]]:
-    inputs, saved = list(ctx.plain), list(ctx.saved_tensors)
-    for place, tensor in zip(ctx.where, saved, strict=False):
-        inputs[place] = tensor
-    return inputs, saved[len(ctx.where) :]
-
-
-def _gradients(inputs: list[Any], found: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, d_bias = found
-    return dq, None if inputs[1] is None else dk, dv, None if inputs[3] is None else d_bias, *[None] * 7
-
-
-def _all_pairs_gradient(ctx: Any, d_mean: Tensor, d_log: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    inputs, saved = _recall(ctx)
-    return _gradients(inputs, _all_pairs_backward(d_mean, d_log, *saved, *inputs))
-
-
-def _spread_gradient(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    inputs, _ = _recall(ctx)
-    return _gradients(inputs, _spread_backward(d_out, *inputs))
-
-
-_all_pairs.register_autograd(_all_pairs_gradient, setup_context=_remember)
-_spread.register_autograd(_spread_gradient, setup_context=_remember)
+    return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])

@@ -1,0 +1,43 @@
+# Each target makes .venv when it is missing, and installs again when pyproject.toml or constraints.txt changed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench docs figure
+
+demo: $(STAMP)
+	@$(BIN)/uncollapse demo
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+figure: $(STAMP)
+	$(BIN)/uncollapse demo --json results/demo_rank.json
+	$(BIN)/python examples/figure_rank.py
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "uncollapse needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON); the first time, torch is downloaded and this takes a few minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	@echo "Adding the documentation tools to $(VENV)."
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@

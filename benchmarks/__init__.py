@@ -1,0 +1,1 @@
+"""Side by side with the plain formulas, in one process, as ratios."""

@@ -1,0 +1,82 @@
+"""Measure every target, print the table, write results/benchmarks.json. Run it on an idle machine: `make bench`."""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import uncollapse as uc
+from benchmarks import targets
+from benchmarks.targets import Result
+
+GROUPS = {
+    "kernel": targets.kernel,
+    "kernel_memory": targets.kernel_memory,
+    "metrics": targets.metrics,
+    "losses": targets.losses,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS))
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"))
+    args = parser.parse_args()
+    results: list[Result] = []
+    console = Console()
+    for group in args.only:
+        for result in GROUPS[group]():
+            results.append(result)
+            console.print(f"{result.name}: {result.measured:.3g} {result.unit}", highlight=False)
+    console.print(table(results))
+    args.out.parent.mkdir(exist_ok=True)
+    temporary = args.out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record(results, args.only), indent=1, ensure_ascii=False) + "\n")
+    temporary.replace(args.out)
+    console.print(f"Written to {args.out}.")
+
+
+def table(results: list[Result]) -> Table:
+    shown = Table("what", "target", "measured", "", "detail", title="Targets and measurements")
+    for r in results:
+        sign = "≥" if r.at_least else "≤"
+        mark = "[green]reached[/]" if r.reached else "[red]missed[/]"
+        shown.add_row(r.name, f"{sign} {r.target:g} {r.unit}", f"{r.measured:.3g}", mark, r.detail)
+    return shown
+
+
+def record(results: list[Result], groups: list[str]) -> dict[str, object]:
+    return {
+        "command": "make bench",
+        "config": {"groups": groups, "threads": torch.get_num_threads(), "cores": os.cpu_count(), "seed": 0},
+        "versions": {"uncollapse": uc.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "processor": _processor(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "targets": [
+            {
+                "name": r.name,
+                "target": f"{'≥' if r.at_least else '≤'} {r.target:g}",
+                "measured": round(r.measured, 4),
+                "unit": r.unit,
+                "reached": r.reached,
+                "detail": r.detail,
+            }
+            for r in results
+        ],
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [x for x in info.read_text().splitlines() if x.startswith("model name")] if info.is_file() else []
+    return names[0].split(":")[1].strip() if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Time as the median ratio of interleaved runs; memory as the growth of a fresh process."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+MEMORY = """
+import resource, torch
+{setup}
+def run(n):
+{body}
+run({small})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run({large})
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def speed_ratio(plain: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[float, float, float]:
+    """Median of plain/ours over rounds that run both, and the medians of both in seconds."""
+    plain(), ours()
+    times: list[tuple[float, float]] = []
+    for i in range(rounds):
+        pair = [0.0, 0.0]
+        for which in ((0, 1), (1, 0))[i % 2]:
+            start = time.perf_counter()
+            (plain, ours)[which]()
+            pair[which] = time.perf_counter() - start
+        times.append((pair[0], pair[1]))
+    ratio = statistics.median(a / b for a, b in times)
+    return ratio, statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
+
+
+def training_step(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], None]:
+    """Forward and backward of `function`, with a fixed incoming gradient."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    gradient = torch.randn(function(*inputs).shape)
+
+    def step() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        function(*leaves).backward(gradient)
+
+    return step
+
+
+def peak_memory(setup: str, body: str, small: int, large: int) -> float:
+    """MiB by which run(large) raises the peak of a fresh process over that of run(small)."""
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    code = MEMORY.format(setup=setup, body=lines, small=small, large=large)
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

@@ -1,0 +1,98 @@
+"""Tables of the documentation, made from the registries and from results/: an mkdocs hook.
+
+A comment `<!-- table: NAME -->` on a page is replaced by the table called NAME.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import uncollapse
+from uncollapse.registry import CURES, LOSSES, METRICS
+
+RESULTS = Path(__file__).parents[1] / "results"
+PLACE = re.compile(r"<!-- table: (\w+) -->")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in the tables of a page. An unknown name fails the build."""
+    return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
+
+
+def metrics() -> str:
+    """Name, needs, direction, bounds and paper of each metric."""
+    rows = (
+        (f"`{m.name}`", ", ".join(m.needs), m.better or "neither", _bounds(m.bounds), m.paper) for m in METRICS.values()
+    )
+    return _table(("metric", "needs", "further from collapse", "bounds", "paper"), rows)
+
+
+def cures() -> str:
+    """Name, layer, place and paper of each cure."""
+    rows = ((f"`{c.name}`", f"`{c.layer.__name__}`", c.acts_on, c.paper) for c in CURES.values())
+    return _table(("function", "layer", "acts on", "paper"), rows)
+
+
+def losses() -> str:
+    """Name, needs and paper of each loss."""
+    return _table(("loss", "needs", "paper"), ((f"`{x.name}`", ", ".join(x.needs), x.paper) for x in LOSSES.values()))
+
+
+def presets() -> str:
+    """Arguments of each preset of ContraNorm."""
+    rows = (
+        (f"`{name}`", ", ".join(f"`{key}={value!r}`" for key, value in options.items()))
+        for name, options in uncollapse.ContraNorm.PRESETS.items()
+    )
+    return _table(("preset", "arguments that differ from `contra_norm`'s and `ContraNorm`'s defaults"), rows)
+
+
+def benchmarks() -> str:
+    """The targets of results/benchmarks.json beside what was measured; nothing if there is no such file."""
+    file = RESULTS / "benchmarks.json"
+    if not file.exists():
+        return ""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (t["name"], t["target"], f"{t['measured']:.3g} {t['unit']}", "yes" if t["reached"] else "no", t["detail"])
+        for t in result["targets"]
+    )
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    table = _table(("what", "target", "measured", "reached", "detail"), rows)
+    return f"{table}\n\nMeasured on {result['date']} with {versions}, by `make bench`."
+
+
+def demo() -> str:
+    """Some blocks of results/demo_rank.json; nothing if there is no such file."""
+    file = RESULTS / "demo_rank.json"
+    if not file.exists():
+        return ""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (str(a["block"]), *(f"{value:.2f}" for row in (a, b) for value in (row["effective_rank"], row["mean_cosine"])))
+        for a, b in list(zip(result["plain"], result["contra_norm"], strict=True))[::8]
+    )
+    return _table(("block", "rank", "cosine", "rank with ContraNorm", "cosine with ContraNorm"), rows)
+
+
+def _bounds(bounds: tuple[float | None, float | None]) -> str:
+    low, high = bounds
+    return f"{'−∞' if low is None else low:} … {'∞' if high is None else high}"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = tuple(head)
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "metrics": metrics,
+    "cures": cures,
+    "losses": losses,
+    "presets": presets,
+    "benchmarks": benchmarks,
+    "demo": demo,
+}

@@ -1,0 +1,146 @@
+"""Which pairs count, and how all of them are cut into tiles that stay in the cache."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+TILE = {"cpu": (1024, 1 << 20)}  # largest number of queries and of elements of a tile: stays in the cache
+TILE_ELSEWHERE = (4096, 1 << 24)  # enough to fill a GPU
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs (query i, key j) count.
+
+    offset: only j ≤ i + offset (causal), None: all. no_self: i ≠ j. excluded: (2, E) pairs sorted by query, that do not
+    count. mirrored: with each excluded (i, j) also (j, i) is excluded. row_group, key_group: ascending group numbers of
+    queries and keys; only pairs within a group count.
+    """
+
+    offset: int | None = None
+    no_self: bool = False
+    excluded: Tensor | None = None
+    mirrored: bool = True
+    row_group: Tensor | None = None
+    key_group: Tensor | None = None
+
+    def transposed(self) -> "Pairs":
+        """The same pairs with queries and keys in each other's place; not for causal ones."""
+        excluded = None if self.excluded is None else by_query(self.excluded.flip(0))
+        return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)
+
+
+def by_query(excluded: Tensor) -> Tensor:
+    """Pairs (2, E) in the order of their queries."""
+    return excluded[:, excluded[0].argsort()]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries [a, b) against keys [lo, hi), and the absent pairs among them."""
+
+    a: int
+    b: int
+    lo: int
+    hi: int
+    drop: Tensor | None  # flat indices into the (b−a)·(hi−lo) pairs
+    block: Tensor | None  # (b−a, hi−lo) bool: True = absent
+    first: int  # the first key that its queries see in any tile
+
+    def fill_absent(self, tile: Tensor, value: float) -> None:
+        """Overwrite the absent pairs of `tile` (batch, b−a, hi−lo) in place."""
+        if self.drop is not None:
+            tile.view(tile.shape[0], -1).index_fill_(1, self.drop, value)
+        if self.block is not None:
+            tile.masked_fill_(self.block, value)
+
+
+class Grid:
+    """The tiles of all pairs that count, row by row. `upper`: on and above the diagonal only, the first tile on it."""
+
+    def __init__(self, pairs: Pairs, n: int, m: int, device: torch.device, upper: bool = False) -> None:
+        self.pairs, self.n, self.m, self.device, self.upper = pairs, n, m, device, upper
+        self.height, self.area = TILE.get(device.type, TILE_ELSEWHERE)
+        self.starts: list[int] = []
+        if pairs.excluded is not None:
+            edges = torch.arange(n + 1, device=device)
+            self.starts = torch.searchsorted(pairs.excluded[0].contiguous(), edges).tolist()
+        self.ranges: tuple[list[int], list[int]] | None = None
+        if pairs.row_group is not None and pairs.key_group is not None:
+            first = torch.searchsorted(pairs.key_group, pairs.row_group)
+            behind = torch.searchsorted(pairs.key_group, pairs.row_group, right=True)
+            self.ranges = first.tolist(), behind.tolist()
+
+    @property
+    def single(self) -> bool:
+        """Whether one tile holds all pairs of a batch element."""
+        return self.n <= self.height and self.n * self.m <= self.area
+
+    @property
+    def whole(self) -> bool:
+        """Whether that tile touches every query and key, so that results can be written instead of added."""
+        return self.single and self.n > 0 and self.m > 0 and self._keys(0, self.n) == (0, self.m)
+
+    def chunks(self, batch: int) -> Iterator[slice]:
+        """Batch elements that are walked together: some for each thread, about half a tile, measured best."""
+        threads = torch.get_num_threads() if self.single and self.device.type == "cpu" else 1
+        step = max(1, self.area // 2 // max(1, self.n * self.m) // threads) * threads
+        return (slice(c, min(batch, c + step)) for c in range(0, batch, step))
+
+    def __iter__(self) -> Iterator[Tile]:
+        for a in range(0, self.n, self.height):
+            b = min(self.n, a + self.height)
+            first, behind = self._keys(a, b)
+            width = max(b - a, self.area // (b - a))
+            for lo in range(first, behind, width):
+                hi = min(behind, lo + width)
+                yield Tile(a, b, lo, hi, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
+
+    def _keys(self, a: int, b: int) -> tuple[int, int]:
+        first, behind = 0, self.m
+        if self.ranges is not None:
+            first, behind = self.ranges[0][a], self.ranges[1][b - 1]
+        if self.pairs.offset is not None:
+            behind = min(behind, b + self.pairs.offset)
+        return (a if self.upper else first), behind
+
+    def _drop(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
+        parts = []
+        if self.pairs.excluded is not None:
+            i, j = self.pairs.excluded[:, self.starts[a] : self.starts[b]]
+            inside = (j >= lo) & (j < hi)
+            parts.append(((i - a) * (hi - lo) + (j - lo))[inside])
+        if self.pairs.no_self and max(a, lo) < min(b, hi):
+            i = torch.arange(max(a, lo), min(b, hi), device=self.device)
+            parts.append((i - a) * (hi - lo) + (i - lo))
+        return torch.cat(parts) if parts else None
+
+    def _block(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
+        block = None
+        if self.pairs.offset is not None and hi > a + self.pairs.offset + 1:
+            i, j = torch.arange(a, b, device=self.device), torch.arange(lo, hi, device=self.device)
+            block = j > i[:, None] + self.pairs.offset  # (b−a, hi−lo)
+        if self.pairs.row_group is not None and self.pairs.key_group is not None:
+            across = self.pairs.row_group[a:b, None] != self.pairs.key_group[lo:hi]
+            block = across if block is None else block | across
+        return block
+
+
+class Memory:
+    """Memory for the tiles of one walk."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.blocks: dict[str, Tensor] = {}
+
+    def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+        """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`."""
+        shape = left.shape[0], left.shape[1], right.shape[1]
+        size = math.prod(shape)
+        if name not in self.blocks or self.blocks[name].numel() < size:
+            self.blocks[name] = self.like.new_empty(size)
+        out = self.blocks[name][:size].view(shape)
+        return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)

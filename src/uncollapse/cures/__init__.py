@@ -1,0 +1,20 @@
+"""Layers against collapse: pure function first, a thin module below it in the same file."""
+
+from uncollapse.cures.attn_scale import AttnScale, attn_scale
+from uncollapse.cures.contra_norm import ContraNorm, contra_norm
+from uncollapse.cures.drop_edge import DropEdge, drop_edge
+from uncollapse.cures.feat_scale import FeatScale, feat_scale
+from uncollapse.cures.pair_norm import PairNorm, pair_norm
+
+__all__ = [
+    "AttnScale",
+    "ContraNorm",
+    "DropEdge",
+    "FeatScale",
+    "PairNorm",
+    "attn_scale",
+    "contra_norm",
+    "drop_edge",
+    "feat_scale",
+    "pair_norm",
+]

@@ -1,0 +1,78 @@
+"""AttnScale: amplify what attention adds to a plain average (Wang et al., ICLR 2022, arXiv 2203.05962)."""
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.cures.groups import token_mean
+from uncollapse.pairwise import log_weight
+from uncollapse.registry import cure
+
+
+def attn_scale(
+    context: Tensor, v: Tensor, scale: float | Tensor, *, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Scale the high-pass part of an attention map, seen only through what it makes of the values.
+
+        A' = 1/n + (1 + λ)(A − 1/n)      A'v = (1 + λ)·Av − λ·mean(v)
+
+    AttnScale (arXiv 2203.05962). A itself is not needed, so fused attention stays fused.
+
+    Args:
+        context: Av (..., heads, n, d).
+        v: values (..., heads, m, d).
+        scale: λ, a number or one a head (heads,).
+        mask: (..., m) bool, True = a real key; without the dimension of the heads.
+        causal: the average is over the tokens up to each one; needs n = m.
+
+    Returns:
+        A'v, of context's shape and dtype.
+
+    >>> v = torch.tensor([[[1.0], [3.0]]])  # one head, two tokens
+    >>> attn_scale(v, v, 1.0)
+    tensor([[[0.],
+             [4.]]])
+    """
+    if context.dim() < 3 or context.shape[-1] != v.shape[-1] or context.shape[:-2] != v.shape[:-2]:
+        raise ValueError(
+            f"context must be (..., heads, n, d), v (..., heads, m, d), got {tuple(context.shape)}, {tuple(v.shape)}."
+        )
+    if causal and context.shape[-2] != v.shape[-2]:
+        raise ValueError(f"causal needs as many keys as queries, got {v.shape[-2]} and {context.shape[-2]}.")
+    dtype = torch.promote_types(context.dtype, torch.float32)
+    values = v.to(dtype)
+    if mask is not None:
+        log_weight(mask, v)  # checks it
+        mask = mask.unsqueeze(-2)  # (..., 1, m): the same in every head
+        values = values.masked_fill(~mask.unsqueeze(-1), 0)
+    mean = token_mean(values, mask, causal=causal)
+    if isinstance(scale, Tensor) and scale.dim() == 1:
+        scale = scale[:, None, None]  # (heads, 1, 1)
+    return (context.to(dtype) + scale * (context.to(dtype) - mean)).to(context.dtype)
+
+
+@cure(
+    attn_scale, acts_on="attention", paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962"
+)
+class AttnScale(nn.Module):
+    """`attn_scale` with one learned λ a head, from 0. AttnScale (arXiv 2203.05962).
+
+    Args:
+        heads: number of heads.
+
+    Shape: context (..., heads, n, d), v (..., heads, m, d) -> context's.
+
+    >>> AttnScale(4)(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)).shape
+    torch.Size([2, 4, 5, 8])
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, context: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+        """Scale the context of each head."""
+        return attn_scale(context, v, self.scale, mask=mask, causal=causal)
+
+    def extra_repr(self) -> str:
+        """The number of heads."""
+        return f"heads={self.scale.numel()}"

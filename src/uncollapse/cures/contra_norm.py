@@ -1,0 +1,274 @@
+"""ContraNorm: a step down the uniformity loss, as a layer (Guo et al., ICLR 2023, arXiv 2303.06562)."""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse._grid import Pairs, by_query
+from uncollapse.cures.groups import Groups
+from uncollapse.cures.sampling import sampled_mean
+from uncollapse.pairwise import all_pairs, check_pairs, column_mean, log_weight, unit_rows
+from uncollapse.registry import cure
+
+PAPER = "ContraNorm, ICLR 2023, arXiv 2303.06562"
+
+
+def contra_norm(
+    x: Tensor,
+    scale: float | Tensor,
+    *,
+    temperature: float = 1.0,
+    identity: bool | Literal["scale"] = False,
+    dual: bool = False,
+    average: Literal["raw", "unit"] = "raw",
+    axis: Literal["tokens", "features"] = "tokens",
+    center: bool = False,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    edge_index: Tensor | None = None,
+    batch: Tensor | None = None,
+    exclude_self: bool = False,
+    sample: int | None = None,
+) -> Tensor:
+    """Push tokens away from the mean of those that resemble them.
+
+        x̂_i = x_i/|x_i|      m_i = Σ_j softmax_j(x̂_i·x̂_j/τ) x_j      y = x − s·m
+
+    ContraNorm (arXiv 2303.06562), Eq. 7 and, with `identity`, Eq. 8: y = (1 + s)x − s·m. The LayerNorm of Eq. 9 is not
+    in here: see `ContraNorm`. As in the published code similarities are between unit rows, the rows that are averaged
+    are not normalised, and τ acts inside the softmax only. Memory is linear in n.
+
+    Args:
+        x: tokens or nodes (..., n, d).
+        scale: s; a float, or a tensor that broadcasts against x, as (d,) for one scale a feature. 0.0 returns x itself.
+        temperature: τ.
+        identity: True adds s·x. "scale" is s·x − s·m, without x itself: what the published ViT code does when the scale
+            is learned.
+        dual: adds the second term of the gradient (Eq. 5), Σ_j exp(S_ij) x_j / Z_j, to m.
+        average: "unit" averages x̂ instead of x.
+        axis: "features" is ContraNorm-v2 (Eq. 30): m = x·softmax(x̂ᵀx̂/τ), in O(nd²).
+        center: subtracts from each row its own mean first.
+        mask: (..., n) bool, True = real. Other rows neither count nor change.
+        causal: token i sees tokens j ≤ i only.
+        edge_index: (2, E) edges. Both directions of each and self are left out of m, as in the published graph code.
+        batch: (n,) graph of each node, x (n, d). Only pairs within a graph count.
+        exclude_self: leaves out j = i.
+        sample: so many random keys instead of all (of each graph, with `batch`). The sums over the other rows are
+            estimated from them; the row's own term stays exact.
+
+    Returns:
+        y, of x's shape and dtype. Where nothing is left to average, m = 0.
+
+    >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> contra_norm(x, 1.0, exclude_self=True)
+    tensor([[ 0.2689, -0.2689],
+            [ 0.2689, -0.2689],
+            [-1.0000,  1.0000]])
+    """
+    _check(x, axis, average, identity, dual, causal, edge_index, batch, exclude_self, sample)
+    if not isinstance(scale, Tensor) and scale == 0:
+        return x
+    given, x = x, x.to(torch.promote_types(x.dtype, torch.float32))
+    if mask is not None:
+        log_weight(mask, x)  # checks it
+        x = x.masked_fill(~mask.unsqueeze(-1), 0)
+    if center:
+        x = x - x.mean(-1, keepdim=True)
+    unit = unit_rows(x)
+    value = unit if average == "unit" else x
+    groups = None if batch is None else Groups(batch, x.shape[0])
+    if axis == "features":
+        mean = _features_mean(unit, value, temperature, dual, groups)
+    elif groups is None:
+        pairs = _pairs(x.shape[-2], causal, exclude_self, edge_index)
+        mean = _tokens_mean(unit, value, temperature, dual, mask, pairs, sample)
+    else:
+        edges = None if edge_index is None else groups.sort_edges(check_pairs(edge_index, len(x), len(x)))
+        pairs = replace(_pairs(len(x), causal, exclude_self, edges), row_group=groups.sorted, key_group=groups.sorted)
+        unit, value, mask_ = groups.sort(unit), groups.sort(value), None if mask is None else groups.sort(mask)
+        mean = groups.unsort(_tokens_mean(unit, value, temperature, dual, mask_, pairs, sample))
+    if identity is not False:
+        mean = mean - x
+    base = x if identity != "scale" else 0.0
+    out = (base - scale * mean).to(given.dtype)
+    return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
+
+
+def _check(
+    x: Tensor,
+    axis: str,
+    average: str,
+    identity: bool | str,
+    dual: bool,
+    causal: bool,
+    edge_index: Tensor | None,
+    batch: Tensor | None,
+    exclude_self: bool,
+    sample: int | None,
+) -> None:
+    if x.dim() < 2 or not x.is_floating_point():
+        raise ValueError(f"x must be a float tensor (..., n, d), got {x.dtype} of shape {tuple(x.shape)}.")
+    for name, value, choices in (
+        ("axis", axis, ("tokens", "features")),
+        ("average", average, ("raw", "unit")),
+        ("identity", identity, (False, True, "scale")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+    if causal and (dual or axis == "features"):
+        raise ValueError("causal does not go with dual or axis='features': both read later tokens. Drop one of them.")
+    if axis == "features" and (edge_index is not None or exclude_self or sample is not None):
+        raise ValueError(
+            "axis='features' averages features, so edge_index, exclude_self and sample do not apply to it."
+        )
+    if sample is not None and (causal or dual or sample < 1):
+        raise ValueError(f"sample must be at least 1 and does not go with causal or dual, got {sample}.")
+    if batch is not None and (x.dim() != 2 or causal):
+        raise ValueError(f"batch is for nodes (n, d) without causal, got x of shape {tuple(x.shape)}.")
+
+
+def _features_mean(unit: Tensor, value: Tensor, temperature: float, dual: bool, groups: Groups | None) -> Tensor:
+    if groups is not None:
+        return groups.unpad(_features_mean(groups.pad(unit), groups.pad(value), temperature, dual, None))
+    logits = unit.mT @ unit / temperature  # (..., d, d)
+    return value @ (logits.softmax(-1) + logits.softmax(-2) if dual else logits.softmax(-1))
+
+
+def _pairs(n: int, causal: bool, exclude_self: bool, edge_index: Tensor | None) -> Pairs:
+    pairs = Pairs(0 if causal else None, no_self=exclude_self)
+    if edge_index is None:
+        return pairs
+    edges = check_pairs(edge_index, n, n)
+    return replace(pairs, no_self=True, excluded=by_query(torch.cat([edges, edges.flip(0)], 1)))
+
+
+def _tokens_mean(
+    unit: Tensor,
+    value: Tensor,
+    temperature: float,
+    dual: bool,
+    mask: Tensor | None,
+    pairs: Pairs,
+    sample: int | None,
+) -> Tensor:
+    if sample is not None and sample < unit.shape[-2]:
+        return sampled_mean(unit, value, temperature, mask, pairs, sample)
+    mean = all_pairs(unit, unit, value, temperature, pairs, log_weight(mask, unit))[0]
+    return mean + column_mean(unit, unit, value, temperature, pairs, mask, query_mask=mask) if dual else mean
+
+
+@cure(contra_norm, acts_on="tokens", paper=PAPER)
+class ContraNorm(nn.Module):
+    """`contra_norm` with a fixed or learned scale and the norm that follows it: LayerNorm(x − s·m), Eq. 9.
+
+    ContraNorm (arXiv 2303.06562).
+
+    Args:
+        dim: number of features d.
+        scale: s, or its start when learned.
+        learnable: one scale a feature is learned.
+        positive: the learned scale is the exponential of its parameter.
+        after: what follows: "layer" (LayerNorm with weight and bias), "l2" (rows of length one) or None. In front of a
+            norm that the model already has, use None.
+        eps: of the LayerNorm.
+        temperature, identity, dual, average, axis, center, exclude_self: as for `contra_norm`.
+        sample: so many random keys in each training step, all in evaluation.
+
+    Shape: x (..., n, d) -> the same.
+
+    >>> layer = ContraNorm(8, 0.2)
+    >>> layer(torch.randn(2, 5, 8), mask=torch.ones(2, 5, dtype=torch.bool)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    # The published variants; each gives its formula, the norm after it is the network's own where `after` is None.
+    PRESETS: dict[str, dict[str, Any]] = {  # noqa: RUF012
+        "bert": {"identity": True, "after": None},
+        "bert_v2": {"identity": True, "axis": "features", "after": None},
+        "albert": {"after": None},
+        "vit": {"after": "layer", "eps": 1e-6},
+        "gnn": {"identity": True, "exclude_self": True, "after": None},
+        "arxiv": {"identity": True, "axis": "features", "after": None},
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        scale: float,
+        *,
+        temperature: float = 1.0,
+        identity: bool | Literal["scale"] = False,
+        dual: bool = False,
+        average: Literal["raw", "unit"] = "raw",
+        axis: Literal["tokens", "features"] = "tokens",
+        center: bool = False,
+        exclude_self: bool = False,
+        sample: int | None = None,
+        learnable: bool = False,
+        positive: bool = False,
+        after: Literal["layer", "l2"] | None = "layer",
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        if after not in ("layer", "l2", None):
+            raise ValueError(f"after must be 'layer', 'l2' or None, got {after!r}.")
+        if positive and not (learnable and scale > 0):
+            raise ValueError(
+                f"positive needs learnable=True and a scale above 0, got learnable={learnable}, scale={scale}."
+            )
+        self.dim, self.fixed_scale, self.positive, self.after, self.sample = dim, float(scale), positive, after, sample
+        self.options: dict[str, Any] = {
+            "temperature": temperature,
+            "identity": identity,
+            "dual": dual,
+            "average": average,
+            "axis": axis,
+            "center": center,
+            "exclude_self": exclude_self,
+        }
+        start = math.log(scale) if positive else scale
+        self.scale_param = nn.Parameter(torch.full((dim,), float(start))) if learnable else None
+        self.norm = nn.LayerNorm(dim, eps=eps) if after == "layer" else None
+
+    @classmethod
+    def preset(cls, name: str, dim: int, scale: float, **changes: Any) -> Self:
+        """The variant published for `name`: bert, bert_v2, albert, vit, gnn (give edge_index when calling), arxiv."""
+        if name not in cls.PRESETS:
+            raise ValueError(f"No preset is named {name!r}. There are: {', '.join(cls.PRESETS)}.")
+        return cls(dim, scale, **{**cls.PRESETS[name], **changes})
+
+    @property
+    def scale(self) -> float | Tensor:
+        """The scale in use: a number, or (d,) when learned."""
+        if self.scale_param is None:
+            return self.fixed_scale
+        return self.scale_param.exp() if self.positive else self.scale_param
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer to x (..., n, d); the other arguments are those of `contra_norm`."""
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"This ContraNorm was made for {self.dim} features, got x of shape {tuple(x.shape)}.")
+        sample = self.sample if self.training else None
+        x = contra_norm(
+            x, self.scale, mask=mask, causal=causal, edge_index=edge_index, batch=batch, sample=sample, **self.options
+        )
+        if self.norm is not None:
+            x = self.norm(x)
+        return unit_rows(x) if self.after == "l2" else x
+
+    def extra_repr(self) -> str:
+        """The options that differ from their defaults."""
+        shown = {k: v for k, v in self.options.items() if v not in (False, "raw", "tokens", 1.0)}
+        shown |= {"learnable": True} if self.scale_param is not None else {}
+        return ", ".join([f"{self.dim}, scale={self.fixed_scale}", *(f"{k}={v}" for k, v in shown.items())])

@@ -1,0 +1,103 @@
+"""DropEdge: a random share of the edges in each training step (Rong et al., ICLR 2020, arXiv 1907.10903)."""
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.registry import cure
+
+
+def drop_edge(
+    edge_index: Tensor,
+    p: float,
+    *,
+    undirected: bool = True,
+    batch: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Drop the share p of the edges, chosen at random.
+
+    DropEdge (arXiv 1907.10903). Exactly round(p·E) edges go; convolutions then normalise the adjacency that is left.
+    Self-loops are kept.
+
+    Args:
+        edge_index: (2, E).
+        p: share that is dropped, from 0 to 1.
+        undirected: both directions of an edge, and its duplicates, are one edge: kept or dropped together.
+        batch: (n,) graph of each node: each graph loses its own share.
+        generator: source of the random numbers.
+
+    Returns:
+        The edges that are left (2, E'), and which ones they are, (E,) bool, for the edges' weights.
+
+    >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> kept, which = drop_edge(edges, 0.5)
+    >>> kept.shape, int(which.sum())
+    (torch.Size([2, 2]), 2)
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is a share from 0 to 1, got {p}.")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise ValueError(
+            f"edge_index must be integers (2, E), got {edge_index.dtype} of shape {tuple(edge_index.shape)}."
+        )
+    keep = edge_index[0] == edge_index[1]
+    real = (~keep).nonzero().squeeze(1)
+    if real.numel() == 0:
+        return edge_index, keep
+    ends = edge_index[:, real]
+    edge = torch.arange(real.numel(), device=real.device)  # which edge each entry is a part of
+    if undirected:
+        edge = torch.unique(ends.sort(0).values, dim=1, return_inverse=True)[1]
+    number = int(edge.max()) + 1
+    graph = torch.zeros(number, dtype=torch.long, device=real.device)
+    if batch is not None:
+        graph.scatter_(0, edge, batch[ends[0]])
+    keep[real] = _lucky(graph, p, generator)[edge]
+    return edge_index[:, keep], keep
+
+
+def _lucky(graph: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
+    """Which edges stay: of each graph a random 1 − p."""
+    number = graph.numel()
+    order = torch.randperm(number, generator=generator).to(graph.device)
+    order = order[graph[order].argsort(stable=True)]  # graph by graph, random within each
+    ordered = graph[order]
+    rank = torch.arange(number, device=graph.device) - torch.searchsorted(ordered, ordered)
+    size = torch.bincount(graph)[ordered]
+    stays = torch.zeros(number, dtype=torch.bool, device=graph.device)
+    stays[order] = rank >= (size * p).round()
+    return stays
+
+
+@cure(drop_edge, acts_on="edges", paper="DropEdge, ICLR 2020, arXiv 1907.10903")
+class DropEdge(nn.Module):
+    """`drop_edge` in training, nothing in evaluation. DropEdge (arXiv 1907.10903).
+
+    Args:
+        p, undirected: as for `drop_edge`.
+
+    Shape: edge_index (2, E), edge_weight (E, ...) or None -> what is left of both.
+
+    >>> edges = torch.tensor([[0, 1], [1, 0]])
+    >>> DropEdge(0.5).eval()(edges)[0].shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(self, p: float = 0.5, *, undirected: bool = True) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"p is a share from 0 to 1, got {p}.")
+        self.p, self.undirected = p, undirected
+
+    def forward(
+        self, edge_index: Tensor, edge_weight: Tensor | None = None, *, batch: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Edges and weights that are left."""
+        if not self.training or self.p == 0:
+            return edge_index, edge_weight
+        edge_index, keep = drop_edge(edge_index, self.p, undirected=self.undirected, batch=batch)
+        return edge_index, None if edge_weight is None else edge_weight[keep]
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"p={self.p}, undirected={self.undirected}"

@@ -1,0 +1,19 @@
+"""Losses: what is added to training so that representations do not collapse. Each returns a scalar."""
+
+from uncollapse.losses.align_uniform import align_loss, uniform_loss
+from uncollapse.losses.contra_uniform import contra_uniform_loss
+from uncollapse.losses.cutmix import PatchMix, cutmix_patches
+from uncollapse.losses.diverse_patch import patch_contrastive_loss, patch_cosine_loss, patch_mixing_loss
+from uncollapse.losses.info_nce import info_nce
+
+__all__ = [
+    "PatchMix",
+    "align_loss",
+    "contra_uniform_loss",
+    "cutmix_patches",
+    "info_nce",
+    "patch_contrastive_loss",
+    "patch_cosine_loss",
+    "patch_mixing_loss",
+    "uniform_loss",
+]

@@ -1,0 +1,36 @@
+"""What the losses ask of their inputs. Values are not looked at: a check for NaN would stall a GPU in every step."""
+
+from torch import Tensor
+
+from uncollapse.metrics.inputs import check_tokens
+
+
+def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x") -> None:
+    """Raise unless x is a float tensor (..., n, d) with at least one row, and mask fits it."""
+    check_tokens(x, mask, name)
+    if x.numel() == 0:
+        raise ValueError(f"{name} must have at least one row, got shape {tuple(x.shape)}.")
+
+
+def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y")) -> None:
+    """Raise unless x and y are rows of one shape: row i of x belongs to row i of y."""
+    check_rows(x, name=names[0])
+    check_rows(y, name=names[1])
+    if x.shape != y.shape:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must have the same shape, row i of one belongs to row i of the other; "
+            f"got {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+
+
+def check_matrix(x: Tensor, name: str = "x") -> None:
+    """Raise if x has batch dimensions."""
+    if x.dim() != 2:
+        raise ValueError(f"{name} must have shape (n, d), without batch dimensions, got {tuple(x.shape)}.")
+
+
+def check_temperature(temperature: float | Tensor) -> None:
+    """Raise if a tensor holds more than one temperature; the kernel looks at the value of a number."""
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        shape = tuple(temperature.shape)
+        raise ValueError(f"temperature must be a number or a tensor with one element, got shape {shape}.")

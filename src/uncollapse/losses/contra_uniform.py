@@ -1,0 +1,61 @@
+"""The uniformity loss that ContraNorm is a descent step of, as a loss: the paper's baseline."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from uncollapse.losses.checks import check_matrix, check_rows, check_temperature
+from uncollapse.metrics.inputs import prepared, real_count, unit_rows
+from uncollapse.metrics.similarity import CONTRA_NORM
+from uncollapse.pairwise import logsumexp
+from uncollapse.registry import loss
+
+
+@loss(needs=("tokens",), paper=CONTRA_NORM)
+def contra_uniform_loss(
+    x: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    form: Literal["mean", "published"] = "mean",
+) -> Tensor:
+    """Uniformity of the tokens of each sequence (ContraNorm, arXiv 2303.06562, Eq. 3).
+
+        mean:       mean over sequences of  (1/n) Σ_i log Σ_j exp(h_i·h_j/τ),   j = i included
+        published:  Σ_i log Σ_j exp(f_i·f_j/τ),   over the rows of one matrix
+
+    "mean" is for the tokens of the last layer. "published" is Eq. 3 as printed, on pooled features, one row an example.
+    The released code also has it on the d features of each pooled row: `contra_uniform_loss(unit.unsqueeze(-1),
+    normalize=False)`, with unit rows, is that sum divided by batch·d.
+
+    Args:
+        x: tokens (..., n, d); with form="published" (batch, d).
+        temperature: τ > 0; a tensor with one element may be learned.
+        mask: (..., n) bool, True = real. Other tokens may hold anything and have no influence.
+        normalize: divide rows by their length first; a row of zeros stays so.
+        form: see above.
+
+    Returns:
+        A scalar, float32 (float64 for float64 inputs); for identical rows log n + 1/τ, the maximum for normalised ones.
+        Sequences without a real token do not count; without any real token it is 0.
+
+    >>> import torch
+    >>> contra_uniform_loss(torch.eye(3))  # log(e + 2)
+    tensor(1.5514)
+    """
+    if form not in ("mean", "published"):
+        raise ValueError(f"form is 'mean' or 'published', got {form!r}.")
+    check_rows(x, mask)
+    check_temperature(temperature)
+    if form == "published":
+        check_matrix(x)
+    h = prepared(x, mask)
+    h = unit_rows(h) if normalize else h
+    each = logsumexp(h, h, temperature=temperature, mask=mask)  # (..., n)
+    if mask is not None:
+        each = each.masked_fill(~mask, 0)
+    if form == "published":
+        return each.sum()
+    real = real_count(h, mask)  # (...)
+    return (each.sum(-1) / real.clamp(min=1)).sum() / (real > 0).sum().clamp(min=1)

@@ -1,0 +1,132 @@
+"""InfoNCE in linear memory: one positive against many negatives, which come from the batch, a queue or the caller."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from uncollapse._grid import Pairs
+from uncollapse.losses.checks import check_matrix, check_pair, check_temperature
+from uncollapse.metrics.inputs import as_full, unit_rows
+from uncollapse.pairwise import all_pairs, logsumexp
+from uncollapse.registry import loss
+
+
+@loss(
+    needs=("tokens", "pairs"),
+    paper="Representation Learning with Contrastive Predictive Coding, arXiv 1807.03748; "
+    "NT-Xent: SimCLR, arXiv 2002.05709; queue: MoCo, arXiv 1911.05722",
+)
+def info_nce(
+    x: Tensor,
+    y: Tensor,
+    *,
+    temperature: float | Tensor = 0.5,
+    negatives: Literal["cross", "both"] | Tensor = "cross",
+    queue: Tensor | None = None,
+    symmetric: bool = False,
+    normalize: bool = True,
+) -> Tensor:
+    """Tell the partner of each row from its negatives.
+
+        mean over i of  −log[ e^{x_i·y_i/τ} / (e^{x_i·y_i/τ} + Σ_{k in negatives of i} e^{x_i·k/τ}) ]
+
+    InfoNCE (arXiv 1807.03748) as analysed by Wang & Isola (arXiv 2005.10242). With M negatives, log(M+1) − loss is a
+    lower bound on the mutual information of the two views. Memory is linear in the number of rows.
+
+    Args:
+        x: (B, d).
+        y: (B, d); x_i and y_i are a positive pair.
+        temperature: τ > 0; a tensor with one element may be learned.
+        negatives: "cross": the B−1 rows y_j, j ≠ i, which is a cross entropy over x yᵀ/τ. "both": NT-Xent (arXiv
+            2002.05709), the 2B−2 other rows of both views, mean over all 2B rows. A tensor (M, d): these for every row,
+            or (B, M, d): M own ones for each row. MoCo's published loss is `negatives=queue`.
+        queue: (K, d), only with "cross": further negatives of every row, such as earlier keys (MoCo, arXiv 1911.05722).
+        symmetric: the mean of both directions, x against y and y against x. "both" is symmetric as it is. Not with a
+            queue, which holds keys of one direction only.
+        normalize: divide rows by their length first; a row of zeros stays so.
+
+    Returns:
+        A scalar ≥ 0, float32 (float64 for float64 inputs). Without negatives (one pair) it is 0, its gradient too.
+
+    >>> import torch
+    >>> x = torch.eye(3)
+    >>> info_nce(x, x, temperature=1.0)  # log(1 + 2/e)
+    tensor(0.5514)
+    """
+    _check(x, y, temperature, negatives, queue, symmetric)
+    given = [as_full(t) for t in (x, y, negatives, queue) if isinstance(t, Tensor)]
+    rows = [unit_rows(t) for t in given] if normalize else given
+    x, y, others = rows[0], rows[1], rows[2:]
+    if isinstance(negatives, str) and negatives == "both":
+        return _both_views(x, y, temperature).mean()
+    own = isinstance(negatives, str)
+    each = _one_direction(x, y, temperature, own, others)
+    return (each + _one_direction(y, x, temperature, own, others)).mean() / 2 if symmetric else each.mean()
+
+
+def _one_direction(x: Tensor, y: Tensor, temperature: float | Tensor, own: bool, others: list[Tensor]) -> Tensor:
+    """(B,): x_i and y_i against the rest of y, where `own`, and against the rows of `others`."""
+    sums = [logsumexp(x, y, temperature=temperature, exclude="self")] if own else []
+    for keys in others:
+        queries = x if keys.dim() == 2 else x.unsqueeze(-2)  # (B, 1, d) against (B, M, d)
+        sums.append(logsumexp(queries, keys, temperature=temperature).reshape(x.shape[0]))
+    negative = sums[0] if len(sums) == 1 else torch.logaddexp(*sums)
+    return against(_positive(x, y, temperature), negative)
+
+
+def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
+    """(2B,): every row of both views and its partner against all rows but these two."""
+    z = torch.cat([x, y])
+    row = torch.arange(z.shape[0], device=z.device)
+    pairs = Pairs(no_self=True, excluded=torch.stack([row, row.roll(x.shape[0])]))
+    negative = all_pairs(z, z, None, temperature, pairs)[1]
+    return against(_positive(x, y, temperature).repeat(2), negative)
+
+
+def _positive(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
+    return (x * y).sum(-1) / temperature
+
+
+def against(positive: Tensor, negative: Tensor) -> Tensor:
+    """−log[e^p / (e^p + e^n)] = log(1 + e^{n−p}): keeps the digits of small losses; log(e^p + e^n) − p cancels."""
+    return softplus(negative - positive, threshold=40.0)  # beyond it n − p: e^−40 is below the rounding of float64
+
+
+def _check(
+    x: Tensor,
+    y: Tensor,
+    temperature: float | Tensor,
+    negatives: str | Tensor,
+    queue: Tensor | None,
+    symmetric: bool,
+) -> None:
+    check_pair(x, y)
+    check_matrix(x)
+    check_temperature(temperature)
+    if isinstance(negatives, Tensor):
+        _check_keys("negatives", negatives, x)
+    elif negatives not in ("cross", "both"):
+        raise ValueError(f"negatives is 'cross', 'both' or a tensor (M, d) or (B, M, d), got {negatives!r}.")
+    if queue is None:
+        return
+    _check_keys("queue", queue, x, own=False)
+    if not isinstance(negatives, str) or negatives != "cross":
+        raise ValueError(
+            "queue adds to negatives='cross' only; put further rows into negatives with torch.cat instead."
+        )
+    if symmetric:
+        raise ValueError(
+            "A queue holds keys of one direction: instead of symmetric=True call twice, each with its own queue."
+        )
+
+
+def _check_keys(name: str, keys: Tensor, x: Tensor, own: bool = True) -> None:
+    batch, d = x.shape
+    shapes = f"(M, {d})" + (f" or ({batch}, M, {d})" if own else "")
+    fits = keys.dim() == 2 or (own and keys.dim() == 3 and keys.shape[0] == batch)
+    if not keys.is_floating_point() or not fits or keys.shape[-1] != d or keys.numel() == 0:
+        raise ValueError(
+            f"{name} must be a float tensor {shapes} with at least one row, got {keys.dtype} {tuple(keys.shape)}."
+        )

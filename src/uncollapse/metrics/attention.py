@@ -1,0 +1,125 @@
+"""How alike, how peaked and how spread attention maps are."""
+
+import torch
+from torch import Tensor
+
+from uncollapse.metrics import inputs
+from uncollapse.metrics.similarity import CONTRA_NORM, pair_cosine
+from uncollapse.registry import metric
+
+DIVERSE_PATCH = "Vision Transformers with Patch Diversification, arXiv 2104.12753"
+ENTROPY = "Stabilizing Transformer Training by Preventing Attention Entropy Collapse, arXiv 2303.06296"
+
+SLACK = 2**-6  # how far rounding to bfloat16 may carry the sum of a row beyond 1
+
+
+@metric(needs=("attention",), better="lower", bounds=(0, 1), paper=CONTRA_NORM)
+def attention_similarity(attn: Tensor, mask: Tensor | None = None, *, prefix: int = 0) -> Tensor:
+    """Mean cosine between the rows of each head's attention map, and the mean of that over heads.
+
+        mean_h 1/(n(n−1)) Σ_{i≠j} cos(a_hi, a_hj)
+
+    ContraNorm, arXiv 2303.06562. 1 means that all tokens look at the same places.
+
+    Args:
+        attn: attention after the softmax (..., heads, n, n), queries in rows.
+        mask: (..., n) bool, True = real; rows and columns of other tokens are dropped.
+        prefix: number of leading tokens (CLS, registers) whose rows and columns are dropped.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two tokens left. A row with nothing left has cosine 0 with the
+        others.
+
+    >>> import torch
+    >>> attention_similarity(torch.full((2, 4, 4), 0.25))
+    tensor(1.)
+    """
+    attn, mask = _kept(attn, mask, prefix)
+    return pair_cosine(attn, inputs.real_count(attn, mask)).mean(-1)
+
+
+@metric(needs=("attention",), better="higher", bounds=(0, 1), paper=DIVERSE_PATCH)
+def attention_std(attn: Tensor, mask: Tensor | None = None, *, prefix: int = 0) -> Tensor:
+    """Standard deviation of each attention row, mean over rows and heads.
+
+        mean_{h,i} √(1/n Σ_j (a_hij − mean_j a_hij)²)
+
+    Layer-wise attention deviation of DiversePatch, arXiv 2104.12753. 0 means that every token looks everywhere alike.
+
+    Args:
+        attn: attention after the softmax (..., heads, n, n), queries in rows.
+        mask: (..., n) bool, True = real; rows and columns of other tokens are dropped.
+        prefix: number of leading tokens whose rows and columns are dropped; what is left of a row is not renormalised.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two tokens left. The gradient of an even row is 0.
+
+    >>> import torch
+    >>> attention_std(torch.eye(2).expand(3, 2, 2))
+    tensor(0.5000)
+    """
+    attn, mask = _kept(attn, mask, prefix)
+    count = inputs.real_count(attn, mask).clamp(min=1)
+    shift = inputs.centred(attn.mT, mask)  # keys in rows
+    variance = shift.square().sum(-2) / count[..., None]  # (..., heads, n)
+    uneven = variance > 0
+    deviation = torch.where(uneven, variance, 1).sqrt() * uneven
+    return (deviation.sum(-1) / count).mean(-1)
+
+
+@metric(needs=("attention",), better=None, bounds=(0, 1), paper=ENTROPY)
+def attention_entropy(attn: Tensor, mask: Tensor | None = None, *, prefix: int = 0) -> Tensor:
+    """Entropy of each attention row over its largest possible value, mean over rows and heads.
+
+        mean_{h,i} −Σ_j a_hij log a_hij / log n
+
+    Zhai et al., arXiv 2303.06296. Near 0 each token looks at one other, near 1 evenly at all; neither is healthy by
+    itself.
+
+    Args:
+        attn: attention after the softmax (..., heads, n, n), queries in rows.
+        mask: (..., n) bool, True = real; rows and columns of other tokens are dropped.
+        prefix: number of leading tokens whose rows and columns are dropped. What is left of a row is not renormalised;
+            with two tokens left the value may then reach 1.07.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two tokens left. Zero entries get no gradient.
+
+    >>> import torch
+    >>> attention_entropy(torch.full((1, 4, 4), 0.25))
+    tensor(1.)
+    """
+    attn, mask = _kept(attn, mask, prefix)
+    count = inputs.real_count(attn, mask)
+    entropy = -(attn * torch.where(attn > 0, attn, 1).log()).sum((-2, -1)) / count.clamp(min=1)
+    return (entropy / count.clamp(min=2).log()).masked_fill(count < 2, 0).mean(-1)
+
+
+def _kept(attn: Tensor, mask: Tensor | None, prefix: int) -> tuple[Tensor, Tensor | None]:
+    """Maps without prefix tokens and zero at unreal ones, checked, and the mask (..., 1, n) of what is left."""
+    inputs.check_float(attn, "attn")
+    if attn.dim() < 3 or attn.shape[-1] != attn.shape[-2] or attn.shape[-3] == 0:
+        raise ValueError(f"attn must have shape (..., heads, n, n), got {tuple(attn.shape)}.")
+    if not 0 <= prefix <= attn.shape[-1]:
+        raise ValueError(f"prefix must be between 0 and n = {attn.shape[-1]}, got {prefix}.")
+    if mask is not None:
+        inputs.check_mask(mask, attn.shape[:-3] + attn.shape[-1:])
+        mask = mask[..., None, prefix:]
+    attn = inputs.prepared(attn[..., prefix:, prefix:], mask)
+    if mask is not None:
+        attn = attn.masked_fill(~mask[..., None, :], 0)
+    inputs.check_finite(attn, "attn")
+    _check_shares(attn.detach())
+    return attn, mask
+
+
+def _check_shares(attn: Tensor) -> None:
+    """Raise unless rows are non-negative and sum to at most 1."""
+    if attn.numel() == 0 or torch.compiler.is_compiling():
+        return
+    least, most = float(attn.amin()), float(attn.sum(-1).amax())
+    if least < 0 or most > 1 + SLACK:
+        raise ValueError(
+            f"attn must hold attention after the softmax: entries of at least 0, rows that sum to at most 1. Got a "
+            f"least entry of {least:.4g} and a largest sum of {most:.4g}; these look like logits or maps after dropout."
+        )

@@ -1,0 +1,178 @@
+"""How far nodes of a graph have been smoothed into each other. All is computed in float64."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from uncollapse.metrics import inputs
+from uncollapse.registry import metric
+
+EDGES = 1 << 16  # edges whose differences are held at once
+TILE = 1 << 20  # distances that are held at once
+
+ENERGY = "A Note on Over-Smoothing for Graph Neural Networks, arXiv 2006.13318"
+MAD = "Measuring and Relieving the Over-smoothing Problem for Graph Neural Networks, arXiv 1909.03211"
+DGN = "Towards Deeper Graph Neural Networks with Differentiable Group Normalization, arXiv 2006.06972"
+
+
+@metric(needs=("tokens", "edges"), better="higher", bounds=(0, None), paper=ENERGY)
+def dirichlet_energy(
+    x: Tensor, edge_index: Tensor, *, normalize: Literal["degree", "norm"] | None = "degree"
+) -> Tensor:
+    """Squared differences along edges, each undirected edge once.
+
+        "degree":  (1/n) Σ_{(i,j)} ‖x_i/√(1+d_i) − x_j/√(1+d_j)‖²
+        None:      (1/n) Σ_{(i,j)} ‖x_i − x_j‖²
+        "norm":    Σ_{(i,j)} ‖x_i − x_j‖² / ‖X‖_F² = tr(XᵀLX)/‖X‖_F²
+
+    Cai & Wang, arXiv 2006.13318. Edges count once, whether `edge_index` holds one direction or both, and self-loops do
+    not count; d_i is the number of neighbours.
+
+    Args:
+        x: nodes (n, d).
+        edge_index: (2, E) integers.
+        normalize: see above; only "norm" does not change with the scale of x.
+
+    Returns:
+        A scalar, in float32 or float64; 0 without edges, and for x = 0.
+
+    >>> import torch
+    >>> dirichlet_energy(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 1], [1, 0]]), normalize=None)
+    tensor(2.)
+    """
+    if normalize not in ("degree", "norm", None):
+        raise ValueError(f'normalize must be "degree", "norm" or None, got {normalize!r}.')
+    nodes, edges = _graph(x, edge_index)
+    size = float(max(1, len(nodes)))
+    if normalize == "degree":
+        nodes = nodes * (1 + _degrees(edges, len(nodes))).rsqrt()[:, None]
+    energy = sum((_squared_differences(nodes, part) for part in _parts(edges)), nodes.new_zeros(()))
+    if normalize == "norm":
+        squared = nodes.square().sum()
+        return (energy / torch.where(squared > 0, squared, 1)).to(inputs.full_dtype(x))
+    return (energy / size).to(inputs.full_dtype(x))
+
+
+@metric(needs=("tokens", "edges"), better="higher", bounds=(0, 2), paper=MAD)
+def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
+    """Mean cosine distance of a node to its neighbours, mean over the nodes that have any.
+
+        mean_i (1/d_i) Σ_{j ∈ N(i)} (1 − cos(x_i, x_j))
+
+    MAD of Chen et al., arXiv 1909.03211, over neighbours. Edges count in both directions, self-loops do not count.
+
+    Args:
+        x: nodes (n, d).
+        edge_index: (2, E) integers.
+
+    Returns:
+        A scalar, in float32 or float64; 0 without edges. A zero node has cosine 0, so distance 1, to every other.
+
+    >>> import torch
+    >>> mean_average_distance(torch.eye(2), torch.tensor([[0], [1]]))
+    tensor(1.)
+    """
+    nodes, edges = _graph(x, edge_index)
+    unit, degrees = inputs.unit_rows(nodes), _degrees(edges, len(nodes))
+    total = nodes.new_zeros(())
+    for i, j in _parts(edges):
+        share = 1 / degrees[i] + 1 / degrees[j]  # an edge counts at both of its ends
+        total = total + (share * (1 - (unit[i] * unit[j]).sum(-1))).sum()
+    return (total / (degrees > 0).sum().clamp(min=1)).to(inputs.full_dtype(x))
+
+
+@metric(needs=("tokens", "labels"), better="higher", bounds=(0, None), paper=DGN)
+def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
+    """Mean distance between classes over mean distance within classes.
+
+        mean_{a<b} D_ab / mean_a D_aa,   D_ab = mean of ‖x_i − x_j‖ over i ∈ a, j ∈ b, i ≠ j
+
+    Zhou et al., arXiv 2006.06972; the inner mean is over pairs of different nodes. Near 1 the classes cannot be told
+    apart. Memory is linear in n.
+
+    Args:
+        x: nodes (n, d).
+        labels: (n,) integers, at least two classes; one class at least must have two nodes. Classes with a single node
+            have no distance within and are left out of the lower mean.
+
+    Returns:
+        A scalar, in float32 or float64. If all distances within classes are 0 it is inf, and 0 if those between them
+        are 0 too.
+
+    >>> import torch
+    >>> group_distance_ratio(torch.tensor([[0.0], [1.0], [4.0], [5.0]]), torch.tensor([0, 0, 1, 1]))
+    tensor(4.)
+    """
+    nodes = _nodes(x)
+    group, sizes = _groups(labels, len(nodes))
+    between, within = nodes.new_zeros(()), nodes.new_zeros(())
+    height = max(1, TILE // len(nodes))
+    for start in range(0, len(nodes), height):
+        given = nodes, group, sizes, slice(start, start + height)
+        sums = checkpoint(_distance_sums, *given, use_reentrant=False, preserve_rng_state=False)
+        within, between = within + sums[0], between + sums[1]
+    within, between = within / (sizes > 1).sum(), between / (len(sizes) * (len(sizes) - 1))
+    apart = torch.where(between > 0, math.inf, 0.0)
+    return torch.where(within > 0, between / torch.where(within > 0, within, 1), apart).to(inputs.full_dtype(x))
+
+
+def _distance_sums(nodes: Tensor, group: Tensor, sizes: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    """What some rows add to Σ_a D_aa and Σ_{a≠b} D_ab: each distance over the number of pairs of its two classes."""
+    distance = torch.cdist(nodes[rows], nodes, compute_mode="donot_use_mm_for_euclid_dist")
+    same, size = group[rows, None] == group, sizes[group].to(nodes.dtype)
+    pairs_within = (size * (size - 1)).clamp(min=1)  # 0 for a class of one node, which has no distance to share
+    within = ((distance * same).sum(-1) / pairs_within[rows]).sum()
+    between = ((distance.masked_fill(same, 0) / size).sum(-1) / size[rows]).sum()
+    return within, between
+
+
+def _groups(labels: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The class of each node, counted from 0, and the size of each class."""
+    if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"labels must be integers of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}.")
+    _, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    if len(sizes) < 2 or int(sizes.max()) < 2:
+        raise ValueError(
+            f"labels must name at least two classes, one of them with two nodes or more, got {len(sizes)} classes of "
+            f"{n} nodes; there is no distance within or between classes to compare."
+        )
+    return group, sizes
+
+
+def _nodes(x: Tensor) -> Tensor:
+    """x checked, in float64."""
+    if x.dim() != 2:
+        raise ValueError(f"x must have shape (n, d), the nodes of one graph, got {tuple(x.shape)}.")
+    return inputs.tokens(x, None).double()
+
+
+def _graph(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    """x checked, in float64, and each undirected edge once, without self-loops (2, E)."""
+    nodes, n = _nodes(x), len(x)
+    integers = not (edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool)
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not integers:
+        got = f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
+        raise ValueError(f"edge_index must be integers of shape (2, E), got {got}.")
+    edges = edge_index.long()
+    if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= n):
+        span = f"{int(edges.min())} to {int(edges.max())}"
+        raise ValueError(f"edge_index must lie between 0 and n − 1 = {n - 1}, got {span}; is it of another graph?")
+    low, high = edges.amin(0), edges.amax(0)
+    key = torch.unique((low * n + high)[low != high])
+    return nodes, torch.stack([key // max(1, n), key % max(1, n)])
+
+
+def _parts(edges: Tensor) -> Iterator[Tensor]:
+    return (edges[:, start : start + EDGES] for start in range(0, edges.shape[1], EDGES))
+
+
+def _degrees(edges: Tensor, n: int) -> Tensor:
+    return torch.bincount(edges.flatten(), minlength=n).double()
+
+
+def _squared_differences(nodes: Tensor, edges: Tensor) -> Tensor:
+    return (nodes[edges[0]] - nodes[edges[1]]).square().sum()

@@ -1,0 +1,182 @@
+"""Alignment and uniformity on the unit sphere (Wang & Isola, arXiv 2005.10242)."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uncollapse._grid import Pairs
+from uncollapse.metrics import inputs
+from uncollapse.pairwise import all_pairs
+from uncollapse.registry import metric
+
+PAPER = "Understanding Contrastive Representation Learning through Alignment and Uniformity, arXiv 2005.10242"
+
+
+@metric(needs=("tokens", "pairs"), better=None, bounds=(0, None), paper=PAPER)
+def alignment(
+    x: Tensor, y: Tensor, alpha: float = 2.0, *, mask: Tensor | None = None, normalize: bool = True
+) -> Tensor:
+    """Mean distance of positive pairs.
+
+        (1/n) Σ_i ‖x_i − y_i‖^α
+
+    Wang & Isola, arXiv 2005.10242. Small means invariant, but a collapsed encoder has 0 too: read it beside
+    `uniformity`.
+
+    Args:
+        x: rows (..., n, d).
+        y: their partners (..., n, d).
+        alpha: the exponent, positive.
+        mask: (..., n) bool, True = a real pair.
+        normalize: divide each row by its length first; a zero row stays zero.
+
+    Returns:
+        (...), in float32 or float64; 0 without a real pair.
+
+    >>> import torch
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> alignment(x, x.flip(0))
+    tensor(2.)
+    """
+    inputs.check_tokens(x, mask)
+    inputs.check_tokens(y, mask, "y")
+    if x.shape != y.shape:
+        raise ValueError(f"x and y must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}.")
+    inputs.check_finite(inputs.prepared(x, mask), "x")
+    inputs.check_finite(inputs.prepared(y, mask), "y")
+    return mean_distance(x, y, alpha, mask, normalize)
+
+
+@metric(better="lower", bounds=(None, 0), paper=PAPER)
+def uniformity(
+    x: Tensor, t: float = 2.0, *, mask: Tensor | None = None, exclude_self: bool = True, normalize: bool = True
+) -> Tensor:
+    """Logarithm of the mean Gaussian potential over all pairs of rows.
+
+        log mean_{i≠j} exp(−t‖x_i − x_j‖²)
+
+    Wang & Isola, arXiv 2005.10242. 0 is full collapse; `uniformity_optimum` is the value of a uniform distribution.
+    Memory is linear in n.
+
+    Args:
+        x: rows (..., n, d).
+        t: sharpness of the potential, positive.
+        mask: (..., n) bool, True = a real row.
+        exclude_self: leave out the pairs i = j, as the authors do. Otherwise the value is never below the optimum.
+        normalize: divide each row by its length first; a zero row stays zero. Otherwise distances are taken in float64.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two real rows.
+
+    >>> import torch
+    >>> uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))
+    tensor(-8.)
+    """
+    if not t > 0:
+        raise ValueError(f"t must be positive, got {t}.")
+    return log_potential(inputs.tokens(x, mask), t, mask, exclude_self, normalize)
+
+
+@metric(better="lower", bounds=(0, 1), paper=PAPER)
+def pairwise_potential(
+    x: Tensor, t: float = 2.0, *, mask: Tensor | None = None, exclude_self: bool = True, normalize: bool = True
+) -> Tensor:
+    """Mean Gaussian potential over all pairs of rows: exp of `uniformity`, with the same arguments.
+
+        mean_{i≠j} exp(−t‖x_i − x_j‖²)
+
+    Wang & Isola, arXiv 2005.10242.
+
+    Returns:
+        (...), between 0 and 1; 1 is full collapse, and is given with fewer than two real rows.
+
+    >>> import torch
+    >>> pairwise_potential(torch.ones(5, 3))
+    tensor(1.)
+    """
+    return uniformity(x, t, mask=mask, exclude_self=exclude_self, normalize=normalize).exp()
+
+
+def uniformity_optimum(d: int, t: float = 2.0) -> float:
+    """The least `uniformity` of any distribution on the unit sphere in R^d: that of the uniform one.
+
+        −2t + log ₀F₁(; d/2; t²)
+
+    Wang & Isola, arXiv 2005.10242. The series is summed in logarithms, so nothing overflows. A finite sample without
+    self pairs may lie below it.
+
+    Args:
+        d: dimension of the space, at least 1.
+        t: sharpness of the potential, positive.
+
+    >>> round(uniformity_optimum(128), 4)
+    -3.9375
+    """
+    if d < 1 or not 0 < t < math.inf:
+        raise ValueError(f"d must be at least 1 and t positive and finite, got d = {d} and t = {t}.")
+    k = np.arange(
+        int(2 * t) + 60
+    )  # the largest term lies before t, and beyond 2t each is less than a quarter of the last
+    log_ratio = 2 * math.log(t) - np.log((d / 2 + k) * (k + 1))
+    log_terms = np.concatenate([[0.0], np.cumsum(log_ratio)])
+    peak = int(log_terms.argmax())
+    others = np.exp(np.delete(log_terms, peak) - log_terms[peak])
+    return float(-2 * t + log_terms[peak] + math.log1p(others.sum()))
+
+
+def mean_distance(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
+    """`alignment` without its checks, for the losses: the gradient at equal rows is 0."""
+    x, y = inputs.prepared(x, mask), inputs.prepared(y, mask)
+    if normalize:
+        x, y = inputs.unit_rows(x), inputs.unit_rows(y)
+    squared = (x - y).square().sum(-1)
+    apart = squared > 0
+    distance = torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
+    return distance.sum(-1) / inputs.real_count(x, mask).clamp(min=1)
+
+
+def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
+    """`uniformity` without its checks, for the losses. Differentiable once."""
+    x = inputs.prepared(x, mask)
+    if x.numel() == 0:
+        return x.sum((-2, -1))
+    # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
+    points = inputs.unit_rows(x) if normalize else inputs.centred(x.double(), mask)
+    count = inputs.real_count(points, mask)
+    pairs = count * (count - 1 if exclude_self else count)
+    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self)  # type: ignore[no-untyped-call]
+    return (log_sum - pairs.clamp(min=1).log()).masked_fill(pairs < 1, 0).to(x.dtype)
+
+
+class _LogPotentialSum(torch.autograd.Function):
+    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows; 0 where no pair is left.
+
+    The gradient, 4t Σ_j p_ij (x_j − x_i) with p_ij the share of a pair in the sum, needs only the softmax means of the
+    rows. They come with the sums, so one walk over the pairs serves both directions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool) -> Tensor:
+        squared = x.square().sum(-1)
+        bias = -t * squared if mask is None else (-t * squared).masked_fill(~mask, -torch.inf)
+        means, sums = all_pairs(
+            x, x, x if ctx.needs_input_grad[0] else None, 1 / (2 * t), Pairs(no_self=exclude_self), bias
+        )
+        sums = sums + bias  # (..., n): log Σ_j exp(−t‖x_i − x_j‖²), −inf for rows that are not real
+        total = torch.logsumexp(sums, -1, keepdim=True)
+        total = total.masked_fill(torch.isneginf(total), 0)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward((means - x) * (sums - total).exp()[..., None] * (4 * t))
+        return total.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the slopes were computed without a graph: their own gradient would be missing
+            raise RuntimeError("uniformity can be differentiated once only; leave out create_graph=True.")
+        (slope,) = ctx.saved_tensors
+        return slope * d_total[..., None, None], None, None, None

@@ -1,0 +1,173 @@
+"""How alike tokens are, and how alike their features are."""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from uncollapse.metrics import inputs
+from uncollapse.registry import metric
+
+TILE = 1 << 22  # largest number of cosines that are held at once
+
+CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
+DECORR = "Feature Overcorrelation in Deep Graph Neural Networks: A New Perspective, arXiv 2206.07743"
+ROGUE = "All Bark and No Bite: Rogue Dimensions in Transformer Language Models, arXiv 2109.04404"
+
+
+@metric(better="lower", bounds=(-1, 1), paper=CONTRA_NORM)
+def mean_cosine(x: Tensor, mask: Tensor | None = None, *, absolute: bool = False, center: bool = False) -> Tensor:
+    """Mean cosine of all pairs of different tokens.
+
+        1/(n(n−1)) Σ_{i≠j} cos(x_i, x_j) = (‖Σ_i x̂_i‖² − n) / (n(n−1)),   x̂_i = x_i/‖x_i‖
+
+    ContraNorm, arXiv 2303.06562; DiversePatch, arXiv 2104.12753. The closed form takes O(nd).
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+        absolute: take |cos|, as the later version of DiversePatch does. That takes O(n²d), in memory linear in n.
+        center: subtract the mean of the real tokens first, which removes a direction that all tokens share.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two real tokens. A zero token has cosine 0 with every other.
+
+    >>> import torch
+    >>> mean_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]))
+    tensor(0.3333)
+    """
+    x = inputs.tokens(x, mask)
+    if center:
+        x = inputs.centred(x, mask)
+    return pair_cosine(x, inputs.real_count(x, mask), absolute)
+
+
+@metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
+def token_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Squared distance of the tokens from their mean, summed.
+
+        Var(X) = ‖(I − eeᵀ)X‖_F² = Σ_i ‖x_i − x̄‖²,   e = 1/√n
+
+    ContraNorm, arXiv 2303.06562, Proposition 1.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two real tokens and for equal tokens.
+
+    >>> import torch
+    >>> token_variance(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+    tensor(2.)
+    """
+    return inputs.centred(inputs.tokens(x, mask), mask).square().sum((-2, -1))
+
+
+@metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
+def feature_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Variance over the features of each token, summed over tokens.
+
+        Σ_i 1/(d−1) Σ_c (x_ic − mean_c x_ic)²
+
+    This is what the published code of ContraNorm (arXiv 2303.06562) logs, with torch's unbiased variance; it is not the
+    variance of its Proposition 1, which is `token_variance`.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+
+    Returns:
+        (...), in float32 or float64; 0 without a real token and for d = 1.
+
+    >>> import torch
+    >>> feature_variance(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
+    tensor(2.)
+    """
+    x = inputs.tokens(x, mask)
+    if x.shape[-1] == 1 or x.numel() == 0:
+        return (x * 0).sum((-2, -1))
+    return x.var(-1).sum(-1)
+
+
+@metric(better="lower", bounds=(0, 1), paper=DECORR)
+def feature_correlation(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean absolute Pearson correlation of all pairs of different features.
+
+        1/(d(d−1)) Σ_{a≠b} |ρ(x_·a, x_·b)|
+
+    DeCorr, arXiv 2206.07743. It takes a d × d matrix.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+
+    Returns:
+        (...), in float32 or float64; 0 with fewer than two real tokens or one feature. A constant feature has
+        correlation 0 with every other.
+
+    >>> import torch
+    >>> feature_correlation(torch.tensor([[1.0, 0.0, 1.0], [-1.0, 0.0, -1.0]]))
+    tensor(0.3333)
+    """
+    columns = inputs.centred(inputs.tokens(x, mask), mask).mT  # (..., d, n)
+    return pair_cosine(columns, columns.new_full(columns.shape[:-2], columns.shape[-2]), absolute=True)
+
+
+@metric(better="lower", bounds=(0, 1), paper=ROGUE)
+def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3) -> Tensor:
+    """Share of the variance over tokens that lies in the k features of largest variance.
+
+        Σ_{c ∈ top k} v_c / Σ_c v_c,   v_c = Σ_i (x_ic − x̄_c)²
+
+    A few rogue dimensions that rule the cosine: Timkey & van Schijndel, arXiv 2109.04404.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+        k: number of features, at least 1; more than d count as d.
+
+    Returns:
+        (...), in float32 or float64; 0 where there is no variance.
+
+    >>> import torch
+    >>> outlier_share(torch.tensor([[3.0, 1.0], [-3.0, -1.0]]), k=1)
+    tensor(0.9000)
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}.")
+    shift = inputs.centred(inputs.tokens(x, mask), mask)
+    spread: Tensor = torch.linalg.vector_norm(shift, dim=-2, dtype=torch.float64)  # whose squares do not overflow
+    variance = spread.square()
+    total = variance.sum(-1)
+    largest = variance.topk(min(k, x.shape[-1]), -1).values.sum(-1)
+    return (largest / torch.where(total > 0, total, 1)).to(shift.dtype)
+
+
+def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False) -> Tensor:
+    """Mean cosine of pairs of different rows of x (..., n, d), `count` (...) of which are real and the others zero."""
+    inverse = inputs.inverse_norms(x)
+    selves = (inverse > 0).sum(-1)
+    with torch.autocast(x.device.type, enabled=False):
+        if absolute:
+            total = (_absolute_sum(x * inverse[..., None]) - selves).clamp(min=0)
+        else:
+            total = (inverse[..., None, :] @ x).square().sum((-2, -1)) - selves  # O(nd)
+    mean: Tensor = total / (count * (count - 1)).clamp(min=1)
+    return mean.masked_fill(count < 2, 0)
+
+
+def _absolute_sum(unit: Tensor) -> Tensor:
+    """Σ_ij |u_i·u_j| of unit rows (..., n, d), in row tiles that the backward pass computes again."""
+    n = unit.shape[-2]
+    height = max(1, TILE // max(1, unit.numel() // unit.shape[-1])) if unit.numel() else 1
+    total = unit.new_zeros(unit.shape[:-2])
+    for start in range(0, n, height):
+        rows, behind = unit[..., start : start + height, :], unit[..., start:, :]
+        total = total + checkpoint(_tile_sum, rows, behind, use_reentrant=False, preserve_rng_state=False)
+    return total
+
+
+def _tile_sum(rows: Tensor, behind: Tensor) -> Tensor:
+    """Σ |u_i·u_j| of rows against themselves, and twice against those behind them: the matrix is symmetric."""
+    cosine = (rows @ behind.mT).abs()
+    return 2 * cosine.sum((-2, -1)) - cosine[..., : rows.shape[-2]].sum((-2, -1))

@@ -1,0 +1,202 @@
+"""How many dimensions a set of tokens spans, from its singular values.
+
+The ranks come from the eigenvalues of the smaller Gram matrix in float64, at most d × d, which is several times as fast
+as a singular value decomposition. Singular values below about 2e-7 of the largest are not resolved and count as 0.
+"""
+
+import torch
+from torch import Tensor
+
+from uncollapse.metrics import inputs
+from uncollapse.registry import metric
+
+# Eigenvalues below it, relative to the largest, are rounding. Up to 33 eps of rounding were seen.
+NOISE = 128 * torch.finfo(torch.float64).eps
+
+CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
+RANKME = "RankMe: Assessing the Downstream Performance of Pretrained Self-Supervised Representations, arXiv 2210.02885"
+STABLE = "Sampling from large matrices: an approach through geometric functional analysis, arXiv math/0503442"
+PARTICIPATION = "A theory of multineuronal dimensionality, dynamics and measurement (Gao et al.), bioRxiv 214262"
+
+
+def singular_values(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+    """Singular values of the tokens, largest first, by a singular value decomposition in float64.
+
+        σ_1 ≥ … ≥ σ_min(n,d) ≥ 0,   X = Σ_k σ_k u_k v_kᵀ
+
+    They are what effective rank is made of (ContraNorm, arXiv 2303.06562).
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real. A masked token adds a zero to the end.
+        center: subtract the mean of the real tokens first.
+
+    Returns:
+        (..., min(n, d)), in float32 or float64; zeros for a zero matrix.
+
+    >>> import torch
+    >>> singular_values(torch.diag(torch.tensor([1.0, 3.0, 0.0])))
+    tensor([3., 1., 0.])
+    """
+    sigma: Tensor = torch.linalg.svdvals(_matrix(x, mask, center))
+    return sigma.to(inputs.full_dtype(x))
+
+
+@metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
+def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+    """Effective rank: the exponential of the entropy of the singular values.
+
+        exp(−Σ_k p_k log p_k),   p_k = σ_k / Σ_l σ_l
+
+    ContraNorm, arXiv 2303.06562, after Roy & Vetterli 2007.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+        center: subtract the mean of the real tokens first.
+
+    Returns:
+        (...), from 1 (all tokens on one line) to min(n, d), in float32 or float64; 0 for a zero matrix or no real
+        token. Vanishing singular values get no gradient.
+
+    >>> import torch
+    >>> effective_rank(torch.eye(4))
+    tensor(4.)
+    """
+    return rank_from_singular_values(_spectrum(x, mask, center)[0]).to(inputs.full_dtype(x))
+
+
+@metric(better="higher", bounds=(0, None), paper=STABLE)
+def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+    """Stable rank: the squared Frobenius norm over the squared spectral norm.
+
+        ‖X‖_F² / σ_1²
+
+    Rudelson & Vershynin, arXiv math/0503442.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+        center: subtract the mean of the real tokens first.
+
+    Returns:
+        (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real token.
+
+    >>> import torch
+    >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
+    tensor(1.5000)
+    """
+    sigma, _ = _spectrum(x, mask, center)
+    if sigma.shape[-1] == 0:
+        return sigma.sum(-1).to(inputs.full_dtype(x))
+    squared = sigma.square()
+    return _ratio(squared.sum(-1), squared[..., 0]).to(inputs.full_dtype(x))
+
+
+@metric(better="higher", bounds=(0, None), paper=PARTICIPATION)
+def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+    """Participation ratio: how many directions share the variance.
+
+        (Σ_k σ_k²)² / Σ_k σ_k⁴
+
+    Gao et al., bioRxiv 214262. It is taken from traces of the Gram matrix; no eigenvalue is computed.
+
+    Args:
+        x: tokens (..., n, d).
+        mask: (..., n) bool, True = real.
+        center: subtract the mean of the real tokens first; usual for this measure.
+
+    Returns:
+        (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real token.
+
+    >>> import torch
+    >>> participation_ratio(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
+    tensor(2.)
+    """
+    gram = _gram(_scaled(x, mask, center)[0])
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return _ratio(trace.square(), gram.square().sum((-2, -1))).to(inputs.full_dtype(x))
+
+
+@metric(better="higher", bounds=(0, None), paper=RANKME)
+def rankme(x: Tensor, mask: Tensor | None = None, *, center: bool = False, eps: float = 1e-7) -> Tensor:
+    """RankMe: effective rank of an embedding matrix, with ε added to each singular value.
+
+        exp(−Σ_k p_k log p_k),   p_k = (σ_k + ε) / Σ_l (σ_l + ε),   k = 1 … min(n, d)
+
+    RankMe, arXiv 2210.02885. The p_k are normalised after ε is added, so the value never exceeds min(n, d). Embeddings
+    whose singular values are not far above ε look isotropic: scale them up first.
+
+    Args:
+        x: embeddings (..., n, d).
+        mask: (..., n) bool, True = real; n above is the number of real rows.
+        center: subtract the mean of the real rows first.
+        eps: ε ≥ 0.
+
+    Returns:
+        (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real row, where ε alone would say
+        min(n, d).
+
+    >>> import torch
+    >>> rankme(torch.eye(4))
+    tensor(4.)
+    """
+    if not eps >= 0:
+        raise ValueError(f"eps must not be negative, got {eps}.")
+    sigma, scale = _spectrum(x, mask, center)
+    rows = x.shape[-2] if mask is None else mask.sum(-1, keepdim=True)
+    exists = torch.arange(sigma.shape[-1], device=x.device) < rows
+    shifted = (sigma * scale[..., None] + eps) * exists
+    empty = (sigma == 0).all(-1)
+    return rank_from_singular_values(shifted).masked_fill(empty, 0).to(inputs.full_dtype(x))
+
+
+def rank_from_singular_values(sigma: Tensor) -> Tensor:
+    """exp of the entropy of σ/Σσ over the last axis, (..., k) -> (...); 0 where all σ are 0.
+
+    0·log 0 is 0, with a gradient of 0.
+    """
+    total = sigma.sum(-1, keepdim=True)
+    p = sigma / torch.where(total > 0, total, 1)
+    entropy = -(p * torch.where(p > 0, p, 1).log()).sum(-1)
+    return entropy.exp().clamp(max=sigma.shape[-1]).masked_fill(total.squeeze(-1) <= 0, 0)
+
+
+def gram_spectrum(matrix: Tensor) -> Tensor:
+    """Singular values (..., min(n, d)) of a float64 matrix (..., n, d), largest first; those within rounding are 0."""
+    squared: Tensor = torch.linalg.eigvalsh(_gram(matrix)).flip(-1)
+    present = squared > NOISE * squared[..., :1]
+    return torch.where(present, squared, 1).sqrt() * present
+
+
+def _matrix(x: Tensor, mask: Tensor | None, center: bool) -> Tensor:
+    """x checked, in float64, with zeros for masked rows: they leave the singular values as they are."""
+    x = inputs.tokens(x, mask).double()
+    return inputs.centred(x, mask) if center else x
+
+
+def _scaled(x: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+    """`_matrix` over a scale (...), so that squares neither under- nor overflow; those of float32 inputs never do."""
+    matrix = _matrix(x, mask, center)
+    if x.dtype != torch.float64 or x.numel() == 0:
+        return matrix, matrix.new_ones(matrix.shape[:-2])
+    peak = matrix.detach().abs().amax((-2, -1))
+    scale = torch.where(peak > 0, peak, 1)
+    return matrix / scale[..., None, None], scale
+
+
+def _spectrum(x: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+    """Singular values (..., min(n, d)) of the scaled matrix, largest first, and the scale (...)."""
+    matrix, scale = _scaled(x, mask, center)
+    return gram_spectrum(matrix), scale
+
+
+def _gram(x: Tensor) -> Tensor:
+    """The smaller of X Xᵀ and XᵀX."""
+    return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """above/below, and 0 where below is 0."""
+    present = below > 0
+    return above / torch.where(present, below, 1) * present

@@ -1,0 +1,340 @@
+"""ContraNorm against each published variant, written from the paper with all pairs in a matrix."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncollapse import _grid
+from uncollapse.cures import ContraNorm, contra_norm
+
+
+def unit(x):
+    return F.normalize(x, dim=-1)
+
+
+def bert(x, s, tau=1.0):
+    sim = (unit(x) @ unit(x).mT / tau).softmax(-1)
+    return (1 + s) * x - s * sim @ x
+
+
+def bert_v2(x, s, tau=1.0):
+    weight = (unit(x).mT @ unit(x) / tau).softmax(-1)
+    return (1 + s) * x - s * x @ weight
+
+
+def albert(x, s, tau=1.0):
+    return x - s * (unit(x) @ unit(x).mT / tau).softmax(-1) @ x
+
+
+def vit(x, s, tau=1.0):
+    return F.layer_norm(albert(x, s, tau), x.shape[-1:], eps=1e-6)
+
+
+def gnn(x, s, tau=1.0, edge_index=None):
+    n = x.shape[0]
+    adjacent = torch.eye(n, dtype=torch.bool)
+    adjacent[edge_index[0], edge_index[1]] = True
+    adjacent[edge_index[1], edge_index[0]] = True
+    logits = (unit(x) @ unit(x).mT / tau).masked_fill(adjacent, -torch.inf)
+    some = ~adjacent.all(-1, keepdim=True)  # the published code gives NaN for a node adjacent to all others
+    weight = logits.masked_fill(~some, 0).softmax(-1) * some
+    return (1 + s) * x - s * weight @ x
+
+
+REFERENCES = {"bert": bert, "bert_v2": bert_v2, "albert": albert, "vit": vit, "gnn": gnn, "arxiv": bert_v2}
+
+
+@pytest.mark.parametrize("name", ContraNorm.PRESETS)
+@pytest.mark.parametrize("tau", [0.2, 1.0])
+def test_presets_are_the_published_variants(name, tau):
+    torch.manual_seed(0)
+    x = torch.randn(50, 12, dtype=torch.float64)
+    edges = {"edge_index": torch.randint(0, 50, (2, 120))} if name == "gnn" else {}
+    layer = ContraNorm.preset(name, 12, 0.3, temperature=tau).double()
+    torch.testing.assert_close(layer(x, **edges), REFERENCES[name](x, 0.3, tau, **edges))
+
+
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [
+        ({"identity": "scale"}, lambda x, m, mu: 0.4 * x - 0.4 * m),
+        ({"average": "unit"}, lambda x, m, mu: x - 0.4 * mu),
+        ({"average": "unit", "identity": True}, lambda x, m, mu: 1.4 * x - 0.4 * mu),
+    ],
+)
+def test_other_forms(options, reference):
+    torch.manual_seed(1)
+    x = torch.randn(2, 30, 6, dtype=torch.float64)
+    weight = (unit(x) @ unit(x).mT).softmax(-1)
+    torch.testing.assert_close(contra_norm(x, 0.4, **options), reference(x, weight @ x, weight @ unit(x)))
+
+
+@pytest.mark.parametrize("axis", ["tokens", "features"])
+def test_dual_and_center(axis):
+    torch.manual_seed(2)
+    x = torch.randn(3, 20, 6, dtype=torch.float64)
+    c = x - x.mean(-1, keepdim=True)
+    sim = unit(c) @ unit(c).mT / 0.7 if axis == "tokens" else unit(c).mT @ unit(c) / 0.7
+    weight = sim.softmax(-1) + sim.softmax(-2)
+    expected = c - 0.2 * (weight @ c if axis == "tokens" else c @ weight)
+    torch.testing.assert_close(contra_norm(x, 0.2, temperature=0.7, dual=True, center=True, axis=axis), expected)
+
+
+def test_dual_is_the_gradient_of_the_uniformity_loss():
+    """Eq. 5: with unit rows, both terms are τ times the gradient of Σ_i log Σ_j exp(h_i·h_j/τ)."""
+    torch.manual_seed(3)
+    h = unit(torch.randn(25, 5, dtype=torch.float64)).requires_grad_()
+    (h @ h.T / 0.5).logsumexp(-1).sum().backward()
+    torch.testing.assert_close(
+        contra_norm(h.detach(), 0.3, temperature=0.5, dual=True), h.detach() - 0.3 * 0.5 * h.grad
+    )
+
+
+def test_learned_scale():
+    torch.manual_seed(4)
+    x = torch.randn(2, 10, 4)
+    layer = ContraNorm(4, 0.2, learnable=True, positive=True, after=None)
+    torch.testing.assert_close(layer(x), contra_norm(x, 0.2))
+    assert [name for name, _ in layer.named_parameters()] == ["scale_param"]
+    layer(x).square().sum().backward()
+    assert layer.scale_param.grad.abs().min() > 0
+    plain = ContraNorm(4, 0.0, learnable=True, after=None)
+    torch.testing.assert_close(plain(x), x)
+    plain(x).square().sum().backward()
+    assert plain.scale_param.grad.abs().min() > 0
+
+
+def test_scale_zero_is_the_identity():
+    x = torch.randn(5, 3)
+    assert contra_norm(x, 0.0, center=True) is x
+
+
+def test_after():
+    torch.manual_seed(5)
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(ContraNorm(4, 0.1)(x), F.layer_norm(contra_norm(x, 0.1), (4,)))
+    torch.testing.assert_close(ContraNorm(4, 0.1, after="l2")(x), F.normalize(contra_norm(x, 0.1), dim=-1))
+    torch.testing.assert_close(ContraNorm(4, 0.1, after=None)(x), contra_norm(x, 0.1))
+
+
+OPTIONS = [
+    {},
+    {"identity": True, "temperature": 0.3},
+    {"dual": True},
+    {"exclude_self": True},
+    {"average": "unit"},
+    {"causal": True},
+    {"axis": "features"},
+    {"axis": "features", "dual": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_mask_is_deletion(options):
+    torch.manual_seed(6)
+    x = torch.randn(3, 20, 6, dtype=torch.float64)
+    mask = torch.rand(3, 20) > 0.4
+    bad = x.masked_fill(~mask[..., None], torch.nan).requires_grad_()
+    out = contra_norm(bad, 0.5, mask=mask, **options)
+    for i in range(3):
+        torch.testing.assert_close(out[i, mask[i]], contra_norm(x[i, mask[i]], 0.5, **options))
+    assert torch.isnan(out[~mask]).all()  # unchanged, here NaN
+    out[mask].sum().backward()
+    assert torch.isfinite(bad.grad[mask]).all()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_batched_is_looped(options):
+    torch.manual_seed(7)
+    x = torch.randn(2, 3, 15, 4, dtype=torch.float64)
+    out = contra_norm(x, 0.5, **options)
+    for i in range(2):
+        for j in range(3):
+            torch.testing.assert_close(out[i, j], contra_norm(x[i, j], 0.5, **options))
+
+
+@pytest.mark.parametrize("options", [o for o in OPTIONS if "causal" not in o])
+def test_permutation_equivariance(options):
+    torch.manual_seed(8)
+    x = torch.randn(30, 4, dtype=torch.float64)
+    order = torch.randperm(30)
+    torch.testing.assert_close(contra_norm(x[order], 0.5, **options), contra_norm(x, 0.5, **options)[order])
+
+
+@pytest.mark.parametrize("options", [{}, {"dual": True}, {"exclude_self": True}, {"axis": "features"}, {"edges": True}])
+@pytest.mark.parametrize("mixed", [False, True], ids=["sorted", "mixed"])
+def test_two_graphs_joined_are_each_alone(options, mixed, monkeypatch):
+    monkeypatch.setitem(_grid.TILE, "cpu", (8, 64))
+    torch.manual_seed(9)
+    sizes = (17, 1, 30, 5)
+    x = torch.randn(sum(sizes), 4, dtype=torch.float64)
+    batch = torch.repeat_interleave(torch.tensor([0, 2, 3, 7]), torch.tensor(sizes))
+    if mixed:
+        batch = batch[torch.randperm(len(batch))]
+    options = dict(options)
+    edges = options.pop("edges", False)
+    parts = [(batch == b).nonzero().squeeze(1) for b in batch.unique()]
+    edge_index = torch.cat([p[torch.randint(0, len(p), (2, 3 * len(p)))] for p in parts], 1) if edges else None
+    out = contra_norm(x, 0.5, batch=batch, edge_index=edge_index, **options)
+    for part in parts:
+        local = None
+        if edge_index is not None:
+            inside = edge_index[:, torch.isin(edge_index[0], part)]
+            local = torch.searchsorted(part, inside)
+        torch.testing.assert_close(out[part], contra_norm(x[part], 0.5, edge_index=local, **options))
+
+
+def test_a_node_adjacent_to_all_others():
+    x = torch.randn(4, 3, requires_grad=True)
+    star = torch.tensor([[0, 0, 0], [1, 2, 3]])
+    out = contra_norm(x, 1.0, identity=True, edge_index=star)
+    torch.testing.assert_close(out[0], 2 * x[0])  # nothing to be pushed from
+    out.sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_degenerate_tokens(options):
+    torch.manual_seed(10)
+    for x in (torch.zeros(6, 4), torch.ones(6, 4), torch.randn(1, 4), torch.zeros(1, 4), torch.zeros(0, 4)):
+        x = x.clone().requires_grad_()
+        out = contra_norm(x, 0.5, **options)
+        out.sum().backward()
+        assert torch.isfinite(out).all()
+        assert torch.isfinite(x.grad).all()
+        assert x.grad.abs().max() < 100 if x.numel() else True
+
+
+def test_identical_tokens_stay_identical():
+    x = torch.tensor([[1.0, 2.0]]).repeat(5, 1)
+    torch.testing.assert_close(contra_norm(x, 0.5), 0.5 * x)
+    torch.testing.assert_close(contra_norm(x, 0.5, identity=True), x)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(options, dtype):
+    torch.manual_seed(11)
+    x = (torch.randn(2, 40, 8) * 50).to(dtype)
+    out = contra_norm(x, 0.5, **options)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, contra_norm(x.float(), 0.5, **options).to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 5]])}])
+def test_gradcheck(options):
+    torch.manual_seed(12)
+    x = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    scale = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, s: contra_norm(a, s, **options), (x, scale))
+
+
+def test_causal_reads_no_later_token():
+    torch.manual_seed(13)
+    x = torch.randn(12, 4, requires_grad=True)
+    out = contra_norm(x, 0.5, causal=True)
+    for i in range(12):
+        (gradient,) = torch.autograd.grad(out[i].sum(), x, retain_graph=True)
+        assert gradient[i + 1 :].abs().max().item() == 0 if i < 11 else True
+        torch.testing.assert_close(out[i], contra_norm(x[: i + 1], 0.5)[i])
+
+
+@pytest.mark.parametrize("case", ["plain", "masked", "edges", "graphs", "exclude_self"])
+def test_sampled_keys_estimate_all_of_them(case):
+    torch.manual_seed(14)
+    n = 200
+    x = torch.randn(n, 6, dtype=torch.float64) + 0.5
+    options = {
+        "plain": {},
+        "masked": {"mask": torch.rand(n) > 0.3},
+        "edges": {"edge_index": torch.randint(0, n, (2, 600))},
+        "graphs": {"batch": torch.arange(n) // 50},
+        "exclude_self": {"exclude_self": True},
+    }[case]
+    full = contra_norm(x, 1.0, temperature=0.5, **options)
+    draws = torch.stack([contra_norm(x, 1.0, temperature=0.5, sample=30, **options) for _ in range(300)])
+    spread = (draws - full).square().sum(-1).mean().sqrt()
+    bias = (draws.mean(0) - full).square().sum(-1).mean().sqrt()
+    assert spread > 0
+    assert bias < 0.15 * spread  # 300 draws leave 0.06 of it by chance
+    torch.testing.assert_close(contra_norm(x, 1.0, sample=n, **options), contra_norm(x, 1.0, **options))
+
+
+def test_sample_is_for_training_only():
+    torch.manual_seed(15)
+    x = torch.randn(40, 4)
+    layer = ContraNorm(4, 0.5, sample=5, after=None)
+    assert not torch.equal(layer(x), layer(x))
+    torch.testing.assert_close(layer.eval()(x), contra_norm(x, 0.5))
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 12), st.integers(1, 6), st.integers(0, 2), st.sampled_from(DTYPES), st.booleans(),
+    st.sampled_from(OPTIONS), st.floats(-2, 2), st.integers(0, 2**31),
+)  # fmt: skip
+def test_any_input_keeps_shape_dtype_and_is_finite(n, d, batch, dtype, masked, options, scale, seed):
+    torch.manual_seed(seed)
+    shape = (batch, n, d) if batch else (n, d)
+    x = torch.randn(shape).to(dtype).requires_grad_()
+    mask = torch.rand(shape[:-1]) > 0.5 if masked else None
+    out = contra_norm(x, scale, mask=mask, **options)
+    assert out.shape == x.shape
+    assert out.dtype == dtype
+    out.float().sum().backward()
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(x.grad).all()
+    if mask is not None:
+        assert torch.equal(out[~mask], x[~mask])
+
+
+def test_module_survives_copying_and_saving():
+    layer = ContraNorm(4, 0.3, learnable=True, temperature=0.5, identity=True)
+    x = torch.randn(6, 4)
+    other = ContraNorm(4, 0.1, learnable=True, temperature=0.5, identity=True)
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x), layer(x))
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+    assert "temperature=0.5" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"causal": True, "dual": True}, "read later tokens"),
+        ({"causal": True, "axis": "features"}, "read later tokens"),
+        ({"axis": "rows"}, "axis must be one of"),
+        ({"average": "mean"}, "average must be one of"),
+        ({"identity": "both"}, "identity must be one of"),
+        ({"axis": "features", "exclude_self": True}, "do not apply"),
+        ({"sample": 0}, "at least 1"),
+        ({"sample": 2, "dual": True}, "does not go with"),
+        ({"temperature": -1.0}, "temperature must be positive"),
+        ({"batch": torch.zeros(4, dtype=torch.long)}, "batch must be an integer tensor"),
+        ({"edge_index": torch.tensor([[0], [9]])}, "Pairs must lie within"),
+        ({"mask": torch.ones(3, dtype=torch.bool)}, "mask must have shape"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        contra_norm(torch.randn(5, 3), 0.1, **options)
+
+
+def test_bad_module():
+    with pytest.raises(ValueError, match="No preset is named 'gpt'"):
+        ContraNorm.preset("gpt", 4, 0.1)
+    with pytest.raises(ValueError, match="made for 4 features"):
+        ContraNorm(4, 0.1)(torch.randn(3, 5))
+    with pytest.raises(ValueError, match="positive needs"):
+        ContraNorm(4, 0.1, positive=True)
+    with pytest.raises(ValueError, match="after must be"):
+        ContraNorm(4, 0.1, after="batch")
+    with pytest.raises(ValueError, match="float tensor"):
+        contra_norm(torch.randn(5), 0.1)

@@ -1,0 +1,82 @@
+"""The README and the documentation keep their word: their Python runs, and their figures are those of results/."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        texts = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        found += [(f"{page.name}-{number}", text) for number, text in enumerate(texts, start=1)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "source"), blocks(), ids=lambda value: value if "\n" not in value else "")
+def test_snippet_runs(name: str, source: str) -> None:
+    torch.manual_seed(0)
+    exec(compile(source, name, "exec"), {"__name__": "__main__"})
+
+
+def test_readme_has_three_snippets() -> None:
+    assert [name for name, _ in blocks() if name.startswith("README")] == ["README.md-1", "README.md-2", "README.md-3"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert missing == []
+
+
+def test_readme_tells_the_figures_of_the_results() -> None:
+    result = json.loads((ROOT / "results" / "demo_rank.json").read_text(encoding="utf-8"))
+    first, last = (result["plain"][place]["effective_rank"] for place in (0, -1))
+    mended = result["contra_norm"][-1]["effective_rank"]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"Transformer of {result['config']['blocks']} blocks reads random tokens." in text
+    assert f"falls from {first:.1f} to {last:.1f}." in text
+    assert f"after each attention residual end at {mended:.1f}." in text
+
+
+@pytest.fixture
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_table_is_filled_in_and_used(tables: ModuleType) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert {name for text in pages for name in tables.PLACE.findall(text)} == set(tables.TABLES)
+    filled = "\n".join(tables.on_page_markdown(text) for text in pages)
+    assert "<!-- table" not in filled
+    for name in ("effective_rank", "contra_norm", "info_nce", "bert_v2"):
+        assert f"| `{name}` |" in filled
+
+
+def test_benchmark_table(tables: ModuleType, tmp_path: Path) -> None:
+    tables.RESULTS = tmp_path
+    assert tables.benchmarks() == ""
+    target = {"name": "speed", "target": ">= 2", "measured": 2.3456, "unit": "x", "reached": True, "detail": "a|b"}
+    result = {"targets": [target], "config": {}, "versions": {"torch": "2.13"}, "date": "2026-01-02"}
+    (tmp_path / "benchmarks.json").write_text(json.dumps(result), encoding="utf-8")
+    assert tables.benchmarks().splitlines() == [
+        "| what | target | measured | reached | detail |",
+        "| --- | --- | --- | --- | --- |",
+        "| speed | >= 2 | 2.35 x | yes | a\\|b |",
+        "",
+        "Measured on 2026-01-02 with torch 2.13, by `make bench`.",
+    ]

@@ -1,0 +1,34 @@
+"""Names, facts and the errors for unknown names."""
+
+import pytest
+
+import uncollapse as uc
+from uncollapse.registry import CURES, LOSSES, METRICS, Registry
+
+
+def test_unknown_name_lists_the_choices():
+    with pytest.raises(KeyError, match=r"Did you mean 'contra_norm'.*pair_norm"):
+        CURES["contranorm"]
+    with pytest.raises(KeyError, match="No metric is named 'xyzzy'"):
+        METRICS["xyzzy"]
+
+
+def test_a_name_is_given_once():
+    registry: Registry[int] = Registry("thing")
+    registry.add("a", 1)
+    with pytest.raises(ValueError, match="registered already"):
+        registry.add("a", 2)
+
+
+@pytest.mark.parametrize("registry", [METRICS, CURES, LOSSES], ids=["metrics", "cures", "losses"])
+def test_every_entry_is_public(registry):
+    for name, entry in registry.items():
+        assert getattr(uc, name) is entry.function
+        assert name in uc.__all__
+
+
+def test_every_public_name_is_documented():
+    for name in uc.__all__:
+        thing = getattr(uc, name)
+        if callable(thing) or hasattr(thing, "__path__"):
+            assert thing.__doc__, name
