@@ -1,14 +1,13 @@
 """The command line, and the demonstration behind it."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from uncollapse import cli, demo
+from uncollapse import __version__, cli, demo
 from uncollapse.registry import CURES, LOSSES, METRICS
 
 SMALL = demo.Setup(blocks=3, dim=16, heads=2, ffn=32, vocabulary=20, sequences=2, tokens=8)
@@ -21,7 +20,7 @@ def runner() -> CliRunner:
 
 def test_version(runner: CliRunner) -> None:
     result = runner.invoke(cli.app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"uncollapse {version('uncollapse')}\n")
+    assert (result.exit_code, result.stdout) == (0, f"uncollapse {__version__}\n")
 
 
 @pytest.mark.parametrize(("kind", "registry"), [("metrics", METRICS), ("cures", CURES), ("losses", LOSSES)])
@@ -87,7 +86,7 @@ def test_demo_prints_and_writes_the_same_figures(
 def test_run_records_what_is_needed_to_repeat_it() -> None:
     result = demo.run(SMALL)
     assert demo.Setup(**result["config"]) == SMALL
-    assert result["versions"] == {"torch": torch.__version__, "uncollapse": version("uncollapse")}
+    assert result["versions"] == {"torch": torch.__version__, "uncollapse": __version__}
     assert result["seed"] == SMALL.seed
     assert [row["block"] for row in result["plain"]] == [0, 1, 2, 3]
     again = demo.run(SMALL)

@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+import uncollapse
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -36,6 +38,11 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert missing == []
+
+
+def test_citation_and_changelog_have_the_version() -> None:
+    assert f"\nversion: {uncollapse.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## [{uncollapse.__version__}] - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_readme_tells_the_figures_of_the_results() -> None:

@@ -1,12 +1,10 @@
 """Find, mend and prove mended the collapse of representations in deep networks.
 
->>> import uncollapse as uc
+>>> import torch, uncollapse as uc
 >>> x = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(0))
 >>> bool((uc.mean_cosine(uc.contra_norm(x, 1.0)) < uc.mean_cosine(x)).all())
 True
 """
-
-import torch
 
 from uncollapse import cures, losses, metrics, pairwise
 from uncollapse.cures import *  # noqa: F403

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-import uncollapse  # noqa: F401 (fills the registries)
+from uncollapse import __version__
 from uncollapse import demo as demonstration
 from uncollapse.registry import CURES, LOSSES, METRICS
 
@@ -46,7 +45,7 @@ def _sentence(error: Exception) -> str:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"uncollapse {version('uncollapse')}")
+        typer.echo(f"uncollapse {__version__}")
         raise typer.Exit
 
 

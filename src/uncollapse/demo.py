@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from uncollapse import __version__
 from uncollapse.cures.contra_norm import contra_norm
 from uncollapse.metrics import effective_rank, mean_cosine
 
@@ -105,7 +105,7 @@ def run(setup: Setup) -> dict[str, Any]:
         "what": "token representations of an untrained post-norm Transformer, block by block",
         "config": asdict(setup),
         "seed": setup.seed,
-        "versions": {"torch": str(torch.__version__), "uncollapse": version("uncollapse")},
+        "versions": {"torch": str(torch.__version__), "uncollapse": __version__},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 3),
         "plain": [asdict(row) for row in plain],

@@ -169,13 +169,28 @@ def _fields(pairs: Pairs) -> tuple[Any, ...]:
     return pairs.offset, pairs.no_self, pairs.excluded, pairs.mirrored, pairs.row_group, pairs.key_group
 
 
-def unit_rows(x: Tensor, eps: float = 1e-12) -> Tensor:
-    """Rows of x (..., n, d) divided by their length; rows shorter than eps stay as they are.
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of x (..., n, d) divided by their length; zero rows stay zero.
 
-    `F.normalize` divides those by eps, which turns the gradient of a zero row into 1/eps.
+    `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12.
     """
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(length > eps, length, torch.ones_like(length))
+    return x * inverse_norms(x).unsqueeze(-1)
+
+
+def inverse_norms(x: Tensor) -> Tensor:
+    """1/|x_i| of each row (..., n); 0 for zero rows. Finite in value and gradient."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    if x.dtype == torch.float32 and _squares_may_overflow(norms):
+        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    present = norms >= torch.finfo(x.dtype).tiny
+    return (present / torch.where(present, norms, 1)).to(x.dtype)
+
+
+def _squares_may_overflow(norms: Tensor) -> bool:
+    """Whether a row is so long or short that its float32 squares are not to be trusted. No look where it would stall."""
+    if torch.compiler.is_compiling():
+        return False
+    return norms.device.type != "cpu" or bool(((norms < 1e-15) | (norms > 1e15)).any())
 
 
 def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:

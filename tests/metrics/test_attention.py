@@ -65,12 +65,13 @@ def test_gradient(metric) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("metric", EVERY)
-@pytest.mark.parametrize("kind", ["even", "identity", "zero", "one_token", "all_masked"])
+@pytest.mark.parametrize("kind", ["even", "identity", "zero", "faint", "one_token", "all_masked"])
 def test_degenerate_maps_are_finite(metric, kind: str) -> None:  # type: ignore[no-untyped-def]
     attn = {
         "even": torch.full((2, 7, 7), 1 / 7),
         "identity": torch.eye(7).repeat(2, 1, 1),
         "zero": torch.zeros(2, 7, 7),
+        "faint": torch.eye(7).repeat(2, 1, 1) * 1e-25,  # whose squares are 0 in float32
         "one_token": torch.ones(2, 1, 1),
         "all_masked": torch.full((2, 7, 7), float("nan")),
     }[kind]

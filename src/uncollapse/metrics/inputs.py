@@ -83,7 +83,7 @@ def centred(x: Tensor, mask: Tensor | None) -> Tensor:
     total = x.sum(-2, keepdim=True, dtype=torch.float64)
     mean = (total / real_count(x, mask).clamp(min=1)[..., None, None]).to(x.dtype)
     shift = x - mean
-    noise = shift.detach().abs() <= 8 * torch.finfo(x.dtype).eps * mean.detach().abs()
+    noise = shift.detach().abs() <= 8 * torch.finfo(torch.float64).eps * mean.detach().abs()
     shift = shift.masked_fill(noise, 0)
     return shift if mask is None else shift.masked_fill(~mask[..., None], 0)
 
