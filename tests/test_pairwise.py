@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uncollapse import _grid, _tiles
 from uncollapse._operators import all_pairs_operator, spread_operator
-from uncollapse.pairwise import all_pairs, logsumexp, softmax_mean, unit_rows
+from uncollapse.pairwise import all_pairs, inverse_norms, logsumexp, softmax_mean, unit_rows
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -400,3 +400,19 @@ def test_unit_rows_has_a_finite_gradient_at_zero():
     torch.testing.assert_close(unit.detach(), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
     assert x.grad is not None
     assert x.grad.abs().max() < 10
+
+
+def test_inverse_norms_beyond_the_range_of_squares():
+    x = torch.tensor([[3.0, 4.0], [3e-30, 4e-30], [3e30, 4e30], [0.0, 0.0], [1e-45, 0.0]], requires_grad=True)
+    inverse = inverse_norms(x)
+    torch.testing.assert_close(inverse, torch.tensor([0.2, 2e29, 2e-31, 0, 0]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(unit_rows(x).norm(dim=-1), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
+    (slope,) = torch.autograd.grad(unit_rows(x)[[0, 3]].sum(), x)
+    assert bool(torch.isfinite(slope).all())
+    assert slope[3].tolist() == [0, 0]
+
+
+def test_unit_rows_gradcheck():
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(unit_rows, (x,))
+    assert torch.autograd.gradgradcheck(unit_rows, (x,))

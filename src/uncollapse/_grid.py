@@ -1,6 +1,7 @@
 """Which pairs count, and how all of them are cut into tiles that stay in the cache."""
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -46,12 +47,15 @@ class Tile:
     b: int
     lo: int
     hi: int
+    no_self: bool
     drop: Tensor | None  # flat indices into the (b−a)·(hi−lo) pairs
     block: Tensor | None  # (b−a, hi−lo) bool: True = absent
     first: int  # the first key that its queries see in any tile
 
     def fill_absent(self, tile: Tensor, value: float) -> None:
         """Overwrite the absent pairs of `tile` (batch, b−a, hi−lo) in place."""
+        if self.no_self:
+            tile.diagonal(self.a - self.lo, -2, -1).fill_(value)
         if self.drop is not None:
             tile.view(tile.shape[0], -1).index_fill_(1, self.drop, value)
         if self.block is not None:
@@ -97,7 +101,8 @@ class Grid:
             width = max(b - a, self.area // (b - a))
             for lo in range(first, behind, width):
                 hi = min(behind, lo + width)
-                yield Tile(a, b, lo, hi, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
+                no_self = self.pairs.no_self and max(a, lo) < min(b, hi)
+                yield Tile(a, b, lo, hi, no_self, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
 
     def _keys(self, a: int, b: int) -> tuple[int, int]:
         first, behind = 0, self.m
@@ -108,15 +113,12 @@ class Grid:
         return (a if self.upper else first), behind
 
     def _drop(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
-        parts = []
-        if self.pairs.excluded is not None:
-            i, j = self.pairs.excluded[:, self.starts[a] : self.starts[b]]
-            inside = (j >= lo) & (j < hi)
-            parts.append(((i - a) * (hi - lo) + (j - lo))[inside])
-        if self.pairs.no_self and max(a, lo) < min(b, hi):
-            i = torch.arange(max(a, lo), min(b, hi), device=self.device)
-            parts.append((i - a) * (hi - lo) + (i - lo))
-        return torch.cat(parts) if parts else None
+        if self.pairs.excluded is None:
+            return None
+        i, j = self.pairs.excluded[:, self.starts[a] : self.starts[b]]
+        inside = (j >= lo) & (j < hi)
+        flat: Tensor = (i - a) * (hi - lo) + (j - lo)
+        return flat[inside]
 
     def _block(self, a: int, b: int, lo: int, hi: int) -> Tensor | None:
         block = None
@@ -129,18 +131,23 @@ class Grid:
         return block
 
 
-class Memory:
-    """Memory for the tiles of one walk."""
+class Memory(threading.local):
+    """Memory for the tiles. On the CPU it is kept, a few megabytes a thread: fresh pages cost as much as arithmetic."""
 
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.blocks: dict[str, Tensor] = {}
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
         """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`."""
         shape = left.shape[0], left.shape[1], right.shape[1]
         size = math.prod(shape)
-        if name not in self.blocks or self.blocks[name].numel() < size:
-            self.blocks[name] = self.like.new_empty(size)
-        out = self.blocks[name][:size].view(shape)
+        block = self.blocks.get((name, left.dtype))
+        if block is None or block.numel() < size or block.device != left.device:
+            block = left.new_empty(size)
+            if left.device.type == "cpu" and size <= 2 * TILE["cpu"][1]:
+                self.blocks[name, left.dtype] = block
+        out = block[:size].view(shape)
         return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
+
+
+memory = Memory()

@@ -28,7 +28,14 @@ def all_pairs_operator(
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
-    with torch.autocast(q.device.type, enabled=False):
+    return all_pairs_eagerly(q, k, v, bias, temperature, pairs)
+
+
+def all_pairs_eagerly(
+    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the operator does, without gradients."""
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         return _tiles.forward(q, k, v, bias, temperature, pairs)
 
 

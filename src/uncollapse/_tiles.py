@@ -19,8 +19,8 @@ Decisions that the formulas do not show:
   their log-sum-exp afterwards, in linear time.
 - G cancels where one key outweighs all others of its row (o_i ≈ v_j). But Σ_j G_ij = dL_i, so the entry of such a
   ruling key is dL_i minus the others, which do not cancel: exact zeros stay zero, small gradients keep their digits.
-- The batch is walked in chunks, and tiles live in memory that is made once: at a few hundred tokens, fresh memory
-  costs as much as the arithmetic.
+- The batch is walked in chunks, and tiles live in memory that is kept: at a few hundred tokens, fresh memory costs as
+  much as the arithmetic.
 """
 
 import math
@@ -28,7 +28,7 @@ import math
 import torch
 from torch import Tensor
 
-from uncollapse._grid import Grid, Memory, Pairs, Tile
+from uncollapse._grid import Grid, Pairs, Tile, memory
 
 ABSENT = -1e30  # the logit of a pair that does not count: finite, see above
 LOG2E = math.log2(math.e)
@@ -46,12 +46,12 @@ def forward(
     batch, n, m = q.shape[0], q.shape[1], v.shape[1]
     mean, log2sum = v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n)
     kind = torch.full((batch, n), PLAIN, dtype=torch.uint8, device=q.device)
-    grid, memory = Grid(pairs, n, m, q.device), Memory(q)
+    grid = Grid(pairs, n, m, q.device)
     upper = None if k is not None or grid.single else Grid(pairs, n, m, q.device, upper=True)
     for c in grid.chunks(batch):
         given, out = (*_chunk(c, q, k, v, bias), temperature), (mean[c], log2sum[c], kind[c])
-        if upper is None or not _symmetric_forward(*given, upper, memory, out):
-            _rows_forward(*given, grid, memory, out)
+        if upper is None or not _symmetric_forward(*given, upper, out):
+            _rows_forward(*given, grid, out)
     return mean, log2sum.div_(LOG2E), kind
 
 
@@ -68,7 +68,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Gradients of q, k, v and bias; with k = None, q's is that of both roles."""
     mean, log_sum, kind = saved
-    grid, memory = Grid(pairs, q.shape[1], v.shape[1], q.device), Memory(q)
+    grid = Grid(pairs, q.shape[1], v.shape[1], q.device)
     upper = None if k is not None or grid.single else Grid(pairs, q.shape[1], v.shape[1], q.device, upper=True)
     make = torch.empty_like if grid.whole else torch.zeros_like
     dq, dv = make(q), make(v)
@@ -83,9 +83,9 @@ def backward(
         came = mean[c], log2sum[c], d_mean[c], d_log[c]
         to = dq[c], dk[c], dv[c], None if d_bias is None else d_bias[c]
         if upper is not None and bool(kind[c, :1].eq(SYMMETRIC).any()):
-            _symmetric_backward(*given, upper, memory, came, to)
+            _symmetric_backward(*given, upper, came, to)
         else:
-            _rows_backward(*given, grid, memory, came, kind[c] == RULED, to, same=k is None)
+            _rows_backward(*given, grid, came, kind[c] == RULED, to, same=k is None)
     return dq, None if k is None else dk, dv, d_bias
 
 
@@ -96,18 +96,16 @@ def spread(
     out = d.new_zeros(k.shape[0], k.shape[1], d.shape[-1])
     nothing = torch.isneginf(log_sum)
     log2sum = (log_sum * LOG2E).masked_fill(nothing, -ABSENT)
-    grid, memory = Grid(pairs, q.shape[1], k.shape[1], q.device), Memory(q)
+    grid = Grid(pairs, q.shape[1], k.shape[1], q.device)
     for c in grid.chunks(q.shape[0]):
         for t in grid:
             rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
-            weight = _softmax(q[c], k[c], None if bias is None else bias[c], temperature, log2sum[c], t, memory)
+            weight = _softmax(q[c], k[c], None if bias is None else bias[c], temperature, log2sum[c], t)
             out[c, keys].baddbmm_(weight.mT, d[c, rows])
     return out
 
 
-def _softmax(
-    q: Tensor, k: Tensor, bias: Tensor | None, temperature: float, log2sum: Tensor, t: Tile, memory: Memory
-) -> Tensor:
+def _softmax(q: Tensor, k: Tensor, bias: Tensor | None, temperature: float, log2sum: Tensor, t: Tile) -> Tensor:
     """The weights P of a tile."""
     weight = memory.product("weight", q[:, t.a : t.b], k[:, t.lo : t.hi], LOG2E / temperature)
     if bias is not None:
@@ -135,27 +133,29 @@ def _rows_forward(
     bias: Tensor | None,
     temperature: float,
     grid: Grid,
-    memory: Memory,
     out: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     mean, log2sum, kind = out
     peak, total = torch.full_like(log2sum, ABSENT), torch.zeros_like(log2sum)
-    mean.zero_()
+    beta = 0.0 if grid.whole else 1.0
+    if not grid.whole:
+        mean.zero_()
     for t in grid:
         rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
         weight = memory.product("weight", q[:, rows], k[:, keys], LOG2E / temperature)
         if bias is not None:
             weight.add_(bias[:, None, keys], alpha=LOG2E).clamp_(min=ABSENT)
         t.fill_absent(weight, ABSENT)
-        highest = torch.maximum(peak[:, rows], weight.amax(-1))
-        weight.sub_(highest[..., None]).exp2_()
+        highest = weight.amax(-1)
         if t.lo > t.first:  # what came before, relative to the new peak
+            highest = torch.maximum(peak[:, rows], highest)
             fade = (peak[:, rows] - highest).exp2_()
             total[:, rows] *= fade
             mean[:, rows] *= fade[..., None]
+        weight.sub_(highest[..., None]).exp2_()
         total[:, rows] += weight.sum(-1)
         if v.shape[-1] > 0:
-            mean[:, rows].baddbmm_(weight, v[:, keys])
+            mean[:, rows].baddbmm_(weight, v[:, keys], beta=beta)
         peak[:, rows] = highest
     nothing = (peak < ABSENT / 2) | (total == 0)
     mean.div_(total.masked_fill(nothing, torch.inf)[..., None])
@@ -170,7 +170,6 @@ def _rows_backward(
     bias: Tensor | None,
     temperature: float,
     grid: Grid,
-    memory: Memory,
     came: tuple[Tensor, Tensor, Tensor, Tensor],
     ruled: Tensor,
     to: tuple[Tensor, Tensor, Tensor, Tensor | None],
@@ -183,7 +182,7 @@ def _rows_backward(
     beta, alpha = 0.0 if grid.whole else 1.0, 1 / temperature
     for t in grid:
         rows, keys = slice(t.a, t.b), slice(t.lo, t.hi)
-        weight = _softmax(q, k, bias, temperature, log2sum, t, memory)
+        weight = _softmax(q, k, bias, temperature, log2sum, t)
         if v.shape[-1] > 0:
             dv[:, keys].baddbmm_(weight.mT, d_mean[:, rows], beta=beta)
             push = memory.product("push", d_mean[:, rows], v[:, keys]).add_(level[:, rows, None]).mul_(weight)  # G
@@ -235,7 +234,6 @@ def _symmetric_forward(
     bias: Tensor | None,
     temperature: float,
     grid: Grid,
-    memory: Memory,
     out: tuple[Tensor, Tensor, Tensor],
 ) -> bool:
     """False, with nothing of value written, where it cannot be used or one key outweighs the others of its row."""
@@ -286,7 +284,6 @@ def _symmetric_backward(
     bias: Tensor | None,
     temperature: float,
     grid: Grid,
-    memory: Memory,
     came: tuple[Tensor, Tensor, Tensor, Tensor],
     to: tuple[Tensor, Tensor, Tensor, Tensor | None],
 ) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from uncollapse._grid import Pairs, by_query
-from uncollapse._operators import all_pairs_operator, spread_operator
+from uncollapse._operators import all_pairs_eagerly, all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
 
@@ -141,7 +141,10 @@ def all_pairs(
         raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
     (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
     v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
-    mean, log_sum, _ = all_pairs_operator(q3, k3, v3, b2, tau, *_fields(pairs))
+    if torch.compiler.is_compiling() or _records_gradients(q3, k3, v3, b2):
+        mean, log_sum, _ = all_pairs_operator(q3, k3, v3, b2, tau, *_fields(pairs))
+    else:  # the same without the operator's bookkeeping, which would be felt below a thousand rows
+        mean, log_sum, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
     return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
 
 
@@ -165,6 +168,10 @@ def _prepared(
     return (_flat(q, batch), None if same else _flat(k, batch), b2), float(temperature), batch
 
 
+def _records_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def _fields(pairs: Pairs) -> tuple[Any, ...]:
     return pairs.offset, pairs.no_self, pairs.excluded, pairs.mirrored, pairs.row_group, pairs.key_group
 
@@ -172,9 +179,27 @@ def _fields(pairs: Pairs) -> tuple[Any, ...]:
 def unit_rows(x: Tensor) -> Tensor:
     """Rows of x (..., n, d) divided by their length; zero rows stay zero.
 
-    `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12.
+    `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12; here it is 0.
     """
-    return x * inverse_norms(x).unsqueeze(-1)
+    unit: Tensor = _UnitRows.apply(x)  # type: ignore[no-untyped-call]
+    return unit
+
+
+class _UnitRows(torch.autograd.Function):
+    """u = x/|x|, dx = (g − u(u·g))/|x|: half of the passes that autograd would make."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        unit = x * inverse_norms(x).unsqueeze(-1)
+        ctx.save_for_backward(x, unit)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        x, unit = ctx.saved_tensors
+        along: Tensor = (unit * gradient).sum(-1, keepdim=True)
+        across: Tensor = torch.addcmul(gradient, unit, along, value=-1)
+        return across * inverse_norms(x).unsqueeze(-1)
 
 
 def inverse_norms(x: Tensor) -> Tensor:
@@ -187,10 +212,13 @@ def inverse_norms(x: Tensor) -> Tensor:
 
 
 def _squares_may_overflow(norms: Tensor) -> bool:
-    """Whether a row is so long or short that its float32 squares are not to be trusted. No look where it would stall."""
+    """Whether a row may be too long or short for squares in float32; taken for granted where a look would stall."""
     if torch.compiler.is_compiling():
         return False
-    return norms.device.type != "cpu" or bool(((norms < 1e-15) | (norms > 1e15)).any())
+    if norms.device.type != "cpu" or norms.numel() == 0:
+        return norms.numel() > 0
+    low, high = norms.detach().aminmax()
+    return not (low.item() >= 1e-15 and high.item() <= 1e15)
 
 
 def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:

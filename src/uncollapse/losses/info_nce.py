@@ -8,8 +8,8 @@ from torch.nn.functional import softplus
 
 from uncollapse._grid import Pairs
 from uncollapse.losses.checks import check_matrix, check_pair, check_temperature
-from uncollapse.metrics.inputs import as_full, unit_rows
-from uncollapse.pairwise import all_pairs, logsumexp
+from uncollapse.metrics.inputs import as_full
+from uncollapse.pairwise import all_pairs, logsumexp, unit_rows
 from uncollapse.registry import loss
 
 

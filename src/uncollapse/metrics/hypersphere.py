@@ -9,7 +9,7 @@ from torch import Tensor
 
 from uncollapse._grid import Pairs
 from uncollapse.metrics import inputs
-from uncollapse.pairwise import all_pairs
+from uncollapse.pairwise import all_pairs, unit_rows
 from uncollapse.registry import metric
 
 PAPER = "Understanding Contrastive Representation Learning through Alignment and Uniformity, arXiv 2005.10242"
@@ -133,7 +133,7 @@ def mean_distance(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, norma
     """`alignment` without its checks, for the losses: the gradient at equal rows is 0."""
     x, y = inputs.prepared(x, mask), inputs.prepared(y, mask)
     if normalize:
-        x, y = inputs.unit_rows(x), inputs.unit_rows(y)
+        x, y = unit_rows(x), unit_rows(y)
     squared = (x - y).square().sum(-1)
     apart = squared > 0
     distance = torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
@@ -146,10 +146,12 @@ def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, 
     if x.numel() == 0:
         return x.sum((-2, -1))
     # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
-    points = inputs.unit_rows(x) if normalize else inputs.centred(x.double(), mask)
+    points = unit_rows(x) if normalize else inputs.centred(x.double(), mask)
+    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self)  # type: ignore[no-untyped-call]
+    if mask is None and x.shape[-2] > 1:
+        return (log_sum - math.log(x.shape[-2] * (x.shape[-2] - exclude_self))).to(x.dtype)
     count = inputs.real_count(points, mask)
     pairs = count * (count - 1 if exclude_self else count)
-    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self)  # type: ignore[no-untyped-call]
     return (log_sum - pairs.clamp(min=1).log()).masked_fill(pairs < 1, 0).to(x.dtype)
 
 
@@ -162,7 +164,7 @@ class _LogPotentialSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool) -> Tensor:
-        fall = -t * x.square().sum(-1)  # of −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
+        fall = -t * torch.linalg.vector_norm(x, dim=-1).square()  # of −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
         if mask is not None:
             fall = fall.masked_fill(~mask, -torch.inf)
         bias = None if _is_constant(fall) else fall
@@ -172,7 +174,7 @@ class _LogPotentialSum(torch.autograd.Function):
         total = torch.logsumexp(sums, -1, keepdim=True)
         total = total.masked_fill(torch.isneginf(total), 0)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward((means - x) * (sums - total).exp()[..., None] * (4 * t))
+            ctx.save_for_backward((means - x).mul_((sums - total).exp().mul_(4 * t)[..., None]))
         return total.squeeze(-1)
 
     @staticmethod
@@ -185,7 +187,7 @@ class _LogPotentialSum(torch.autograd.Function):
 
 def _is_constant(x: Tensor) -> bool:
     """Whether all entries are equal but for rounding, as for unit rows; then the kernel needs no bias and is faster."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.device.type != "cpu":  # not where a look would stall
         return False
-    low, high = x.aminmax()
-    return bool(torch.isfinite(low) & (high - low <= 8 * torch.finfo(x.dtype).eps * low.abs()))
+    low, high = (bound.item() for bound in x.aminmax())
+    return math.isfinite(low) and high - low <= 8 * torch.finfo(x.dtype).eps * abs(low)

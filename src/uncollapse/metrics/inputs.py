@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-MODERATE = 1e-15, 1e15  # norms whose squares neither under- nor overflow in float32
-
 
 def tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
     """x (..., n, d) as `prepared` gives it, or an error if it is not made of finite tokens."""
@@ -86,19 +84,3 @@ def centred(x: Tensor, mask: Tensor | None) -> Tensor:
     noise = shift.detach().abs() <= 8 * torch.finfo(torch.float64).eps * mean.detach().abs()
     shift = shift.masked_fill(noise, 0)
     return shift if mask is None else shift.masked_fill(~mask[..., None], 0)
-
-
-def inverse_norms(x: Tensor) -> Tensor:
-    """1/‖x_i‖ of each row (..., n); 0 for zero rows. Finite in value and gradient."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    if x.dtype == torch.float32 and not torch.compiler.is_compiling():
-        low, high = MODERATE
-        if bool(((norms < low) | (norms > high)).any()):  # the squares may have left float32's range
-            norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    present = norms >= torch.finfo(x.dtype).tiny
-    return (present / torch.where(present, norms, 1)).to(x.dtype)
-
-
-def unit_rows(x: Tensor) -> Tensor:
-    """x_i/‖x_i‖; zero rows stay zero."""
-    return x * inverse_norms(x)[..., None]
