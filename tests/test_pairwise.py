@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from uncollapse import _grid, _tiles
-from uncollapse._operators import all_pairs_operator, spread_operator
+from uncollapse._kernel import grid, problem, walk
+from uncollapse._kernel.operators import all_pairs_operator, spread_operator
 from uncollapse.pairwise import all_pairs, inverse_norms, logsumexp, softmax_mean, unit_rows
 
 EPS = torch.finfo(torch.float32).eps
@@ -50,7 +50,7 @@ def dense_log_sum(q, k, *, temperature=1.0, mask=None, causal=False, exclude=Non
 @pytest.fixture(params=["one tile", "many tiles"])
 def tiles(request, monkeypatch):
     if request.param == "many tiles":
-        monkeypatch.setitem(_grid.TILE, "cpu", (64, 1 << 13))
+        monkeypatch.setitem(grid.TILE, "cpu", (64, 1 << 13))
 
 
 def leaves(*tensors):
@@ -242,7 +242,7 @@ def test_compiles_without_a_break(normalize):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("normalize", ["rows", "columns"])
 def test_gradcheck(monkeypatch, case, normalize):
-    monkeypatch.setitem(_grid.TILE, "cpu", (4, 16))
+    monkeypatch.setitem(grid.TILE, "cpu", (4, 16))
     torch.manual_seed(7)
     n = 9
     opts = options(case, n, n)
@@ -254,12 +254,12 @@ def test_gradcheck(monkeypatch, case, normalize):
 
 
 def test_bias_and_temperature_are_differentiable(monkeypatch):
-    monkeypatch.setitem(_grid.TILE, "cpu", (4, 16))
+    monkeypatch.setitem(grid.TILE, "cpu", (4, 16))
     torch.manual_seed(8)
     x, v, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((9, 3), (9, 2), (9,)))
     tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     for k in (x, torch.randn(9, 3, dtype=torch.float64)):
-        fn = lambda a, b, c, t, k=k: all_pairs(a, a if k is x else k, b, t, _grid.Pairs(), c)  # noqa: E731
+        fn = lambda a, b, c, t, k=k: all_pairs(a, a if k is x else k, b, t, grid.Pairs(), c)  # noqa: E731
         assert torch.autograd.gradcheck(fn, (x, v, bias, tau))
 
 
@@ -324,10 +324,10 @@ def test_both_walks_are_used(tiles, monkeypatch):
     """The symmetric walk serves q = k beyond one tile; rows that one key outweighs go to the other."""
     torch.manual_seed(12)
     x = unit_rows(torch.randn(1, 300, 8))
-    several = _grid.TILE["cpu"][0] < 300
-    for temperature, kind in ((1.0, _tiles.SYMMETRIC if several else _tiles.PLAIN), (0.02, _tiles.RULED)):
-        assert _tiles.forward(x, None, x, None, temperature, _grid.Pairs())[2].unique().tolist() == [kind]
-    assert _tiles.forward(x, x, x, None, 1.0, _grid.Pairs())[2].unique().tolist() == [_tiles.PLAIN]
+    several = grid.TILE["cpu"][0] < 300
+    for temperature, kind in ((1.0, problem.SYMMETRIC if several else problem.PLAIN), (0.02, problem.RULED)):
+        assert walk.forward(x, None, x, None, temperature, grid.Pairs())[2].unique().tolist() == [kind]
+    assert walk.forward(x, x, x, None, 1.0, grid.Pairs())[2].unique().tolist() == [problem.PLAIN]
 
 
 def test_large_logits():

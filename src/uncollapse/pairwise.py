@@ -19,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from uncollapse._grid import Pairs, by_query
-from uncollapse._operators import all_pairs_eagerly, all_pairs_operator, spread_operator
+from uncollapse._kernel.grid import Pairs, by_query
+from uncollapse._kernel.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
 
@@ -199,7 +199,7 @@ class _UnitRows(torch.autograd.Function):
         x, unit = ctx.saved_tensors
         along: Tensor = (unit * gradient).sum(-1, keepdim=True)
         across: Tensor = torch.addcmul(gradient, unit, along, value=-1)
-        return across * inverse_norms(x).unsqueeze(-1)
+        return across.mul_(inverse_norms(x).unsqueeze(-1))
 
 
 def inverse_norms(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncollapse import _grid
+from uncollapse._kernel import grid
 from uncollapse.cures import ContraNorm, contra_norm
 
 
@@ -168,7 +168,7 @@ def test_permutation_equivariance(options):
 @pytest.mark.parametrize("options", [{}, {"dual": True}, {"exclude_self": True}, {"axis": "features"}, {"edges": True}])
 @pytest.mark.parametrize("mixed", [False, True], ids=["sorted", "mixed"])
 def test_two_graphs_joined_are_each_alone(options, mixed, monkeypatch):
-    monkeypatch.setitem(_grid.TILE, "cpu", (8, 64))
+    monkeypatch.setitem(grid.TILE, "cpu", (8, 64))
     torch.manual_seed(9)
     sizes = (17, 1, 30, 5)
     x = torch.randn(sum(sizes), 4, dtype=torch.float64)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from uncollapse._grid import Pairs, by_query
+from uncollapse._kernel.grid import Pairs, by_query
 from uncollapse.cures.groups import Groups
 from uncollapse.cures.sampling import sampled_mean
 from uncollapse.pairwise import all_pairs, check_pairs, column_mean, log_weight, unit_rows

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from uncollapse._grid import Pairs, by_query
+from uncollapse._kernel.grid import Pairs, by_query
 from uncollapse.pairwise import all_pairs, log_weight
 
 

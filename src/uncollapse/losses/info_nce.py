@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from uncollapse._grid import Pairs
+from uncollapse._kernel.grid import Pairs
 from uncollapse.losses.checks import check_matrix, check_pair, check_temperature
 from uncollapse.metrics.inputs import as_full
 from uncollapse.pairwise import all_pairs, logsumexp, unit_rows

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uncollapse._grid import Pairs
+from uncollapse._kernel.grid import Pairs
 from uncollapse.metrics import inputs
 from uncollapse.pairwise import all_pairs, unit_rows
 from uncollapse.registry import metric
@@ -174,7 +174,7 @@ class _LogPotentialSum(torch.autograd.Function):
         total = torch.logsumexp(sums, -1, keepdim=True)
         total = total.masked_fill(torch.isneginf(total), 0)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward((means - x).mul_((sums - total).exp().mul_(4 * t)[..., None]))
+            ctx.save_for_backward(means.sub_(x).mul_((sums - total).exp().mul_(4 * t)[..., None]))
         return total.squeeze(-1)
 
     @staticmethod

@@ -52,6 +52,16 @@ class Tile:
     block: Tensor | None  # (b−a, hi−lo) bool: True = absent
     first: int  # the first key that its queries see in any tile
 
+    @property
+    def rows(self) -> slice:
+        """Its queries."""
+        return slice(self.a, self.b)
+
+    @property
+    def keys(self) -> slice:
+        """Its keys."""
+        return slice(self.lo, self.hi)
+
     def fill_absent(self, tile: Tensor, value: float) -> None:
         """Overwrite the absent pairs of `tile` (batch, b−a, hi−lo) in place."""
         if self.no_self:

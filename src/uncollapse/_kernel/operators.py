@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse import _tiles
-from uncollapse._grid import Pairs
+from uncollapse._kernel import walk
+from uncollapse._kernel.grid import Pairs
 
 
 @torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
@@ -36,7 +36,7 @@ def all_pairs_eagerly(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the operator does, without gradients."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        return _tiles.forward(q, k, v, bias, temperature, pairs)
+        return walk.forward(q, k, v, bias, temperature, pairs)
 
 
 @torch.library.custom_op("uncollapse::all_pairs_backward", mutates_args=())
@@ -60,7 +60,7 @@ def _all_pairs_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind)
     with torch.autocast(q.device.type, enabled=False):
-        dq, dk, dv, d_bias = _tiles.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
+        dq, dk, dv, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
     return dq, q.new_empty(0) if dk is None else dk, dv, q.new_empty(0) if d_bias is None else d_bias
 
 
@@ -81,8 +81,8 @@ def spread_operator(
     keys = q if k is None else k
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
     with torch.autocast(q.device.type, enabled=False):
-        log_sum = _tiles.forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
-        return _tiles.spread(q, keys, d, bias, temperature, pairs, log_sum)
+        log_sum = walk.forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
+        return walk.spread(q, keys, d, bias, temperature, pairs, log_sum)
 
 
 @torch.library.custom_op("uncollapse::spread_backward", mutates_args=())
@@ -103,8 +103,8 @@ def _spread_backward(
     """The mean of d_out is the gradient of d; the mean's own gradients, for an incoming d, are those of q and k."""
     pairs, v = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), d_out.contiguous()
     with torch.autocast(q.device.type, enabled=False):
-        saved = _tiles.forward(q, k, v, bias, temperature, pairs)
-        dq, dk, _, d_bias = _tiles.backward(q, k, v, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
+        saved = walk.forward(q, k, v, bias, temperature, pairs)
+        dq, dk, _, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
     return dq, q.new_empty(0) if dk is None else dk, saved[0], q.new_empty(0) if d_bias is None else d_bias
 
 

@@ -1,0 +1,54 @@
+"""What goes into the walks over all pairs and what comes out of them."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ABSENT = -1e30  # the logit of a pair that does not count: finite, see the package's docstring
+LOG2E = math.log2(math.e)
+PLAIN, RULED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a ruling key, by `symmetric`
+
+
+class Given(NamedTuple):
+    """Queries (b, n, d), keys (b, m, d), values (b, m, e), log-weights of the keys (b, m), and τ."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    temperature: float
+
+    def chunk(self, c: slice) -> "Given":
+        """Batch elements c; what absent keys hold, even NaN, is put out of the way."""
+        if self.bias is None:
+            return Given(self.q[c], self.k[c], self.v[c], None, self.temperature)
+        bias = self.bias[c]
+        absent = torch.isneginf(bias)[..., None]
+        k, v = self.k[c].masked_fill(absent, 0), self.v[c].masked_fill(absent, 0)
+        return Given(self.q[c], k, v, bias, self.temperature)
+
+
+class Found(NamedTuple):
+    """Means (b, n, e), log₂ of the sums (b, n), and how each row was computed (b, n)."""
+
+    mean: Tensor
+    log2sum: Tensor
+    kind: Tensor
+
+
+class Incoming(NamedTuple):
+    """Gradients of the means (b, n, e) and of the logarithms of the sums (b, n)."""
+
+    mean: Tensor
+    log: Tensor
+
+
+class Gradients(NamedTuple):
+    """Gradients of q, k, v and bias, filled in place; with k = q the first two are one tensor."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
