@@ -12,7 +12,9 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from uncollapse.metrics import similarity, spectrum
-from uncollapse.moments import CHUNK, Moments, Reservoir
+from uncollapse.moments import Moments
+from uncollapse.reservoir import Reservoir
+from uncollapse.streams import CHUNK
 
 SUMS = ("sum", "gram", "unit_sum")
 DERIVED = ("mean", "variance", "covariance", "spectrum", "effective_rank", "stable_rank", "participation_ratio")

@@ -1,9 +1,12 @@
 """Names, facts and the errors for unknown names."""
 
+import sys
+
 import pytest
+import torch
 
 import uncollapse as uc
-from uncollapse.registry import CURES, LOSSES, METRICS, Registry
+from uncollapse.registry import CURES, LOSSES, METRICS, Registry, discover
 
 
 def test_unknown_name_lists_the_choices():
@@ -25,6 +28,21 @@ def test_every_entry_is_public(registry):
     for name, entry in registry.items():
         assert getattr(uc, name) is entry.function
         assert name in uc.__all__
+
+
+def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
+    (tmp_path / "length.py").write_text(
+        "from uncollapse.registry import metric\n"
+        "@metric(better=None, paper='none')\n"
+        "def mean_length(x):\n    return x.norm(dim=-1).mean()\n"
+    )
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
+    monkeypatch.setattr(uc.metrics, "__path__", [str(tmp_path)])
+    discover("uncollapse.metrics", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "uncollapse.metrics.length")
+    assert float(uc.mean_length(torch.ones(2, 4))) == 2
+    with pytest.raises(AttributeError, match="no attribute 'mean_width'"):
+        _ = uc.mean_width
 
 
 def test_every_public_name_is_documented():

@@ -6,14 +6,26 @@
 True
 """
 
+from typing import Any
+
 from uncollapse import cures, losses, metrics, pairwise
 from uncollapse.cures import *  # noqa: F403
 from uncollapse.losses import *  # noqa: F403
 from uncollapse.metrics import *  # noqa: F403
-from uncollapse.moments import Moments, Reservoir
+from uncollapse.moments import Moments
 from uncollapse.registry import CURES, LOSSES, METRICS
+from uncollapse.reservoir import Reservoir
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Functions of the registries that no list below names: those of files that were added to the folders."""
+    for registry in (METRICS, CURES, LOSSES):
+        if name in registry:
+            return registry[name].function
+    raise AttributeError(f"module 'uncollapse' has no attribute {name!r}")
+
 
 __all__ = [
     "CURES",

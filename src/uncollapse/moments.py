@@ -1,4 +1,4 @@
-"""Mergeable statistics of a stream of vectors: `Moments`, and `Reservoir` for what is not a moment.
+"""Mergeable statistics of a stream of vectors.
 
 A model's tokens do not fit into memory; their count, sum and Gram matrix do, and give the spectrum of all rows stacked,
 their ranks, mean cosine and correlations. Parts that were measured apart are merged afterwards. Sums are float64 and
@@ -6,25 +6,20 @@ compensated: each is kept as a value and the remainder that the value lost to ro
 updates is as good as one over a few large ones. Without the remainder, a long stream of identical rows seems to vary.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from uncollapse.metrics import inputs
 from uncollapse.metrics.spectrum import rank_from_singular_values
+from uncollapse.streams import check_entries, check_keys, check_positive, chunks, flat_rows, read_integer, read_tensor
 
-__all__ = ["Moments", "Reservoir"]
-
-CHUNK = 1024  # rows that are added together: bounds the memory, and the rounding inside one matrix product
 LARGEST = 1e140  # entries up to here: their squares can be summed without overflow
 SMALLEST = 1e-140  # rows no longer than this have no direction: the squares of their entries vanish
 # Relative rounding of a sum of squares. Identical rows are the worst case, they round alike: up to 126 eps were seen.
 NOISE = 256 * torch.finfo(torch.float64).eps
 BLOCK = 1 << 15  # numbers that are accumulated at a time
-SEEDS = 2**32  # torch's CPU generator reads 32 bits of its seed
 
 
 class Moments:
@@ -61,7 +56,7 @@ class Moments:
     """
 
     def __init__(self, dim: int, device: torch.device | str | None = None) -> None:
-        _check_positive(dim, "dim")
+        check_positive(dim, "dim")
         self.dim = dim
         self.count = 0
         self.unit_count = 0
@@ -97,9 +92,9 @@ class Moments:
             x: (..., d) of any float dtype, on any device. It may have no rows.
             mask: (...) bool, True = real. Other rows may hold anything.
         """
-        flat = _flat(x, mask, self.dim)
-        _check_entries(flat, LARGEST)
-        for rows in _chunks(flat):
+        flat = flat_rows(x, mask, self.dim)
+        check_entries(flat, LARGEST)
+        for rows in chunks(flat):
             self._add(rows.to(self._sum.device).to(torch.float64))
 
     def _add(self, rows: Tensor) -> None:
@@ -191,7 +186,7 @@ class Moments:
 
     def outlier_share(self, k: int = 3) -> Tensor:
         """Share of the total variance in the k features of largest variance; 0 without variance, k > d is d."""
-        _check_positive(k, "k")
+        check_positive(k, "k")
         spread = self.variance()
         return _ratio(spread.topk(min(k, self.dim)).values.sum(), spread.sum())
 
@@ -208,16 +203,16 @@ class Moments:
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
         """The moments that `state()` described; ints may come as one-element tensors. ValueError if it is invalid."""
-        _check_keys(state, ("count", "unit_count", "sum", "gram", "unit_sum"))
-        total = _tensor(state, "sum", torch.float64, (2, None))
+        check_keys(state, ("count", "unit_count", "sum", "gram", "unit_sum"))
+        total = read_tensor(state, "sum", torch.float64, (2, None))
         dim = total.shape[1]
         moments = cls(dim, total.device)
-        moments.count, moments.unit_count = _integer(state, "count"), _integer(state, "unit_count")
+        moments.count, moments.unit_count = read_integer(state, "count"), read_integer(state, "unit_count")
         if moments.unit_count > moments.count:
             raise ValueError(f"unit_count is at most count, got {moments.unit_count} and {moments.count}.")
         moments._sum.copy_(total)
-        moments._gram.copy_(_tensor(state, "gram", torch.float64, (2, dim, dim)))
-        moments._unit_sum.copy_(_tensor(state, "unit_sum", torch.float64, (2, dim)))
+        moments._gram.copy_(read_tensor(state, "gram", torch.float64, (2, dim, dim)))
+        moments._unit_sum.copy_(read_tensor(state, "unit_sum", torch.float64, (2, dim)))
         if bool((moments.gram.diagonal() < 0).any()):
             raise ValueError(
                 "The diagonal of gram holds sums of squares, got negative values: this is no state of Moments."
@@ -234,133 +229,6 @@ class Moments:
     def _relative_spectrum(self, center: bool) -> Tensor:
         values = self.spectrum(center)
         return values / torch.where(values[0] > 0, values[0], 1.0)
-
-
-class Reservoir:
-    """A uniform sample of at most `size` rows of a stream, for what is not a moment (uniformity); parts can be merged.
-
-    Each real row draws a random priority in the order of the stream, and the `size` rows of smallest priority stay: a
-    sample without replacement in which every set of `size` rows is equally likely (bottom-k sampling). The same seed
-    and the same stream give the same sample, whatever the batch sizes. Give each part that will be merged its own seed:
-    parts with the same seed would have the same priorities.
-
-    Args:
-        size: the number of rows to keep. Memory is `size` rows and one chunk of 1,024.
-        dim: the number of features d.
-        seed: of the priorities, 0 ≤ seed < 2³².
-
-    Attributes:
-        count: the number of real rows seen. rows: (m, d) float32 on the CPU, m = min(size, count), in random order.
-        seeds: those of all merged parts.
-
-    >>> import torch
-    >>> stream = torch.arange(100.0).reshape(50, 2)
-    >>> sample = Reservoir(size=8, dim=2, seed=1)
-    >>> for batch in stream.split(7):
-    ...     sample.update(batch)
-    >>> sample
-    Reservoir(size=8, dim=2, count=50)
-    >>> sample.rows.shape
-    torch.Size([8, 2])
-    """
-
-    def __init__(self, size: int, dim: int, seed: int = 0) -> None:
-        _check_positive(size, "size")
-        _check_positive(dim, "dim")
-        if not 0 <= seed < SEEDS:
-            raise ValueError(f"seed is at least 0 and below 2**32, got {seed}.")
-        self.size = size
-        self.dim = dim
-        self.seeds = frozenset([seed])
-        self.count = 0
-        self.rows = torch.zeros(0, dim)
-        self._priorities = torch.zeros(0, dtype=torch.float64)  # (m,) ascending, one a row
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Show the real rows of x to the sample.
-
-        NaN, infinite and huge entries (beyond float32) of real rows raise ValueError, and nothing is changed.
-
-        Args:
-            x: (..., d) of any float dtype, on any device. It may have no rows.
-            mask: (...) bool, True = real. Other rows may hold anything and draw no priority.
-        """
-        flat = _flat(x, mask, self.dim)
-        _check_entries(flat, torch.finfo(torch.float32).max)
-        for rows in _chunks(flat):
-            priorities = torch.rand(rows.shape[0], generator=self._generator, dtype=torch.float64)
-            bar = self._priorities[-1] if len(self.rows) == self.size else math.inf
-            entering = (priorities < bar).nonzero().squeeze(-1)
-            self.count += rows.shape[0]
-            if len(entering) > 0:
-                self._keep_smallest(rows[entering.to(rows.device)].to("cpu", torch.float32), priorities[entering])
-
-    def merge(self, other: "Reservoir") -> "Reservoir":
-        """A uniform sample of both streams together, as a new object: the smallest priorities of the union.
-
-        Any order and nesting of merges gives the same sample. Later updates draw from the smallest seed's generator.
-        ValueError for another size or dim, and if a seed occurs on both sides.
-        """
-        if (self.size, self.dim) != (other.size, other.dim):
-            raise ValueError(f"Reservoirs to merge need the same size and dim, got {self} and {other}.")
-        if shared := self.seeds & other.seeds:
-            raise ValueError(
-                f"Reservoirs to merge need different seeds, got {min(shared)} on both sides: their priorities are the "
-                "same, so the union would not be a uniform sample. Give each part its own seed."
-            )
-        first = self if min(self.seeds) < min(other.seeds) else other
-        merged = Reservoir(self.size, self.dim)
-        merged._generator.set_state(first._generator.get_state())
-        merged.seeds = self.seeds | other.seeds
-        merged.count = self.count + other.count
-        merged._keep_smallest(self.rows, self._priorities)
-        merged._keep_smallest(other.rows, other._priorities)
-        return merged
-
-    def __repr__(self) -> str:
-        return f"Reservoir(size={self.size}, dim={self.dim}, count={self.count})"
-
-    def state(self) -> dict[str, Tensor | int]:
-        """A copy of everything, for storage, including the state of the generator."""
-        return {
-            "size": self.size,
-            "count": self.count,
-            "rows": self.rows.clone(),
-            "priorities": self._priorities.clone(),
-            "seeds": torch.tensor(sorted(self.seeds)),
-            "generator": self._generator.get_state(),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
-        """The reservoir that `state()` described, to be continued. ValueError if it does not fit."""
-        _check_keys(state, ("size", "count", "rows", "priorities", "seeds", "generator"))
-        size, count = _integer(state, "size"), _integer(state, "count")
-        _check_positive(size, "size")
-        seeds = frozenset(_tensor(state, "seeds", torch.int64, (None,)).tolist())
-        if not seeds or min(seeds) < 0 or max(seeds) >= SEEDS:
-            raise ValueError(f"seeds holds at least one number from 0 to below 2**32, got {sorted(seeds)}.")
-        rows = _tensor(state, "rows", torch.float32, (min(size, count), None))
-        priorities = _tensor(state, "priorities", torch.float64, (len(rows),))
-        if bool(((priorities < 0) | (priorities >= 1)).any()):
-            raise ValueError("priorities are from 0 to below 1, got others: this is no state of a Reservoir.")
-        reservoir = cls(size, rows.shape[1], min(seeds))
-        reservoir.seeds, reservoir.count = seeds, count
-        reservoir._keep_smallest(rows, priorities)
-        try:
-            reservoir._generator.set_state(_tensor(state, "generator", torch.uint8, (None,)).clone())
-        except RuntimeError as error:
-            raise ValueError(
-                "generator is not a state of torch's CPU generator: this is no state of a Reservoir."
-            ) from error
-        return reservoir
-
-    def _keep_smallest(self, rows: Tensor, priorities: Tensor) -> None:
-        union = torch.cat([self._priorities, priorities])
-        self._priorities, order = union.sort(stable=True)
-        self._priorities, order = self._priorities[: self.size].clone(), order[: self.size]
-        self.rows = torch.cat([self.rows, rows])[order]
 
 
 def _accumulate(pair: Tensor, term: Tensor, rest: Tensor | None = None) -> None:
@@ -385,70 +253,3 @@ def _two_sum(value: Tensor, remainder: Tensor, term: Tensor, rest: Tensor | None
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1.0), 0.0)
-
-
-def _flat(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
-    """x as rows (n, d) and mask as (n,), checked."""
-    inputs.check_float(x, "x")
-    if x.ndim == 0 or x.shape[-1] != dim:
-        raise ValueError(f"x must have shape (..., {dim}), got {tuple(x.shape)}.")
-    rows = x.detach().reshape(-1, dim)
-    if mask is None:
-        return rows, None
-    inputs.check_mask(mask, x.shape[:-1])
-    return rows, mask.expand(x.shape[:-1]).reshape(-1).to(x.device)
-
-
-def _chunks(flat: tuple[Tensor, Tensor | None]) -> Iterator[Tensor]:
-    """The real rows, at most CHUNK at a time."""
-    x, mask = flat
-    for start in range(0, x.shape[0], CHUNK):
-        part = slice(start, start + CHUNK)
-        rows = x[part] if mask is None else x[part][mask[part]]
-        if rows.shape[0] > 0:
-            yield rows
-
-
-def _check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
-    limit = min(largest, torch.finfo(flat[0].dtype).max)
-    bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in _chunks(flat))  # NaN is not ≤ anything
-    if bad > 0:
-        raise ValueError(
-            f"x is finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
-            "Mask these rows or look for their cause. Nothing was added."
-        )
-
-
-def _check_positive(value: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is an integer of at least 1, got {value!r}.")
-
-
-def _check_keys(state: Mapping[str, Tensor | int], names: tuple[str, ...]) -> None:
-    if set(state) != set(names):
-        raise ValueError(f"The state has the keys {', '.join(names)}, got {', '.join(sorted(state)) or 'none'}.")
-
-
-def _integer(state: Mapping[str, Tensor | int], name: str) -> int:
-    value = state[name]
-    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype == torch.int64:
-        value = int(value)
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is an integer of at least 0, got {value!r}.")
-    return value
-
-
-def _tensor(state: Mapping[str, Tensor | int], name: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> Tensor:
-    """A tensor of the state, finite and of the expected dtype and shape (None: any size)."""
-    value = state[name]
-    if not isinstance(value, Tensor) or value.dtype != dtype or value.ndim != len(shape):
-        raise ValueError(f"{name} is a tensor of {dtype} with {len(shape)} dimensions, got {_described(value)}.")
-    if any(want not in (None, got) for want, got in zip(shape, value.shape, strict=True)):
-        raise ValueError(f"{name} has the shape {shape} (None: any), got {tuple(value.shape)}.")
-    if not bool(value.isfinite().all()):
-        raise ValueError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
-    return value
-
-
-def _described(value: Tensor | int) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

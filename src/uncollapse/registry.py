@@ -4,7 +4,9 @@ Contract tests, `diagnose` and the command line read the facts; nothing else kee
 """
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -82,6 +84,12 @@ class Registry(Mapping[str, E]):
 METRICS: Registry[Metric] = Registry("metric")
 CURES: Registry[Cure] = Registry("cure")
 LOSSES: Registry[Loss] = Registry("loss")
+
+
+def discover(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that a file dropped into its folder is registered like the others."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 def metric(

@@ -5,6 +5,7 @@ from uncollapse.cures.contra_norm import ContraNorm, contra_norm
 from uncollapse.cures.drop_edge import DropEdge, drop_edge
 from uncollapse.cures.feat_scale import FeatScale, feat_scale
 from uncollapse.cures.pair_norm import PairNorm, pair_norm
+from uncollapse.registry import discover
 
 __all__ = [
     "AttnScale",
@@ -18,3 +19,5 @@ __all__ = [
     "feat_scale",
     "pair_norm",
 ]
+
+discover(__name__, __path__)

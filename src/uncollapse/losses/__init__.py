@@ -5,6 +5,7 @@ from uncollapse.losses.contra_uniform import contra_uniform_loss
 from uncollapse.losses.cutmix import PatchMix, cutmix_patches
 from uncollapse.losses.diverse_patch import patch_contrastive_loss, patch_cosine_loss, patch_mixing_loss
 from uncollapse.losses.info_nce import info_nce
+from uncollapse.registry import discover
 
 __all__ = [
     "PatchMix",
@@ -17,3 +18,5 @@ __all__ = [
     "patch_mixing_loss",
     "uniform_loss",
 ]
+
+discover(__name__, __path__)

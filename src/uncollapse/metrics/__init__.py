@@ -12,6 +12,7 @@ from uncollapse.metrics.similarity import (
 )
 from uncollapse.metrics.spectrum import effective_rank, participation_ratio, rankme, singular_values, stable_rank
 from uncollapse.metrics.views import alpha_req, lidar
+from uncollapse.registry import discover
 
 __all__ = [
     "alignment",
@@ -37,3 +38,5 @@ __all__ = [
     "uniformity",
     "uniformity_optimum",
 ]
+
+discover(__name__, __path__)
