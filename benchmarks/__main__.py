@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 
 import torch
@@ -26,8 +27,9 @@ GROUPS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS))
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"))
+    parser.add_argument("--out", type=Path, help="default: results/benchmarks.json, if all groups are measured")
     args = parser.parse_args()
+    out = args.out or (Path("results/benchmarks.json") if len(args.only) == len(GROUPS) else None)
     results: list[Result] = []
     console = Console()
     for group in args.only:
@@ -35,11 +37,12 @@ def main() -> None:
             results.append(result)
             console.print(f"{result.name}: {result.measured:.3g} {result.unit}", highlight=False)
     console.print(table(results))
-    args.out.parent.mkdir(exist_ok=True)
-    temporary = args.out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record(results, args.only), indent=1, ensure_ascii=False) + "\n")
-    temporary.replace(args.out)
-    console.print(f"Written to {args.out}.")
+    if out is not None:
+        out.parent.mkdir(exist_ok=True)
+        temporary = out.with_suffix(".tmp")
+        temporary.write_text(json.dumps(record(results, args.only), indent=1, ensure_ascii=False) + "\n")
+        temporary.replace(out)
+        console.print(f"Written to {out}.")
 
 
 def table(results: list[Result]) -> Table:
@@ -53,7 +56,7 @@ def table(results: list[Result]) -> Table:
 
 def record(results: list[Result], groups: list[str]) -> dict[str, object]:
     return {
-        "command": "make bench",
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "config": {"groups": groups, "threads": torch.get_num_threads(), "cores": os.cpu_count(), "seed": 0},
         "versions": {"uncollapse": uc.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "processor": _processor(),

@@ -61,7 +61,8 @@ def benchmarks() -> str:
     )
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
     table = _table(("what", "target", "measured", "reached", "detail"), rows)
-    return f"{table}\n\nMeasured on {result['date']} with {versions}, by `make bench`."
+    machine = f"{result['processor']}, {result['config']['threads']} threads"
+    return f"{table}\n\nMeasured on {result['date']} with {versions}, on {machine}, by `make bench`."
 
 
 def demo() -> str:

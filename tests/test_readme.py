@@ -78,12 +78,19 @@ def test_benchmark_table(tables: ModuleType, tmp_path: Path) -> None:
     tables.RESULTS = tmp_path
     assert tables.benchmarks() == ""
     target = {"name": "speed", "target": ">= 2", "measured": 2.3456, "unit": "x", "reached": True, "detail": "a|b"}
-    result = {"targets": [target], "config": {}, "versions": {"torch": "2.13"}, "date": "2026-01-02"}
+    result = {
+        "targets": [target],
+        "config": {},
+        "versions": {"torch": "2.13"},
+        "date": "2026-01-02",
+        "processor": "some CPU",
+        "config": {"threads": 2},
+    }
     (tmp_path / "benchmarks.json").write_text(json.dumps(result), encoding="utf-8")
     assert tables.benchmarks().splitlines() == [
         "| what | target | measured | reached | detail |",
         "| --- | --- | --- | --- | --- |",
         "| speed | >= 2 | 2.35 x | yes | a\\|b |",
         "",
-        "Measured on 2026-01-02 with torch 2.13, by `make bench`.",
+        "Measured on 2026-01-02 with torch 2.13, on some CPU, 2 threads, by `make bench`.",
     ]

@@ -20,10 +20,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Functions of the registries that no list below names: those of files that were added to the folders."""
+    """Entries of the registries that no list below names: those of files that were added to the folders."""
     for registry in (METRICS, CURES, LOSSES):
         if name in registry:
             return registry[name].function
+    for entry in CURES.values():
+        if name == entry.layer.__name__:
+            return entry.layer
     raise AttributeError(f"module 'uncollapse' has no attribute {name!r}")
 
 

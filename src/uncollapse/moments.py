@@ -61,10 +61,11 @@ class Moments:
         self.count = 0
         self.unit_count = 0
         make: dict[str, Any] = {"dtype": torch.float64, "device": device or "cpu"}
-        # (2, ...): the value and its remainder
-        self._sum = torch.zeros(2, dim, **make)
-        self._gram = torch.zeros(2, dim, dim, **make)
-        self._unit_sum = torch.zeros(2, dim, **make)
+        with torch.inference_mode(False):  # so that it can be updated outside of inference mode as well
+            # (2, ...): the value and its remainder
+            self._sum = torch.zeros(2, dim, **make)
+            self._gram = torch.zeros(2, dim, dim, **make)
+            self._unit_sum = torch.zeros(2, dim, **make)
 
     @property
     def sum(self) -> Tensor:

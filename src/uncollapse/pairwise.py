@@ -6,11 +6,11 @@ For queries q_i, keys k_j and values v_j
 
 `softmax_mean` gives m and `logsumexp` gives log Z. Both are exact and differentiable (once), and take memory linear in
 the number of queries, keys and excluded pairs. Leaving out padding, later tokens, self or given pairs removes terms
-from both sums: such pairs never enter them. Passing the same tensor as q and k is recognised and costs a third less.
+from both sums: such pairs never enter them. Passing the same tensor as q and k is recognised and saves work.
 
 Sums are made in float32 (float64 for float64 inputs) also under autocast, as for a normalisation layer; float16 and
 bfloat16 inputs come back in their own dtype. Under `torch.compile` the kernel is one opaque operator. It uses public
-torch operators only, so it also runs on other devices; it has been run on the CPU, not on a GPU.
+torch operators only and is meant for CUDA too, but has been run on the CPU only.
 """
 
 import math
@@ -19,7 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from uncollapse._kernel.grid import Pairs, by_query
+from uncollapse import inputs
+from uncollapse._kernel.grid import Pairs as Pairs
+from uncollapse._kernel.grid import by_query as by_query
 from uncollapse._kernel.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
@@ -49,7 +51,7 @@ def softmax_mean(
         k: keys (..., m, d).
         v: values (..., m, e).
         temperature: τ > 0; a tensor with one element may be learned.
-        mask: (..., m) bool, True = a real key. The values of other keys may be anything.
+        mask: (..., m) bool, True = a real key. Other keys and their values may hold anything, unless k is q itself.
         causal: query i sees key j only if j ≤ i + m − n.
         exclude: "self" (pairs i = j, n = m), or pairs (2, E) of integer (query, key), the same in each batch element.
         normalize: which sum the weights are divided by.
@@ -66,7 +68,9 @@ def softmax_mean(
     if normalize not in ("rows", "columns"):
         raise ValueError(f"normalize is 'rows' or 'columns', got {normalize!r}.")
     pairs = _pairs(q, k, causal, exclude)
+    _check_key_mask(mask, q, k, v)
     if normalize == "columns":
+        k = k if mask is None or k is q else k.masked_fill(~mask.unsqueeze(-1), 0)
         return column_mean(q, k, v, temperature, pairs, mask)
     return all_pairs(q, k, v, temperature, pairs, log_weight(mask, v))[0].to(v.dtype)
 
@@ -88,7 +92,9 @@ def logsumexp(
     >>> logsumexp(torch.zeros(2, 3), torch.zeros(4, 3)).exp()
     tensor([4., 4.])
     """
-    return all_pairs(q, k, None, temperature, _pairs(q, k, causal, exclude), log_weight(mask, k))[1].to(q.dtype)
+    pairs = _pairs(q, k, causal, exclude)
+    _check_key_mask(mask, q, k, k)
+    return all_pairs(q, k, None, temperature, pairs, log_weight(mask, k))[1].to(q.dtype)
 
 
 def column_mean(
@@ -106,7 +112,6 @@ def column_mean(
     gives its value to the queries, by weight.
     """
     if mask is not None:
-        log_weight(mask, v)  # checks it
         v = v.masked_fill(~mask.unsqueeze(-1), 0)
     bias = log_weight(query_mask, q)
     if pairs.offset is None:
@@ -157,13 +162,11 @@ def _prepared(
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     same = k is q
     q, k = q.to(dtype), k.to(dtype)
+    inputs.check_temperature(temperature)
     if isinstance(temperature, Tensor):  # perhaps learnable: each side takes its root
         root = temperature.to(dtype).rsqrt()
         q, k, temperature = q * root, k * root, 1.0
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}.")
-    shapes = [t.shape[:-2] for t in (q, k, v) if t is not None]
-    batch: torch.Size = torch.broadcast_shapes(*shapes, bias.shape[:-1] if bias is not None else ())  # type: ignore[no-untyped-call]
+    batch = _batch_shape(q, k, v, None if bias is None else bias.unsqueeze(-1))
     b2 = None if bias is None else _flat(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
     return (_flat(q, batch), None if same else _flat(k, batch), b2), float(temperature), batch
 
@@ -176,61 +179,22 @@ def _fields(pairs: Pairs) -> tuple[Any, ...]:
     return pairs.offset, pairs.no_self, pairs.excluded, pairs.mirrored, pairs.row_group, pairs.key_group
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows of x (..., n, d) divided by their length; zero rows stay zero.
-
-    `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12; here it is 0.
-    """
-    unit: Tensor = _UnitRows.apply(x)  # type: ignore[no-untyped-call]
-    return unit
-
-
-class _UnitRows(torch.autograd.Function):
-    """u = x/|x|, dx = (g − u(u·g))/|x|: half of the passes that autograd would make."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        unit = x * inverse_norms(x).unsqueeze(-1)
-        ctx.save_for_backward(x, unit)
-        return unit
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        x, unit = ctx.saved_tensors
-        along: Tensor = (unit * gradient).sum(-1, keepdim=True)
-        across: Tensor = torch.addcmul(gradient, unit, along, value=-1)
-        return across.mul_(inverse_norms(x).unsqueeze(-1))
-
-
-def inverse_norms(x: Tensor) -> Tensor:
-    """1/|x_i| of each row (..., n); 0 for zero rows. Finite in value and gradient."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    if x.dtype == torch.float32 and _squares_may_overflow(norms):
-        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    present = norms >= torch.finfo(x.dtype).tiny
-    return (present / torch.where(present, norms, 1)).to(x.dtype)
-
-
-def _squares_may_overflow(norms: Tensor) -> bool:
-    """Whether a row may be too long or short for squares in float32; taken for granted where a look would stall."""
-    if torch.compiler.is_compiling():
-        return False
-    if norms.device.type != "cpu" or norms.numel() == 0:
-        return norms.numel() > 0
-    low, high = norms.detach().aminmax()
-    return not (low.item() >= 1e-15 and high.item() <= 1e15)
-
-
 def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """A mask (True = real) as log-weights: 0 and −inf."""
+    """A mask (True = real) as log-weights: 0 and −inf, in the dtype in which sums with `like` are made."""
     if mask is None:
         return None
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool with True = real, got {mask.dtype}. Pass mask.bool() for one of 0 and 1.")
-    if mask.dim() == 0 or mask.shape[-1] != like.shape[-2]:
-        raise ValueError(f"mask must have shape (..., {like.shape[-2]}), one entry a key, got {tuple(mask.shape)}.")
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    return torch.zeros(mask.shape, dtype=inputs.full_dtype(like), device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _check_key_mask(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> None:
+    if mask is not None:
+        inputs.check_mask(mask, torch.Size((*_batch_shape(q, k, v), k.shape[-2])))
+
+
+def _batch_shape(*tensors: Tensor | None) -> torch.Size:
+    shapes = [t.shape[:-2] for t in tensors if t is not None]
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
 
 
 def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:

@@ -133,7 +133,8 @@ class Reservoir:
         return reservoir
 
     def _keep_smallest(self, rows: Tensor, priorities: Tensor) -> None:
-        union = torch.cat([self._priorities, priorities])
-        self._priorities, order = union.sort(stable=True)
-        self._priorities, order = self._priorities[: self.size].clone(), order[: self.size]
-        self.rows = torch.cat([self.rows, rows])[order]
+        with torch.inference_mode(False):  # the sample may be used outside of inference mode
+            union = torch.cat([self._priorities, priorities])
+            self._priorities, order = union.sort(stable=True)
+            self._priorities, order = self._priorities[: self.size].clone(), order[: self.size]
+            self.rows = torch.cat([self.rows, rows])[order]

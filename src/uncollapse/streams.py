@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from uncollapse.metrics import inputs
+from uncollapse import inputs
 
 CHUNK = 1024  # rows that are taken together: bounds the memory, and the rounding inside one matrix product
 

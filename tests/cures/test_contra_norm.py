@@ -264,6 +264,15 @@ def test_sampled_keys_estimate_all_of_them(case):
     torch.testing.assert_close(contra_norm(x, 1.0, sample=n, **options), contra_norm(x, 1.0, **options))
 
 
+def test_samples_are_drawn_from_the_real_tokens_of_each_sequence():
+    torch.manual_seed(15)
+    x, mask = torch.randn(2, 512, 4, dtype=torch.float64), torch.zeros(2, 512, dtype=torch.bool)
+    mask[0, :6], mask[1] = True, True
+    sampled = contra_norm(x, 1.0, mask=mask, exclude_self=True, sample=32)
+    torch.testing.assert_close(sampled[0], contra_norm(x, 1.0, mask=mask, exclude_self=True)[0])  # all six are taken
+    assert not torch.allclose(sampled[1], contra_norm(x, 1.0, mask=mask, exclude_self=True)[1])
+
+
 def test_sample_is_for_training_only():
     torch.manual_seed(15)
     x = torch.randn(40, 4)
@@ -302,7 +311,25 @@ def test_module_survives_copying_and_saving():
     other.load_state_dict(layer.state_dict())
     torch.testing.assert_close(other(x), layer(x))
     torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
-    assert "temperature=0.5" in repr(layer)
+    assert layer.extra_repr() == "4, scale=0.3, temperature=0.5, identity=True, learnable=True"
+    assert ContraNorm(4, 0.1, dual=True, after=None).extra_repr() == "4, scale=0.1, dual=True, after=None"
+    with torch.no_grad():
+        layer.scale_param.fill_(7)
+    layer.reset_parameters()
+    assert layer.scale_param.tolist() == pytest.approx([0.3] * 4)
+
+
+def test_autocast_changes_nothing():
+    x = torch.randn(2, 30, 8)
+    for options in OPTIONS:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = contra_norm(x, 1.0, **options)
+        assert torch.equal(cast, contra_norm(x, 1.0, **options))
+
+
+def test_rows_of_length_one_in_half_precision():
+    out = ContraNorm(4, 0.1, after="l2")(torch.full((3, 4), 4e4, dtype=torch.float16))
+    torch.testing.assert_close(out.float().norm(dim=-1), torch.ones(3), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +347,8 @@ def test_module_survives_copying_and_saving():
         ({"batch": torch.zeros(4, dtype=torch.long)}, "batch must be an integer tensor"),
         ({"edge_index": torch.tensor([[0], [9]])}, "Pairs must lie within"),
         ({"mask": torch.ones(3, dtype=torch.bool)}, "mask must have shape"),
+        ({"mask": torch.ones(2, 1, 1, 5, dtype=torch.bool)}, "mask must have shape"),
+        ({"axis": "features", "temperature": 0.0}, "temperature must be positive"),
     ],
 )
 def test_bad_options(options, message):
@@ -336,5 +365,11 @@ def test_bad_module():
         ContraNorm(4, 0.1, positive=True)
     with pytest.raises(ValueError, match="after must be"):
         ContraNorm(4, 0.1, after="batch")
-    with pytest.raises(ValueError, match="float tensor"):
+    with pytest.raises(ValueError, match="shape"):
         contra_norm(torch.randn(5), 0.1)
+    with pytest.raises(TypeError, match="batch="):
+        contra_norm(torch.randn(5, 2), 0.1, mask=torch.zeros(5, dtype=torch.long))
+    with pytest.raises(ValueError, match="axis must be one of"):
+        ContraNorm(4, 0.1, axis="rows")
+    with pytest.raises(ValueError, match="does not go with"):
+        ContraNorm(4, 0.1, dual=True, sample=3)

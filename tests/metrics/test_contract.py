@@ -46,8 +46,8 @@ def arguments(metric: Metric, dtype: torch.dtype = torch.float64, seed: int = 0)
 
 
 def test_all_metrics_are_exported() -> None:
-    assert set(METRICS) | {"singular_values", "uniformity_optimum"} == set(metrics.__all__)
-    assert all(getattr(metrics, name) is METRICS[name].function for name in METRICS)
+    for name in {*metrics.__all__} - {"singular_values", "uniformity_optimum"}:
+        assert getattr(metrics, name) is METRICS[name].function
 
 
 @pytest.mark.parametrize("metric", EVERY, ids=named)

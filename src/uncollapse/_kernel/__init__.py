@@ -10,11 +10,11 @@ with gradients, for incoming dO and dL,
 
 Two walks over the pairs compute this. `rows` takes every tile; it handles everything. `symmetric` is for q = k beyond
 one tile, on the CPU: it visits only the tiles on and above the diagonal, and each serves both directions, which saves
-about a third of the work. Both need a few megabytes beside their inputs and outputs.
+much of the work. Both need a few megabytes beside their inputs and outputs.
 
 Decisions that the formulas do not show:
 
-- Powers of two: torch's `exp2` is about three times as fast as `exp` on CPUs and as exact; log₂e is folded into q.
+- Powers of two: torch's `exp2` is faster than `exp` on CPUs and as exact; log₂e is folded into the product.
 - Absent pairs get a very low but finite logit, so that no −inf − −inf appears; rows with nothing left are found by
   their log-sum-exp afterwards, in linear time.
 - G cancels where one key outweighs all others of its row (o_i ≈ v_j). But Σ_j G_ij = dL_i, so the entry of such a

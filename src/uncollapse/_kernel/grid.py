@@ -101,7 +101,8 @@ class Grid:
     def chunks(self, batch: int) -> Iterator[slice]:
         """Batch elements that are walked together: some for each thread, about half a tile, measured best."""
         threads = torch.get_num_threads() if self.single and self.device.type == "cpu" else 1
-        step = max(1, self.area // 2 // max(1, self.n * self.m) // threads) * threads
+        fit = max(1, self.area // max(1, self.n * self.m))
+        step = min(fit, max(1, fit // 2 // threads) * threads)
         return (slice(c, min(batch, c + step)) for c in range(0, batch, step))
 
     def __iter__(self) -> Iterator[Tile]:
@@ -153,8 +154,9 @@ class Memory(threading.local):
         size = math.prod(shape)
         block = self.blocks.get((name, left.dtype))
         if block is None or block.numel() < size or block.device != left.device:
-            block = left.new_empty(size)
-            if left.device.type == "cpu" and size <= 2 * TILE["cpu"][1]:
+            with torch.inference_mode(False):  # a block made in inference mode could not be written to outside of it
+                block = left.new_empty(size)
+            if type(left) is Tensor and left.device.type == "cpu" and size <= 2 * TILE["cpu"][1]:
                 self.blocks[name, left.dtype] = block
         out = block[:size].view(shape)
         return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 ABSENT = -1e30  # the logit of a pair that does not count: finite, see the package's docstring
 LOG2E = math.log2(math.e)
+RULE = 1.5  # a key rules its row if the whole is less than this times its weight; so it holds 2/3, and no other 1/2
 PLAIN, RULED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a ruling key, by `symmetric`
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from uncollapse._kernel.grid import Grid, Tile, memory
-from uncollapse._kernel.problem import ABSENT, LOG2E, RULED, Found, Given, Gradients, Incoming
+from uncollapse._kernel.problem import ABSENT, LOG2E, RULE, RULED, Found, Given, Gradients, Incoming
 
 
 def forward(given: Given, grid: Grid, out: Found) -> None:
@@ -33,7 +33,7 @@ def forward(given: Given, grid: Grid, out: Found) -> None:
     nothing = (peak < ABSENT / 2) | (total == 0)
     mean.div_(total.masked_fill(nothing, torch.inf)[..., None])
     log2sum.copy_(peak + total.log2()).masked_fill_(nothing, -torch.inf)
-    kind.masked_fill_((total < 2) & ~nothing, RULED)  # the largest weight is 1: more than half of the row
+    kind.masked_fill_((total < RULE) & ~nothing, RULED)  # the largest weight is 1
 
 
 def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradients, same: bool) -> None:

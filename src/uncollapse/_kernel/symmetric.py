@@ -4,13 +4,16 @@ The weights are exp(S) without a shift, so the logits must be moderate. A key's 
 of its value. Rows that one key outweighs go to the other walk, which keeps their digits.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from uncollapse._kernel.grid import Grid, Pairs, Tile, memory
-from uncollapse._kernel.problem import LOG2E, SYMMETRIC, Found, Given, Gradients, Incoming
+from uncollapse._kernel.problem import LOG2E, RULE, SYMMETRIC, Found, Given, Gradients, Incoming
 
 SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # |S| within it: exp(S) needs no shift
+SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # logarithms of sums that do not overflow
 
 
 def forward(given: Given, grid: Grid, out: Found) -> bool:
@@ -33,7 +36,7 @@ def forward(given: Given, grid: Grid, out: Found) -> bool:
             _add_products(mean, values, weight, beyond, t, others)
             peak[:, t.rows] = torch.maximum(peak[:, t.rows], weight.amax(-1))
             peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
-    if bool((peak > total / 2).any()):
+    if bool((peak * RULE > total).any()):
         return False
     mean.div_(total.clamp(min=torch.finfo(total.dtype).tiny)[..., None])
     torch.log2(total, out=log2sum)
@@ -70,7 +73,10 @@ def _applies(given: Given, pairs: Pairs) -> bool:
     largest = float(torch.linalg.vector_norm(x, dim=-1).max()) ** 2 / given.temperature
     if bias is not None:
         largest = max(largest, float(bias.masked_fill(torch.isneginf(bias), 0).abs().max()))
-    return largest <= SAFE_LOGIT[x.dtype]  # False for NaN
+    if not largest <= SAFE_LOGIT[x.dtype]:  # also for NaN
+        return False
+    value = float(given.v.abs().amax()) if given.v.numel() else 0.0
+    return largest + math.log(max(value, 1.0) * x.shape[1]) <= SAFE_SUM[x.dtype]
 
 
 def _shares(given: Given) -> Tensor:

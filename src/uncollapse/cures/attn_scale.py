@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from uncollapse import inputs
 from uncollapse.cures.groups import token_mean
-from uncollapse.pairwise import log_weight
 from uncollapse.registry import cure
 
 
@@ -38,16 +38,14 @@ def attn_scale(
         )
     if causal and context.shape[-2] != v.shape[-2]:
         raise ValueError(f"causal needs as many keys as queries, got {v.shape[-2]} and {context.shape[-2]}.")
-    dtype = torch.promote_types(context.dtype, torch.float32)
-    values = v.to(dtype)
     if mask is not None:
-        log_weight(mask, v)  # checks it
+        inputs.check_mask(mask, torch.Size((*v.shape[:-3], v.shape[-2])))
         mask = mask.unsqueeze(-2)  # (..., 1, m): the same in every head
-        values = values.masked_fill(~mask.unsqueeze(-1), 0)
-    mean = token_mean(values, mask, causal=causal)
+    mean = token_mean(inputs.prepared(v, mask), mask, causal=causal)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]  # (heads, 1, 1)
-    return (context.to(dtype) + scale * (context.to(dtype) - mean)).to(context.dtype)
+    full = inputs.as_full(context)
+    return (full + scale * (full - mean)).to(context.dtype)
 
 
 @cure(

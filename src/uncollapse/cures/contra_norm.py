@@ -1,5 +1,6 @@
 """ContraNorm: a step down the uniformity loss, as a layer (Guo et al., ICLR 2023, arXiv 2303.06562)."""
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any, Literal, Self
@@ -7,10 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from uncollapse._kernel.grid import Pairs, by_query
+from uncollapse import inputs
 from uncollapse.cures.groups import Groups
 from uncollapse.cures.sampling import sampled_mean
-from uncollapse.pairwise import all_pairs, check_pairs, column_mean, log_weight, unit_rows
+from uncollapse.pairwise import Pairs, all_pairs, by_query, check_pairs, column_mean, log_weight
 from uncollapse.registry import cure
 
 PAPER = "ContraNorm, ICLR 2023, arXiv 2303.06562"
@@ -20,7 +21,7 @@ def contra_norm(
     x: Tensor,
     scale: float | Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     identity: bool | Literal["scale"] = False,
     dual: bool = False,
     average: Literal["raw", "unit"] = "raw",
@@ -43,7 +44,8 @@ def contra_norm(
 
     Args:
         x: tokens or nodes (..., n, d).
-        scale: s; a float, or a tensor that broadcasts against x, as (d,) for one scale a feature. 0.0 returns x itself.
+        scale: s; a float, or a tensor that broadcasts against x, as (d,) for one scale a feature. 0.0 returns x itself
+            (but for identity="scale").
         temperature: τ.
         identity: True adds s·x. "scale" is s·x − s·m, without x itself: what the published ViT code does when the scale
             is learned.
@@ -68,16 +70,17 @@ def contra_norm(
             [ 0.2689, -0.2689],
             [-1.0000,  1.0000]])
     """
-    _check(x, axis, average, identity, dual, causal, edge_index, batch, exclude_self, sample)
-    if not isinstance(scale, Tensor) and scale == 0:
+    check_options(axis, average, identity, dual, causal, exclude_self or edge_index is not None, sample)
+    inputs.check_tokens(x, mask)
+    inputs.check_temperature(temperature)
+    if batch is not None and (x.dim() != 2 or causal):
+        raise ValueError(f"batch is for nodes (n, d) without causal, got x of shape {tuple(x.shape)}.")
+    if not isinstance(scale, Tensor) and scale == 0 and identity != "scale":
         return x
-    given, x = x, x.to(torch.promote_types(x.dtype, torch.float32))
-    if mask is not None:
-        log_weight(mask, x)  # checks it
-        x = x.masked_fill(~mask.unsqueeze(-1), 0)
+    given, x = x, inputs.prepared(x, mask)
     if center:
         x = x - x.mean(-1, keepdim=True)
-    unit = unit_rows(x)
+    unit = inputs.unit_rows(x)
     value = unit if average == "unit" else x
     groups = None if batch is None else Groups(batch, x.shape[0])
     if axis == "features":
@@ -97,20 +100,10 @@ def contra_norm(
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
 
 
-def _check(
-    x: Tensor,
-    axis: str,
-    average: str,
-    identity: bool | str,
-    dual: bool,
-    causal: bool,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    exclude_self: bool,
-    sample: int | None,
+def check_options(
+    axis: str, average: str, identity: bool | str, dual: bool, causal: bool, exclude: bool, sample: int | None
 ) -> None:
-    if x.dim() < 2 or not x.is_floating_point():
-        raise ValueError(f"x must be a float tensor (..., n, d), got {x.dtype} of shape {tuple(x.shape)}.")
+    """Raise if an option is unknown or two of them do not go together."""
     for name, value, choices in (
         ("axis", axis, ("tokens", "features")),
         ("average", average, ("raw", "unit")),
@@ -120,21 +113,21 @@ def _check(
             raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
     if causal and (dual or axis == "features"):
         raise ValueError("causal does not go with dual or axis='features': both read later tokens. Drop one of them.")
-    if axis == "features" and (edge_index is not None or exclude_self or sample is not None):
-        raise ValueError(
-            "axis='features' averages features, so edge_index, exclude_self and sample do not apply to it."
-        )
+    if axis == "features" and (exclude or sample is not None):
+        raise ValueError("axis='features' averages features: edge_index, exclude_self and sample do not apply to it.")
     if sample is not None and (causal or dual or sample < 1):
         raise ValueError(f"sample must be at least 1 and does not go with causal or dual, got {sample}.")
-    if batch is not None and (x.dim() != 2 or causal):
-        raise ValueError(f"batch is for nodes (n, d) without causal, got x of shape {tuple(x.shape)}.")
 
 
-def _features_mean(unit: Tensor, value: Tensor, temperature: float, dual: bool, groups: Groups | None) -> Tensor:
+def _features_mean(
+    unit: Tensor, value: Tensor, temperature: float | Tensor, dual: bool, groups: Groups | None
+) -> Tensor:
     if groups is not None:
-        return groups.unpad(_features_mean(groups.pad(unit), groups.pad(value), temperature, dual, None))
-    logits = unit.mT @ unit / temperature  # (..., d, d)
-    return value @ (logits.softmax(-1) + logits.softmax(-2) if dual else logits.softmax(-1))
+        parts = zip(groups.split(unit), groups.split(value), strict=True)
+        return groups.unsort(torch.cat([_features_mean(u, v, temperature, dual, None) for u, v in parts]))
+    with torch.autocast(unit.device.type, enabled=False):
+        logits = unit.mT @ unit / temperature  # (..., d, d)
+        return value @ (logits.softmax(-1) + logits.softmax(-2) if dual else logits.softmax(-1))
 
 
 def _pairs(n: int, causal: bool, exclude_self: bool, edge_index: Tensor | None) -> Pairs:
@@ -148,7 +141,7 @@ def _pairs(n: int, causal: bool, exclude_self: bool, edge_index: Tensor | None) 
 def _tokens_mean(
     unit: Tensor,
     value: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     dual: bool,
     mask: Tensor | None,
     pairs: Pairs,
@@ -177,7 +170,7 @@ class ContraNorm(nn.Module):
         temperature, identity, dual, average, axis, center, exclude_self: as for `contra_norm`.
         sample: so many random keys in each training step, all in evaluation.
 
-    Shape: x (..., n, d) -> the same.
+    Shape: x (..., n, d) -> the same. The norm that follows acts on all rows, masked ones too.
 
     >>> layer = ContraNorm(8, 0.2)
     >>> layer(torch.randn(2, 5, 8), mask=torch.ones(2, 5, dtype=torch.bool)).shape
@@ -213,6 +206,7 @@ class ContraNorm(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        check_options(axis, average, identity, dual, False, exclude_self, sample)
         if after not in ("layer", "l2", None):
             raise ValueError(f"after must be 'layer', 'l2' or None, got {after!r}.")
         if positive and not (learnable and scale > 0):
@@ -229,9 +223,9 @@ class ContraNorm(nn.Module):
             "center": center,
             "exclude_self": exclude_self,
         }
-        start = math.log(scale) if positive else scale
-        self.scale_param = nn.Parameter(torch.full((dim,), float(start))) if learnable else None
+        self.scale_param = nn.Parameter(torch.empty(dim)) if learnable else None
         self.norm = nn.LayerNorm(dim, eps=eps) if after == "layer" else None
+        self.reset_parameters()
 
     @classmethod
     def preset(cls, name: str, dim: int, scale: float, **changes: Any) -> Self:
@@ -265,10 +259,19 @@ class ContraNorm(nn.Module):
         )
         if self.norm is not None:
             x = self.norm(x)
-        return unit_rows(x) if self.after == "l2" else x
+        return inputs.unit_rows(x) if self.after == "l2" else x
 
     def extra_repr(self) -> str:
         """The options that differ from their defaults."""
-        shown = {k: v for k, v in self.options.items() if v not in (False, "raw", "tokens", 1.0)}
-        shown |= {"learnable": True} if self.scale_param is not None else {}
-        return ", ".join([f"{self.dim}, scale={self.fixed_scale}", *(f"{k}={v}" for k, v in shown.items())])
+        defaults = inspect.signature(type(self).__init__).parameters
+        options = {**self.options, "sample": self.sample, "positive": self.positive, "after": self.after}
+        options["learnable"] = self.scale_param is not None
+        shown = [f"{name}={value!r}" for name, value in options.items() if value is not defaults[name].default]
+        return ", ".join([f"{self.dim}, scale={self.fixed_scale}", *shown])
+
+    def reset_parameters(self) -> None:
+        """Back to the values that the layer began with."""
+        if self.scale_param is not None:
+            nn.init.constant_(self.scale_param, math.log(self.fixed_scale) if self.positive else self.fixed_scale)
+        if self.norm is not None:
+            self.norm.reset_parameters()

@@ -16,8 +16,8 @@ def drop_edge(
 ) -> tuple[Tensor, Tensor]:
     """Drop the share p of the edges, chosen at random.
 
-    DropEdge (arXiv 1907.10903). Exactly round(p·E) edges go; convolutions then normalise the adjacency that is left.
-    Self-loops are kept.
+    DropEdge (arXiv 1907.10903). Of E edges, not counting self-loops, exactly round(p·E) go; convolutions then normalise
+    the adjacency that is left. Self-loops are kept.
 
     Args:
         edge_index: (2, E).
@@ -51,6 +51,8 @@ def drop_edge(
     number = int(edge.max()) + 1
     graph = torch.zeros(number, dtype=torch.long, device=real.device)
     if batch is not None:
+        if batch.dim() != 1 or len(batch) <= int(ends.max()):
+            raise ValueError(f"batch must name the graph of each of the {int(ends.max()) + 1} nodes, got {len(batch)}.")
         graph.scatter_(0, edge, batch[ends[0]])
     keep[real] = _lucky(graph, p, generator)[edge]
     return edge_index[:, keep], keep

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from uncollapse import inputs
 from uncollapse.cures.groups import token_mean
-from uncollapse.pairwise import log_weight
 from uncollapse.registry import cure
 
 
@@ -36,10 +36,8 @@ def feat_scale(
     tensor([[0.],
             [4.]])
     """
-    given, x = x, x.to(torch.promote_types(x.dtype, torch.float32))
-    if mask is not None:
-        log_weight(mask, x)  # checks it
-        x = x.masked_fill(~mask.unsqueeze(-1), 0)
+    inputs.check_tokens(x, mask)
+    given, x = x, inputs.prepared(x, mask)
     mean = token_mean(x, mask, causal=causal)
     out = (x + low * mean + high * (x - mean)).to(given.dtype)
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)

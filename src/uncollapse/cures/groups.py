@@ -34,17 +34,9 @@ class Groups:
         """Edges (2, E) between the sorted rows."""
         return self.inverse[edge_index]
 
-    def pad(self, x: Tensor) -> Tensor:
-        """Rows of x (n, d) as (groups, size of the largest, d), zeros behind the shorter ones."""
-        sizes = torch.bincount(self.sorted, minlength=self.count)
-        start = sizes.cumsum(0) - sizes
-        self.slot = torch.arange(len(self.sorted), device=x.device) - start[self.sorted]
-        out = x.new_zeros(self.count, int(sizes.max()) if self.count else 0, x.shape[-1])
-        return out.index_put((self.sorted, self.slot), self.sort(x))
-
-    def unpad(self, x: Tensor) -> Tensor:
-        """Back from `pad`."""
-        return self.unsort(x[self.sorted, self.slot])
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Rows of x (n, d), one tensor a group; `unsort(torch.cat(...))` puts them back."""
+        return torch.split(self.sort(x), torch.bincount(self.sorted, minlength=self.count).tolist())
 
     def mean(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """For each row of x (n, d) the mean over the real rows of its group."""

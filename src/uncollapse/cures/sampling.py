@@ -3,55 +3,74 @@
 import torch
 from torch import Tensor
 
-from uncollapse._kernel.grid import Pairs, by_query
-from uncollapse.pairwise import all_pairs, log_weight
+from uncollapse.pairwise import Pairs, all_pairs, by_query
 
 
 def sampled_mean(
-    unit: Tensor, value: Tensor, temperature: float, mask: Tensor | None, pairs: Pairs, sample: int
+    unit: Tensor, value: Tensor, temperature: float | Tensor, mask: Tensor | None, pairs: Pairs, sample: int
 ) -> Tensor:
-    """The mean with the sums over other rows estimated from random keys; the row's own term is not left to chance."""
-    n = unit.shape[-2]
-    chosen = _choose(n, sample, pairs.row_group, unit.device)  # positions, ascending
-    place = torch.full((n,), -1, device=unit.device).scatter_(0, chosen, torch.arange(len(chosen), device=unit.device))
+    """The softmax mean with the sums over other rows estimated from `sample` random real rows of each sequence.
+
+    unit and value (..., n, d). All sequences are laid in one row of groups without their padding.
+    """
+    n, rows = unit.shape[-2], unit.shape[:-1].numel()
+    sequences = torch.arange(rows // max(1, n), device=unit.device)
+    group = pairs.row_group if pairs.row_group is not None else sequences.repeat_interleave(n)
+    excluded = pairs.excluded
+    if excluded is not None:
+        excluded = (excluded[:, None] + n * sequences[:, None]).reshape(2, -1)
+    flat_unit, flat_value = unit.reshape(rows, -1), value.reshape(rows, -1)
+    if mask is None:
+        return _mean(flat_unit, flat_value, temperature, group, excluded, pairs.no_self, sample).reshape(value.shape)
+    real = mask.expand(unit.shape[:-1]).reshape(-1).nonzero().squeeze(1)
+    if excluded is not None:
+        place = _places(real, rows)[excluded]
+        excluded = place[:, (place >= 0).all(0)]
+    mean = _mean(flat_unit[real], flat_value[real], temperature, group[real], excluded, pairs.no_self, sample)
+    return torch.zeros_like(flat_value).index_copy(0, real, mean).reshape(value.shape)
+
+
+def _mean(
+    unit: Tensor,
+    value: Tensor,
+    temperature: float | Tensor,
+    group: Tensor,
+    excluded: Tensor | None,
+    no_self: bool,
+    sample: int,
+) -> Tensor:
+    """For rows (n, d) in ascending groups; the row's own term is not left to chance."""
+    chosen = _choose(group, sample)
+    place = _places(chosen, len(unit))
     absent = torch.stack([chosen, place[chosen]])  # a sampled key is not its own query
-    if pairs.excluded is not None:
-        i, j = pairs.excluded
-        absent = torch.cat([absent, torch.stack([i, place[j]])[:, place[j] >= 0]], 1)
-    group = None if pairs.key_group is None else pairs.key_group[chosen]
-    bias = log_weight(mask, unit)
-    bias = None if bias is None else bias[..., chosen]
-    few = Pairs(None, excluded=by_query(absent), mirrored=False, row_group=pairs.row_group, key_group=group)
-    mean, log_sum = all_pairs(unit, unit[..., chosen, :], value[..., chosen, :], temperature, few, bias)
-    if pairs.no_self:
+    if excluded is not None:
+        i, j = excluded[0], place[excluded[1]]
+        absent = torch.cat([absent, torch.stack([i, j])[:, j >= 0]], 1)
+    few = Pairs(excluded=by_query(absent), mirrored=False, row_group=group, key_group=group[chosen])
+    mean, log_sum = all_pairs(unit, unit[chosen], value[chosen], temperature, few)
+    if no_self:
         return mean
-    real = torch.ones(unit.shape[:-1], dtype=torch.bool, device=unit.device) if mask is None else mask
-    there, taken = _others(real, chosen, pairs.row_group)
-    log_sum = log_sum + (there.clamp(min=1) / taken.clamp(min=1)).log()
-    own = torch.sigmoid(unit.square().sum(-1) / temperature - log_sum).unsqueeze(-1)  # (..., n, 1) the row's own weight
+    others = _count(group, group) - 1
+    taken = _count(group[chosen], group) - (place >= 0).to(others.dtype)
+    log_sum = log_sum + (others.clamp(min=1) / taken.clamp(min=1)).log()  # as if all others had been summed
+    own = torch.sigmoid(unit.square().sum(-1) / temperature - log_sum).unsqueeze(-1)  # (n, 1): the row's own weight
     return own * value + (1 - own) * mean
 
 
-def _choose(n: int, sample: int, group: Tensor | None, device: torch.device) -> Tensor:
-    """Positions of `sample` random rows, or so many of each group, ascending."""
-    if group is None:
-        return torch.randperm(n, device=device)[:sample].sort().values
-    order = torch.randperm(n, device=device)
+def _choose(group: Tensor, sample: int) -> Tensor:
+    """Positions of so many random rows of each group, ascending."""
+    order = torch.randperm(len(group), device=group.device)
     order = order[group[order].argsort(stable=True)]  # groups in order, random within each
-    rank = torch.arange(n, device=device) - torch.searchsorted(group, group)
+    rank = torch.arange(len(group), device=group.device) - torch.searchsorted(group, group)
     return order[rank < sample].sort().values
 
 
-def _others(real: Tensor, chosen: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
-    """For each row how many other real rows there are (in its group), and how many of them were chosen."""
-    taken = torch.zeros_like(real)
-    taken[..., chosen] = real[..., chosen]
-    counts = []
-    for flag in (real, taken):
-        number = flag.to(torch.float32)
-        if group is None:
-            total = number.sum(-1, keepdim=True).expand_as(number)
-        else:
-            total = torch.zeros(int(group[-1]) + 1, device=group.device).index_add_(0, group, number)[group]
-        counts.append(total - number)
-    return counts[0], counts[1]
+def _places(chosen: Tensor, n: int) -> Tensor:
+    """For each of n positions its place among the chosen ones, or −1."""
+    places = torch.full((n,), -1, device=chosen.device)
+    return places.scatter_(0, chosen, torch.arange(len(chosen), device=chosen.device))
+
+
+def _count(members: Tensor, group: Tensor) -> Tensor:
+    """For each row of `group` how many of the ascending `members` share its group."""
+    return torch.searchsorted(members, group, right=True) - torch.searchsorted(members, group)

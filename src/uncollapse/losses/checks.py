@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from uncollapse.metrics.inputs import check_tokens
+from uncollapse.inputs import check_tokens
 
 
 def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x") -> None:
@@ -27,10 +27,3 @@ def check_matrix(x: Tensor, name: str = "x") -> None:
     """Raise if x has batch dimensions."""
     if x.dim() != 2:
         raise ValueError(f"{name} must have shape (n, d), without batch dimensions, got {tuple(x.shape)}.")
-
-
-def check_temperature(temperature: float | Tensor) -> None:
-    """Raise if a tensor holds more than one temperature; the kernel looks at the value of a number."""
-    if isinstance(temperature, Tensor) and temperature.numel() != 1:
-        shape = tuple(temperature.shape)
-        raise ValueError(f"temperature must be a number or a tensor with one element, got shape {shape}.")

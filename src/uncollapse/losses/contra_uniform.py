@@ -4,10 +4,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from uncollapse.losses.checks import check_matrix, check_rows, check_temperature
-from uncollapse.metrics.inputs import prepared, real_count
+from uncollapse.inputs import check_temperature, prepared, real_count, unit_rows
+from uncollapse.losses.checks import check_matrix, check_rows
 from uncollapse.metrics.similarity import CONTRA_NORM
-from uncollapse.pairwise import logsumexp, unit_rows
+from uncollapse.pairwise import logsumexp
 from uncollapse.registry import loss
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from uncollapse.inputs import as_full, prepared, real_count
 from uncollapse.losses.checks import check_pair, check_rows
 from uncollapse.losses.info_nce import against
-from uncollapse.metrics.inputs import as_full, prepared, real_count
 from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.registry import loss
 

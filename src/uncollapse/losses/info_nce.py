@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from uncollapse._kernel.grid import Pairs
-from uncollapse.losses.checks import check_matrix, check_pair, check_temperature
-from uncollapse.metrics.inputs import as_full
-from uncollapse.pairwise import all_pairs, logsumexp, unit_rows
+from uncollapse.inputs import as_full, check_temperature, unit_rows
+from uncollapse.losses.checks import check_matrix, check_pair
+from uncollapse.pairwise import Pairs, all_pairs, logsumexp
 from uncollapse.registry import loss
 
 
@@ -109,6 +108,8 @@ def _check(
         _check_keys("negatives", negatives, x)
     elif negatives not in ("cross", "both"):
         raise ValueError(f"negatives is 'cross', 'both' or a tensor (M, d) or (B, M, d), got {negatives!r}.")
+    if symmetric and isinstance(negatives, str) and negatives == "both":
+        raise ValueError("negatives='both' takes both directions as it is; leave out symmetric=True.")
     if queue is None:
         return
     _check_keys("queue", queue, x, own=False)

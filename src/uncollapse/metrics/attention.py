@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from uncollapse.metrics import inputs
+from uncollapse import inputs
 from uncollapse.metrics.similarity import CONTRA_NORM, pair_cosine
 from uncollapse.registry import metric
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse.metrics import inputs
-from uncollapse.pairwise import unit_rows
+from uncollapse import inputs
 from uncollapse.registry import metric
 
 EDGES = 1 << 16  # edges whose differences are held at once
@@ -78,7 +77,7 @@ def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
     tensor(1.)
     """
     nodes, edges = _graph(x, edge_index)
-    unit, degrees = unit_rows(nodes), _degrees(edges, len(nodes))
+    unit, degrees = inputs.unit_rows(nodes), _degrees(edges, len(nodes))
     total = nodes.new_zeros(())
     for i, j in _parts(edges):
         share = 1 / degrees[i] + 1 / degrees[j]  # an edge counts at both of its ends

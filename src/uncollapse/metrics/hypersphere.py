@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uncollapse._kernel.grid import Pairs
-from uncollapse.metrics import inputs
-from uncollapse.pairwise import all_pairs, unit_rows
+from uncollapse import inputs
+from uncollapse.pairwise import Pairs, all_pairs
 from uncollapse.registry import metric
 
-PAPER = "Understanding Contrastive Representation Learning through Alignment and Uniformity, arXiv 2005.10242"
+PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.10242"
 
 
 @metric(needs=("tokens", "pairs"), better=None, bounds=(0, None), paper=PAPER)
@@ -77,8 +76,7 @@ def uniformity(
     >>> uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))
     tensor(-8.)
     """
-    if not t > 0:
-        raise ValueError(f"t must be positive, got {t}.")
+    check_sharpness(t)
     return log_potential(inputs.tokens(x, mask), t, mask, exclude_self, normalize)
 
 
@@ -129,13 +127,23 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
     return float(-2 * t + log_terms[peak] + math.log1p(others.sum()))
 
 
+def check_sharpness(t: float) -> None:
+    """Raise unless t is a positive number."""
+    if isinstance(t, Tensor):
+        raise TypeError(
+            "t is the sharpness of the potential, a number; got a tensor. Pass a mask as mask=, a view as y=."
+        )
+    if not t > 0:
+        raise ValueError(f"t must be positive, got {t}.")
+
+
 def mean_distance(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
     """`alignment` without its checks, for the losses: the gradient at equal rows is 0."""
     x, y = inputs.prepared(x, mask), inputs.prepared(y, mask)
     if normalize:
-        x, y = unit_rows(x), unit_rows(y)
+        x, y = inputs.unit_rows(x), inputs.unit_rows(y)
     squared = (x - y).square().sum(-1)
-    apart = squared > 0
+    apart = squared != 0  # NaN is apart, and stays NaN
     distance = torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
     return distance.sum(-1) / inputs.real_count(x, mask).clamp(min=1)
 
@@ -146,7 +154,7 @@ def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, 
     if x.numel() == 0:
         return x.sum((-2, -1))
     # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
-    points = unit_rows(x) if normalize else inputs.centred(x.double(), mask)
+    points = inputs.unit_rows(x) if normalize else inputs.centred(x.double(), mask)
     log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self)  # type: ignore[no-untyped-call]
     if mask is None and x.shape[-2] > 1:
         return (log_sum - math.log(x.shape[-2] * (x.shape[-2] - exclude_self))).to(x.dtype)

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse.metrics import inputs
-from uncollapse.pairwise import inverse_norms
+from uncollapse import inputs
 from uncollapse.registry import metric
 
 TILE = 1 << 22  # largest number of cosines that are held at once
@@ -146,7 +145,7 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3) -> Tenso
 
 def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False) -> Tensor:
     """Mean cosine of pairs of different rows of x (..., n, d), `count` (...) of which are real and the others zero."""
-    inverse = inverse_norms(x)
+    inverse = inputs.inverse_norms(x)
     selves = (inverse > 0).sum(-1)
     with torch.autocast(x.device.type, enabled=False):
         if absolute:

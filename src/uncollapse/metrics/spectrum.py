@@ -7,7 +7,7 @@ as a singular value decomposition. Singular values below about 2e-7 of the large
 import torch
 from torch import Tensor
 
-from uncollapse.metrics import inputs
+from uncollapse import inputs
 from uncollapse.registry import metric
 
 # Eigenvalues below it, relative to the largest, are rounding. Up to 33 eps of rounding were seen.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from uncollapse.metrics import inputs
+from uncollapse import inputs
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.registry import metric
 

@@ -1,4 +1,6 @@
-"""What all metrics do with their inputs: check them, compute in float32 or float64, put padding out of the way."""
+"""What is done with inputs everywhere: check them, make them float32 or float64, put padding out of the way."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +35,8 @@ def check_mask(mask: Tensor, shape: torch.Size) -> None:
     """Raise unless mask is bool and broadcasts to `shape`."""
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"mask must be bool with True = real, got {mask.dtype}; for a 0/1 attention mask pass mask.bool()."
+            f"mask must be bool with True = real, got {mask.dtype}. Pass mask.bool() for one of 0 and 1; "
+            "graphs of nodes go by batch=, edges by edge_index=."
         )
     behind = shape[len(shape) - mask.dim() :]
     fits = 0 < mask.dim() <= len(shape) and mask.shape[-1] == shape[-1]
@@ -84,3 +87,73 @@ def centred(x: Tensor, mask: Tensor | None) -> Tensor:
     noise = shift.detach().abs() <= 8 * torch.finfo(torch.float64).eps * mean.detach().abs()
     shift = shift.masked_fill(noise, 0)
     return shift if mask is None else shift.masked_fill(~mask[..., None], 0)
+
+
+def check_temperature(temperature: float | Tensor) -> None:
+    """Raise unless it is a positive number or a tensor with one element, which is looked at where that is free."""
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1:
+            shape = tuple(temperature.shape)
+            raise ValueError(f"temperature must be a number or a tensor with one element, got shape {shape}.")
+        if torch.compiler.is_compiling() or temperature.device.type != "cpu":
+            return
+        temperature = temperature.item()
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of x (..., n, d) divided by their length; zero rows stay zero.
+
+    `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12; here it is 0.
+    """
+    unit: Tensor = _UnitRows.apply(as_full(x))  # type: ignore[no-untyped-call]
+    return unit.to(x.dtype)
+
+
+class _UnitRows(torch.autograd.Function):
+    """u = x/|x|, dx = (g − u(u·g))/|x|, in fewer passes than autograd would make."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * inverse_norms(x).unsqueeze(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        x, unit = ctx.saved_tensors
+        along: Tensor = (unit * gradient).sum(-1, keepdim=True)
+        across: Tensor = torch.addcmul(gradient, unit, along, value=-1)
+        return across * inverse_norms(x).unsqueeze(-1)
+
+
+def inverse_norms(x: Tensor) -> Tensor:
+    """1/|x_i| of each row (..., n) in float32 or float64; 0 for zero rows. Finite in value and gradient."""
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[:-1])
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    if x.dtype == torch.float32 and _squares_may_leave_the_range(norms):
+        norms = _norms_of_any_size(x)
+    present = norms >= torch.finfo(x.dtype).tiny
+    return (present / torch.where(present, norms, 1)).to(x.dtype)
+
+
+def _norms_of_any_size(x: Tensor) -> Tensor:
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        exact: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+        return exact
+    largest = x.detach().abs().amax(-1, keepdim=True)  # elsewhere float64 is slow, or missing
+    largest = torch.where(largest > 0, largest, 1)
+    scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=-1)
+    return scaled * largest.squeeze(-1)
+
+
+def _squares_may_leave_the_range(norms: Tensor) -> bool:
+    """Whether a row may be too long or short for squares in float32; taken for granted where a look would stall."""
+    if torch.compiler.is_compiling() or norms.device.type != "cpu" or norms.numel() == 0:
+        return True
+    low, high = norms.detach().aminmax()
+    return not (low.item() >= 1e-15 and high.item() <= 1e15)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from uncollapse.metrics import inputs
+from uncollapse import inputs
 
 
 def test_finite_values_whose_sum_overflows_are_accepted() -> None:
@@ -36,3 +36,28 @@ def test_centred_leaves_no_rounding_of_equal_entries(dtype: torch.dtype) -> None
     assert float(inputs.centred(x, None)[1, 0]) == pytest.approx(
         -1e-3 / 999, rel=0.2 if dtype == torch.float32 else 1e-9
     )
+
+
+def test_unit_rows_has_a_finite_gradient_at_zero():
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    unit = inputs.unit_rows(x)
+    unit.sum().backward()
+    torch.testing.assert_close(unit.detach(), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    assert x.grad is not None
+    assert x.grad.abs().max() < 10
+
+
+def test_inverse_norms_beyond_the_range_of_squares():
+    x = torch.tensor([[3.0, 4.0], [3e-30, 4e-30], [3e30, 4e30], [0.0, 0.0], [1e-45, 0.0]], requires_grad=True)
+    inverse = inputs.inverse_norms(x)
+    torch.testing.assert_close(inverse, torch.tensor([0.2, 2e29, 2e-31, 0, 0]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(inputs.unit_rows(x).norm(dim=-1), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
+    (slope,) = torch.autograd.grad(inputs.unit_rows(x)[[0, 3]].sum(), x)
+    assert bool(torch.isfinite(slope).all())
+    assert slope[3].tolist() == [0, 0]
+
+
+def test_unit_rows_gradcheck():
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(inputs.unit_rows, (x,))
+    assert torch.autograd.gradgradcheck(inputs.unit_rows, (x,))
