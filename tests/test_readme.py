@@ -80,7 +80,6 @@ def test_benchmark_table(tables: ModuleType, tmp_path: Path) -> None:
     target = {"name": "speed", "target": ">= 2", "measured": 2.3456, "unit": "x", "reached": True, "detail": "a|b"}
     result = {
         "targets": [target],
-        "config": {},
         "versions": {"torch": "2.13"},
         "date": "2026-01-02",
         "processor": "some CPU",

@@ -209,18 +209,21 @@ def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
         if n != m:
             raise ValueError(f"exclude='self' needs as many keys as queries, got {m} keys and {n} queries.")
         return Pairs(offset, no_self=True)
-    return Pairs(offset, excluded=by_query(check_pairs(exclude, n, m)), mirrored=k is q and is_mirrored(exclude, n))
+    exclude = check_pairs(exclude, n, m)
+    return Pairs(offset, excluded=by_query(exclude), mirrored=k is q and is_mirrored(exclude, n))
 
 
-def check_pairs(pairs: Tensor, n: int, m: int) -> Tensor:
-    """`pairs` if it is a (2, E) tensor of indices below n and m, else an error."""
+def check_pairs(pairs: Tensor, n: int, m: int, name: str = "exclude") -> Tensor:
+    """`pairs` as int64 if it is a (2, E) tensor of indices below n and m, else an error about the argument `name`."""
     if pairs.dim() != 2 or pairs.shape[0] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
-        raise ValueError(f"Pairs must be an integer tensor (2, E), got {pairs.dtype} of shape {tuple(pairs.shape)}.")
+        shape = tuple(pairs.shape)
+        raise ValueError(f"{name} must be an integer tensor of shape (2, E), got {pairs.dtype} of shape {shape}.")
     if pairs.shape[1] and not torch.compiler.is_compiling():
-        low, high = pairs.amin(1).tolist(), pairs.amax(1).tolist()
-        if min(low) < 0 or high[0] >= n or high[1] >= m:
+        low, high = int(pairs.min()), pairs.amax(1).tolist()
+        if low < 0 or high[0] >= n or high[1] >= m:
             raise ValueError(
-                f"Pairs must lie within {n} queries and {m} keys, got indices from {min(low)} to {high[0]}, {high[1]}."
+                f"{name} must hold indices from 0 to {n - 1} in its first row and to {m - 1} in its second, "
+                f"got {low} as the least, {high[0]} and {high[1]} as the largest."
             )
     return pairs.long()
 

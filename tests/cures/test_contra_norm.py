@@ -345,7 +345,7 @@ def test_rows_of_length_one_in_half_precision():
         ({"sample": 2, "dual": True}, "does not go with"),
         ({"temperature": -1.0}, "temperature must be positive"),
         ({"batch": torch.zeros(4, dtype=torch.long)}, "batch must be an integer tensor"),
-        ({"edge_index": torch.tensor([[0], [9]])}, "Pairs must lie within"),
+        ({"edge_index": torch.tensor([[0], [9]])}, "edge_index must hold indices from 0 to 4"),
         ({"mask": torch.ones(3, dtype=torch.bool)}, "mask must have shape"),
         ({"mask": torch.ones(2, 1, 1, 5, dtype=torch.bool)}, "mask must have shape"),
         ({"axis": "features", "temperature": 0.0}, "temperature must be positive"),

@@ -89,7 +89,7 @@ def contra_norm(
         pairs = _pairs(x.shape[-2], causal, exclude_self, edge_index)
         mean = _tokens_mean(unit, value, temperature, dual, mask, pairs, sample)
     else:
-        edges = None if edge_index is None else groups.sort_edges(check_pairs(edge_index, len(x), len(x)))
+        edges = None if edge_index is None else groups.sort_edges(check_pairs(edge_index, len(x), len(x), "edge_index"))
         pairs = replace(_pairs(len(x), causal, exclude_self, edges), row_group=groups.sorted, key_group=groups.sorted)
         unit, value, mask_ = groups.sort(unit), groups.sort(value), None if mask is None else groups.sort(mask)
         mean = groups.unsort(_tokens_mean(unit, value, temperature, dual, mask_, pairs, sample))
@@ -134,7 +134,7 @@ def _pairs(n: int, causal: bool, exclude_self: bool, edge_index: Tensor | None) 
     pairs = Pairs(0 if causal else None, no_self=exclude_self)
     if edge_index is None:
         return pairs
-    edges = check_pairs(edge_index, n, n)
+    edges = check_pairs(edge_index, n, n, "edge_index")
     return replace(pairs, no_self=True, excluded=by_query(torch.cat([edges, edges.flip(0)], 1)))
 
 
