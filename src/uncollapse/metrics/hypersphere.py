@@ -154,8 +154,8 @@ def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, 
     if x.numel() == 0:
         return x.sum((-2, -1))
     # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
-    points = inputs.unit_rows(x) if normalize else inputs.centred(x.double(), mask)
-    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self)  # type: ignore[no-untyped-call]
+    points = x if normalize else inputs.centred(x.double(), mask)
+    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self, normalize)  # type: ignore[no-untyped-call]
     if mask is None and x.shape[-2] > 1:
         return (log_sum - math.log(x.shape[-2] * (x.shape[-2] - exclude_self))).to(x.dtype)
     count = inputs.real_count(points, mask)
@@ -164,14 +164,16 @@ def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, 
 
 
 class _LogPotentialSum(torch.autograd.Function):
-    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows; 0 where no pair is left.
+    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows, of length one if `normalize`; 0 where no pair is left.
 
     The gradient, 4t Σ_j p_ij (x_j − x_i) with p_ij the share of a pair in the sum, needs only the softmax means of the
     rows. They come with the sums, so one walk over the pairs serves both directions.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
+        inverse = inputs.inverse_norms(x).unsqueeze(-1) if normalize else None
+        x = x if inverse is None else x * inverse
         fall = -t * torch.linalg.vector_norm(x, dim=-1).square()  # of −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
         if mask is not None:
             fall = fall.masked_fill(~mask, -torch.inf)
@@ -182,7 +184,10 @@ class _LogPotentialSum(torch.autograd.Function):
         total = torch.logsumexp(sums, -1, keepdim=True)
         total = total.masked_fill(torch.isneginf(total), 0)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(means.sub_(x).mul_((sums - total).exp().mul_(4 * t)[..., None]))
+            slope = means.sub_(x).mul_((sums - total).exp().mul_(4 * t)[..., None])
+            if inverse is not None:  # through the division by the lengths: across the rows only
+                slope.addcmul_(x, (slope * x).sum(-1, keepdim=True), value=-1).mul_(inverse)
+            ctx.save_for_backward(slope)
         return total.squeeze(-1)
 
     @staticmethod
@@ -190,7 +195,7 @@ class _LogPotentialSum(torch.autograd.Function):
         if torch.is_grad_enabled():  # the slopes were computed without a graph: their own gradient would be missing
             raise RuntimeError("uniformity can be differentiated once only; leave out create_graph=True.")
         (slope,) = ctx.saved_tensors
-        return slope * d_total[..., None, None], None, None, None
+        return slope * d_total[..., None, None], None, None, None, None
 
 
 def _is_constant(x: Tensor) -> bool:
