@@ -135,7 +135,9 @@ def inverse_norms(x: Tensor) -> Tensor:
     if x.shape[-1] == 0:
         return x.new_zeros(x.shape[:-1])
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    if x.dtype == torch.float32 and _squares_may_leave_the_range(norms):
+    if _all_moderate(norms):
+        return norms.reciprocal()
+    if x.dtype == torch.float32:
         norms = _norms_of_any_size(x)
     present = norms >= torch.finfo(x.dtype).tiny
     return (present / torch.where(present, norms, 1)).to(x.dtype)
@@ -151,9 +153,9 @@ def _norms_of_any_size(x: Tensor) -> Tensor:
     return scaled * largest.squeeze(-1)
 
 
-def _squares_may_leave_the_range(norms: Tensor) -> bool:
-    """Whether a row may be too long or short for squares in float32; taken for granted where a look would stall."""
+def _all_moderate(norms: Tensor) -> bool:
+    """Whether no row is zero, nor too long or short for squares in float32; not known where a look would stall."""
     if torch.compiler.is_compiling() or norms.device.type != "cpu" or norms.numel() == 0:
-        return True
+        return False
     low, high = norms.detach().aminmax()
-    return not (low.item() >= 1e-15 and high.item() <= 1e15)
+    return low.item() >= 1e-15 and high.item() <= 1e15

@@ -193,6 +193,8 @@ def _check_key_mask(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Non
 
 def _batch_shape(*tensors: Tensor | None) -> torch.Size:
     shapes = [t.shape[:-2] for t in tensors if t is not None]
+    if all(s == shapes[0] for s in shapes):
+        return shapes[0]
     shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return shape
 
@@ -247,4 +249,5 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -
 
 def _flat(x: Tensor, batch: torch.Size) -> Tensor:
     """(..., n, d) -> (b, n, d)."""
-    return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
+    wide = x if x.shape[:-2] == batch else x.expand(*batch, *x.shape[-2:])
+    return wide.reshape(math.prod(batch), *x.shape[-2:])

@@ -10,10 +10,10 @@ from uncollapse._kernel.problem import ABSENT, LOG2E, RULE, RULED, Found, Given,
 def forward(given: Given, grid: Grid, out: Found) -> None:
     """Write means, sums and the rows that one key rules."""
     mean, log2sum, kind = out
-    peak, total = torch.full_like(log2sum, ABSENT), torch.zeros_like(log2sum)
     beta = 0.0 if grid.whole else 1.0
     if not grid.whole:
         mean.zero_()
+        peak, total = torch.full_like(log2sum, ABSENT), torch.zeros_like(log2sum)
     for t in grid:
         weight = _logits(given, t)
         if given.bias is not None:
@@ -26,14 +26,18 @@ def forward(given: Given, grid: Grid, out: Found) -> None:
             total[:, t.rows] *= fade
             mean[:, t.rows] *= fade[..., None]
         weight.sub_(highest[..., None]).exp2_()
-        total[:, t.rows] += weight.sum(-1)
         if given.v.shape[-1] > 0:
             mean[:, t.rows].baddbmm_(weight, given.v[:, t.keys], beta=beta)
-        peak[:, t.rows] = highest
-    nothing = (peak < ABSENT / 2) | (total == 0)
-    mean.div_(total.masked_fill(nothing, torch.inf)[..., None])
-    log2sum.copy_(peak + total.log2()).masked_fill_(nothing, -torch.inf)
-    kind.masked_fill_((total < RULE) & ~nothing, RULED)  # the largest weight is 1
+        if grid.whole:
+            peak, total = highest, weight.sum(-1)
+        else:
+            peak[:, t.rows] = highest
+            total[:, t.rows] += weight.sum(-1)
+    nothing = peak < ABSENT / 2
+    total.masked_fill_(nothing, torch.inf)
+    mean.div_(total[..., None])
+    torch.add(peak, total.log2(), out=log2sum).masked_fill_(nothing, -torch.inf)
+    kind.masked_fill_(total < RULE, RULED)  # the largest weight is 1
 
 
 def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradients, same: bool) -> None:

@@ -174,13 +174,15 @@ class _LogPotentialSum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
         inverse = inputs.inverse_norms(x).unsqueeze(-1) if normalize else None
         x = x if inverse is None else x * inverse
-        fall = -t * torch.linalg.vector_norm(x, dim=-1).square()  # of −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
-        if mask is not None:
-            fall = fall.masked_fill(~mask, -torch.inf)
-        bias = None if _is_constant(fall) else fall
-        values = x if ctx.needs_input_grad[0] else None
-        means, sums = all_pairs(x, x, values, 1 / (2 * t), Pairs(no_self=exclude_self), bias)
-        sums = sums + (2 * fall if bias is None else fall)  # (..., n): −inf for rows that are not real
+        values, pairs = (x if ctx.needs_input_grad[0] else None), Pairs(no_self=exclude_self)
+        if inverse is not None and mask is None and _all_positive(inverse):  # −t‖x_i − x_j‖² = 2t x_i·x_j − 2t
+            means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs)
+            sums = sums - 2 * t
+        else:  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
+            fall = -t * torch.linalg.vector_norm(x, dim=-1).square()
+            fall = fall if mask is None else fall.masked_fill(~mask, -torch.inf)
+            means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs, fall)
+            sums = sums + fall  # (..., n): −inf for rows that are not real
         total = torch.logsumexp(sums, -1, keepdim=True)
         total = total.masked_fill(torch.isneginf(total), 0)
         if ctx.needs_input_grad[0]:
@@ -198,9 +200,6 @@ class _LogPotentialSum(torch.autograd.Function):
         return slope * d_total[..., None, None], None, None, None, None
 
 
-def _is_constant(x: Tensor) -> bool:
-    """Whether all entries are equal but for rounding, as for unit rows; then the kernel needs no bias and is faster."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":  # not where a look would stall
-        return False
-    low, high = (bound.item() for bound in x.aminmax())
-    return math.isfinite(low) and high - low <= 8 * torch.finfo(x.dtype).eps * abs(low)
+def _all_positive(x: Tensor) -> bool:
+    """Whether no entry is 0; not known where a look would stall."""
+    return not torch.compiler.is_compiling() and x.device.type == "cpu" and x.amin().item() > 0
