@@ -61,6 +61,15 @@ def test_scalar_finite_and_differentiable(entry, dtype: torch.dtype) -> None:  #
             assert tensor.grad.abs().max() > 0
 
 
+def test_nan_is_not_hidden(entry) -> None:  # type: ignore[no-untyped-def]
+    given = [t.detach().clone() for t in inputs(entry.needs, torch.float32)]
+    for tensor in given:
+        if tensor.is_floating_point():
+            tensor[3, 2] = torch.nan
+            assert entry.function(*given).isnan()
+            tensor[3, 2] = 0.0
+
+
 def test_half_precision_is_only_in_the_input(entry) -> None:  # type: ignore[no-untyped-def]
     half = [t.detach() for t in inputs(entry.needs, torch.bfloat16)]
     exact = entry.function(*[t.double() if t.is_floating_point() else t for t in half])
