@@ -148,6 +148,8 @@ def main(json_file: Path | None = None) -> int:
     console.print(table(result))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        whole = json_file.with_name(json_file.name + ".part")  # so that a file of this name is never half written
+        whole.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        whole.replace(json_file)
         console.print(f"Figures written to {json_file}.", soft_wrap=True, markup=False)
     return 0

@@ -1,4 +1,4 @@
-r"""All pairs in linear memory: `softmax_mean` and `logsumexp`, the one kernel under layers and losses.
+"""All pairs in linear memory: `softmax_mean` and `logsumexp`, the one kernel under layers and losses.
 
 For queries q_i, keys k_j and values v_j
 
@@ -217,7 +217,8 @@ def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
 
 def check_pairs(pairs: Tensor, n: int, m: int, name: str = "exclude") -> Tensor:
     """`pairs` as int64 if it is a (2, E) tensor of indices below n and m, else an error about the argument `name`."""
-    if pairs.dim() != 2 or pairs.shape[0] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
+    integers = not (pairs.is_floating_point() or pairs.is_complex() or pairs.dtype == torch.bool)
+    if pairs.dim() != 2 or pairs.shape[0] != 2 or not integers:
         shape = tuple(pairs.shape)
         raise ValueError(f"{name} must be an integer tensor of shape (2, E), got {pairs.dtype} of shape {shape}.")
     if pairs.shape[1] and not torch.compiler.is_compiling():

@@ -143,11 +143,11 @@ def test_without_edges(n: int) -> None:
 @pytest.mark.parametrize("metric", [dirichlet_energy, mean_average_distance])
 def test_bad_edges(metric) -> None:  # type: ignore[no-untyped-def]
     x = nodes()
-    with pytest.raises(ValueError, match=r"between 0 and n − 1 = 5, got 0 to 6"):
+    with pytest.raises(ValueError, match=r"indices from 0 to 5 .* 0 and 6 as the largest"):
         metric(x, torch.tensor([[0], [6]]))
-    with pytest.raises(ValueError, match="got -1 to 0"):
+    with pytest.raises(ValueError, match="got -1 as the least"):
         metric(x, torch.tensor([[-1], [0]]))
-    with pytest.raises(ValueError, match=r"integers of shape \(2, E\)"):
+    with pytest.raises(ValueError, match=r"integer tensor of shape \(2, E\)"):
         metric(x, EDGES.T)
     with pytest.raises(ValueError, match=r"torch.float32 of shape \(2, 5\)"):
         metric(x, EDGES.float())

@@ -266,7 +266,7 @@ class ContraNorm(nn.Module):
         defaults = inspect.signature(type(self).__init__).parameters
         options = {**self.options, "sample": self.sample, "positive": self.positive, "after": self.after}
         options["learnable"] = self.scale_param is not None
-        shown = [f"{name}={value!r}" for name, value in options.items() if value is not defaults[name].default]
+        shown = [f"{name}={value!r}" for name, value in options.items() if value != defaults[name].default]
         return ", ".join([f"{self.dim}, scale={self.fixed_scale}", *shown])
 
     def reset_parameters(self) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 class Groups:
-    """Sorts, pads and averages rows by the graph that they belong to."""
+    """Sorts, splits and averages rows by the graph that they belong to."""
 
     def __init__(self, batch: Tensor, n: int) -> None:
         if batch.shape != (n,) or batch.is_floating_point() or batch.dtype == torch.bool:
@@ -39,10 +39,10 @@ class Groups:
         return torch.split(self.sort(x), torch.bincount(self.sorted, minlength=self.count).tolist())
 
     def mean(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """For each row of x (n, d) the mean over the real rows of its group."""
+        """For each row of x (n, d) the mean over the real rows of its group; the others must be zero."""
         real = x.new_ones(x.shape[0], 1) if mask is None else mask.unsqueeze(-1).to(x.dtype)
         group = self.of
-        total = x.new_zeros(self.count, x.shape[-1]).index_add(0, group, x * real)
+        total = x.new_zeros(self.count, x.shape[-1]).index_add(0, group, x)
         number = x.new_zeros(self.count, 1).index_add(0, group, real)
         return (total / number.clamp(min=1))[group]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from uncollapse import inputs
+from uncollapse.pairwise import check_pairs
 from uncollapse.registry import metric
 
 EDGES = 1 << 16  # edges whose differences are held at once
@@ -153,14 +154,7 @@ def _nodes(x: Tensor) -> Tensor:
 def _graph(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
     """x checked, in float64, and each undirected edge once, without self-loops (2, E)."""
     nodes, n = _nodes(x), len(x)
-    integers = not (edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool)
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not integers:
-        got = f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
-        raise ValueError(f"edge_index must be integers of shape (2, E), got {got}.")
-    edges = edge_index.long()
-    if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= n):
-        span = f"{int(edges.min())} to {int(edges.max())}"
-        raise ValueError(f"edge_index must lie between 0 and n − 1 = {n - 1}, got {span}; is it of another graph?")
+    edges = check_pairs(edge_index, n, n, "edge_index")
     low, high = edges.amin(0), edges.amax(0)
     key = torch.unique((low * n + high)[low != high])
     return nodes, torch.stack([key // max(1, n), key % max(1, n)])

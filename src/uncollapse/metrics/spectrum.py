@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from uncollapse import inputs
+from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.registry import metric
 
 # Eigenvalues below it, relative to the largest, are rounding. Up to 33 eps of rounding were seen.
 NOISE = 128 * torch.finfo(torch.float64).eps
 
-CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
 RANKME = "RankMe: Assessing the Downstream Performance of Pretrained Self-Supervised Representations, arXiv 2210.02885"
 STABLE = "Sampling from large matrices: an approach through geometric functional analysis, arXiv math/0503442"
 PARTICIPATION = "A theory of multineuronal dimensionality, dynamics and measurement (Gao et al.), bioRxiv 214262"
