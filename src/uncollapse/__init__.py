@@ -10,6 +10,8 @@ from typing import Any
 
 from uncollapse import cures, losses, metrics, pairwise
 from uncollapse.cures import *  # noqa: F403
+from uncollapse.diagnosing import diagnose, diagnose_activations, diagnose_rows
+from uncollapse.diagnosis import Diagnosis
 from uncollapse.losses import *  # noqa: F403
 from uncollapse.metrics import *  # noqa: F403
 from uncollapse.moments import Moments
@@ -34,10 +36,14 @@ __all__ = [
     "CURES",
     "LOSSES",
     "METRICS",
+    "Diagnosis",
     "Moments",
     "Reservoir",
     "__version__",
     "cures",
+    "diagnose",
+    "diagnose_activations",
+    "diagnose_rows",
     "losses",
     "metrics",
     "pairwise",

@@ -1,0 +1,147 @@
+"""Hooks that measure every block of a model while it runs, and leave nothing behind."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.diagnosis import Layer
+from uncollapse.gauge import Gauge, Plan
+from uncollapse.sites import OUTPUT, Context, Site, Stack, as_sets
+
+View = Literal["first", "first of two", "second"]
+Key = tuple[str, str, int]  # name of the layer, place, call
+
+
+class Capture:
+    """Gauges at the sites of a stack, filled by hooks while the model runs inside `with capture:`.
+
+    Args:
+        model: the model that has the stack.
+        stack: its blocks.
+        places: which places of each block, of `stack.places()`.
+        plan: how they are measured.
+    """
+
+    def __init__(self, model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> None:
+        self.model, self.stack, self.plan = model, stack, plan
+        self.view: View = "first"
+        self.gauges: dict[Key, Gauge] = {}
+        self._paths: dict[Key, str] = {}
+        self._context = Context()
+        self._calls: Counter[Site] = Counter()
+        self._wanted = _wanted_sites(stack, places)
+        self._attention = {(b.attention, b.call): b.name for b in stack.blocks if b.attention and plan.attention}
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> "Capture":
+        with ExitStack() as hooks:  # what was entered comes out again if a later step fails
+            hooks.enter_context(self.stack.running(self.model))
+            if self._attention and self.stack.expose_attention is not None:
+                hooks.enter_context(self.stack.expose_attention(self.model))
+            owner = self.model.get_submodule(self.stack.path)
+            hooks.callback(owner.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            for site in {site: None for site, _ in [*self._wanted, *self._attention]}:
+                hooks.callback(self._hook(site).remove)
+            self._hooks = hooks.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.close()
+
+    def layers(self) -> tuple[Layer, ...]:
+        """What was measured so far, in the order in which the model ran, one place after the other."""
+        places = sorted(dict.fromkeys(place for _, place, _ in self.gauges), key=lambda place: place != OUTPUT)
+        return tuple(self._layer(key) for place in places for key in self.gauges if key[1] == place)
+
+    def sequences(self) -> int:
+        """How many sequences (images, graphs) were seen."""
+        return max((gauge.sets for gauge in self.gauges.values()), default=0)
+
+    @property
+    def context(self) -> Context:
+        """What goes with the tokens of the last batch."""
+        return self._context
+
+    def _layer(self, key: Key) -> Layer:
+        name, place, call = key
+        label = name if call == 0 else f"{name} (call {call + 1})"
+        return self.gauges[key].layer(label, place, self._paths[key])
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._context = self.stack.context(args, kwargs)
+        self._calls.clear()
+
+    def _hook(self, site: Site) -> torch.utils.hooks.RemovableHandle:
+        module = self.model.get_submodule(site.path)
+        if site.side == "input":
+
+            def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                self._see(site, site.read((args, kwargs), None))
+
+            return module.register_forward_pre_hook(before, with_kwargs=True)
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            self._see(site, site.read((args, kwargs), output))
+
+        return module.register_forward_hook(after, with_kwargs=True)
+
+    def _see(self, site: Site, x: Tensor | None) -> None:
+        call = self._calls[site]
+        self._calls[site] += 1
+        if x is None:
+            return
+        if site.what == "attention":
+            name = self._attention.get((site, call))
+            if name is not None and self.view != "second":
+                self._measure((name, OUTPUT, 0), site, lambda gauge: gauge.update_attention(x, self._context))
+            return
+        for key in self._keys(site, call):
+            self._measure(key, site, lambda gauge: self._update(gauge, x))
+
+    def _keys(self, site: Site, call: int) -> Iterator[Key]:
+        """The layers that a site is, at this call of it."""
+        if (site, call) in self._wanted:
+            yield from ((name, place, 0) for name, place in self._wanted[site, call])
+        elif self.stack.family == "named" and (site, 0) in self._wanted:  # a layer that the model runs again
+            yield from ((name, place, call) for name, place in self._wanted[site, 0] if name != "embed")
+
+    def _measure(self, key: Key, site: Site, update: Any) -> None:
+        if key not in self.gauges:
+            self.gauges[key], self._paths[key] = Gauge(self.plan), site.path
+        try:
+            update(self.gauges[key])
+        except ValueError as error:
+            raise ValueError(f"At {key[0]} ({site.side} of {site.path or 'the model'}): {error}") from error
+
+    def _update(self, gauge: Gauge, x: Tensor) -> None:
+        context, layout = self._context, self.stack.layout
+        sets, mask = as_sets(x, layout, context, prefix=self.plan.prefix)
+        views = sets.transpose(0, 1) if x.dim() == 2 and layout != "nodes" else sets  # vectors: one a sample
+        if self.view == "second":
+            gauge.pair(views, mask)
+            return
+        gauge.update(sets, mask, context)
+        if layout == "nodes" and context.edge_index is not None:
+            gauge.update_graph(x, context.edge_index)
+        if self.view == "first of two":
+            gauge.pool(views, mask)
+
+
+def _wanted_sites(stack: Stack, places: tuple[str, ...]) -> dict[tuple[Site, int], list[tuple[str, str]]]:
+    """(site, call) -> the layers that it is, as (name, place); a site may be two of them."""
+    unknown = [place for place in places if place not in stack.places()]
+    if unknown:
+        raise ValueError(f"No place {unknown[0]!r} in {stack.architecture}. There are: {', '.join(stack.places())}.")
+    wanted: dict[tuple[Site, int], list[tuple[str, str]]] = {}
+    ends = [("embed", stack.embed, 0), ("final", stack.final, 0)]
+    blocks = [(block.name, block.places[place], block.call, place) for block in stack.blocks for place in places]
+    for name, site, call in ends:
+        if site is not None and OUTPUT in places:
+            wanted.setdefault((site, call), []).append((name, OUTPUT))
+    for name, site, call, place in blocks:
+        wanted.setdefault((site, call), []).append((name, place))
+    return wanted

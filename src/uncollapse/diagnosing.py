@@ -1,0 +1,295 @@
+"""Model and batches -> Diagnosis."""
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse import backbones, running, verdict
+from uncollapse.capture import Capture
+from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.gauge import Gauge, Plan, chosen_tokens
+from uncollapse.sites import OUTPUT, Context, Layout, Stack, as_sets
+
+LIBRARIES = ("torch", "transformers", "timm", "torch_geometric")  # whose versions a diagnosis names, if they are in use
+
+
+def diagnose(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    layers: Sequence[str] | None = None,
+    part: str | None = None,
+    layout: Layout | None = None,
+    places: Sequence[str] = (OUTPUT,),
+    attention: bool = False,
+    tokens: Literal["patches", "all"] = "patches",
+    pairs: Iterable[Any] | None = None,
+    max_batches: int | None = None,
+    baseline: int = 1,
+    rank_samples: int = 4,
+    device: torch.device | str | None = None,
+    call: running.Call = running.run,
+    name: str | None = None,
+    data: str = "",
+    example: Sequence[str] = (),
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Diagnosis:
+    """Measure every layer of a model while it runs over some batches, and say where and how it collapses.
+
+    The model is not changed: hooks come out again, and its mode, device, dtype and the random states are left as found.
+    There is one pass over the batches, and memory does not grow with their number.
+
+    Args:
+        model: a HuggingFace, timm, PyG or torch model, or any module with `layers`; it may be wrapped in your own.
+        batches: what the model takes: tensors, mappings of arguments, tuples of which as many elements are passed on as
+            the model's forward requires, or PyG data objects.
+        layers: names or patterns of the modules that are the layers, for models that are not known ("blocks.*").
+        part: the part to measure in a model with several stacks of blocks, such as "vision_model".
+        layout: how outputs of named layers are read: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors" (b, d),
+            "channels_first" (b, d, h, w), "nodes" (n, d); by their shape if not given.
+        places: where in each block: "block" is the residual stream after it; "attention.residual" and "mlp.residual"
+            are after the attention and after the MLP, where the model has these places.
+        attention: measure attention maps too; the model then computes attention without fused kernels.
+        tokens: "patches" leaves out CLS, distillation and register tokens, "all" keeps them.
+        pairs: batches with a second view of each sample, in the same order, for alignment.
+        max_batches: stop after so many.
+        baseline: on how many batches a randomly initialised copy of the architecture is measured beside it; 0 for none.
+        rank_samples: sequences of each batch whose rank is taken.
+        device: run there, and move the model back afterwards; where the model is if not given.
+        call: how the model is run on a batch, `call(model, batch)`, where the rule above does not fit.
+        name, data: what the model and the data are called in tables and reports.
+        example: the tokens of the first sequence as text, for the heat map.
+        seed: of all sampling.
+        progress: called with the number of batches done, after each.
+
+    Returns:
+        A Diagnosis: `print(d)`, `d.verdict`, `d.layers`, `d.save("d.json")`, `d.report("report.html")`.
+
+    >>> import torch, uncollapse as uc
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
+    >>> d = uc.diagnose(model, [torch.randn(8, 16, 32)])
+    >>> [layer.name for layer in d.layers]
+    ['embed', 'block 0', 'block 1']
+    """
+    started = time.perf_counter()
+    plan = _plan(rank_samples, attention, tokens, seed)
+    model = running.uncompiled(model)
+    stack = backbones.find(model, part=part, layers=None if layers is None else list(layers), layout=layout)
+    if attention and not any(block.attention for block in stack.blocks):
+        raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
+    capture = Capture(model, stack, tuple(places), plan)
+    second = None if pairs is None else iter(pairs)
+    done, random, why = 0, (), ""
+    with running.undisturbed(model, device) as home:
+        twin, why = _twin(model, stack, tuple(places), plan) if baseline else (None, "")
+        for batch in _limited(batches, max_batches):
+            batch = running.moved(batch, home)
+            _measure(capture, call, batch, None if second is None else running.moved(_partner(second, done), home))
+            if twin is not None:
+                _measure(twin, call, batch)
+            done += 1
+            if twin is not None and done >= baseline:
+                random, twin = twin.layers(), None  # the random model is not needed any more
+            if progress is not None:
+                progress(done)
+    if twin is not None:
+        random = twin.layers()
+    measured = capture.layers()
+    if not measured:
+        raise ValueError(f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it.")
+    subject = verdict.Subject(stack.family, stack.architecture, capture.context.causal, stack.places(), why)
+    return Diagnosis(
+        model=name or type(model).__name__,
+        architecture=stack.architecture,
+        family=stack.family,
+        parameters=sum(p.numel() for p in model.parameters()),
+        data=data,
+        batches=done,
+        sequences=capture.sequences(),
+        tokens=measured[0].tokens,
+        layers=measured,
+        verdict=verdict.judge(measured, random, subject, capture.sequences()),
+        baseline=random,
+        example=_chosen(example),
+        settings={**_settings(plan, places), "baseline_batches": min(baseline, done) if random else 0, **stack.facts},
+        versions=_versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def diagnose_activations(
+    activations: Sequence[Tensor] | Mapping[str, Tensor],
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    name: str = "activations",
+    data: str = "",
+    example: Sequence[str] = (),
+    rank_samples: int = 4,
+    seed: int = 0,
+) -> Diagnosis:
+    """Measure activations that you have already: one tensor (b, n, d), or (n, d), a layer, in the order of the model.
+
+    Args:
+        activations: the tensors; with a mapping its keys name the layers, else they are "layer 0" and so on.
+        mask: (b, n) bool, True = real.
+        causal: whether the model is a causal decoder, whose first token is left out of robust measures.
+        name, data, example, rank_samples, seed: as in `diagnose`.
+
+    >>> import torch, uncollapse as uc
+    >>> uc.diagnose_activations([torch.randn(8, 32, 16), torch.ones(8, 32, 16)]).verdict.kind
+    'complete'
+    """
+    started = time.perf_counter()
+    if not isinstance(activations, Mapping):
+        activations = {f"layer {number}": x for number, x in enumerate(activations)}
+    if not activations:
+        raise ValueError("There are no activations: give one tensor (b, n, d) a layer.")
+    plan, context = _plan(rank_samples, False, "all", seed), Context(mask, causal=causal)
+    layers, sets = [], 0
+    for title, x in activations.items():
+        gauge = Gauge(plan)
+        gauge.update(*as_sets(x, "tokens", context, prefix=True), context)
+        layers.append(gauge.layer(title, OUTPUT, ""))
+        sets = gauge.sets
+    return _of_layers(tuple(layers), sets, causal, name, data, _chosen(example), started, plan)
+
+
+def diagnose_rows(
+    rows: Iterable[Tensor],
+    *,
+    pairs: Iterable[Tensor] | None = None,
+    name: str = "embeddings",
+    data: str = "",
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Diagnosis:
+    """Measure a stream of embeddings, such as a file that does not fit into memory: one layer, one pass.
+
+    Args:
+        rows: parts (m, d) of the embeddings. Measures of a sequence are those of a part.
+        pairs: the second views of the same rows, in parts of the same sizes, for alignment.
+        name, data, seed, progress: as in `diagnose`.
+
+    >>> import torch, uncollapse as uc
+    >>> d = uc.diagnose_rows(torch.randn(4096, 16).split(512))
+    >>> d.verdict.kind, d.tokens
+    ('none', 4096)
+    """
+    started = time.perf_counter()
+    plan, context = _plan(4, False, "all", seed), Context()
+    gauge, second = Gauge(plan), None if pairs is None else iter(pairs)
+    for done, part in enumerate(rows):
+        if part.dim() != 2:
+            raise ValueError(f"Embeddings come in parts of shape (m, d), got {tuple(part.shape)}.")
+        gauge.update(part[None], None, context)
+        if second is not None:
+            gauge.pool(part[:, None], None)
+            gauge.pair(_partner(second, done)[:, None], None)
+        if progress is not None:
+            progress(done + 1)
+    if gauge.tokens == 0:
+        raise ValueError("There are no embeddings: the stream has no rows.")
+    return _of_layers((gauge.layer(name, OUTPUT, ""),), gauge.sets, False, name, data, (), started, plan)
+
+
+def _of_layers(
+    layers: tuple[Layer, ...],
+    sets: int,
+    causal: bool,
+    name: str,
+    data: str,
+    example: tuple[str, ...],
+    started: float,
+    plan: Plan,
+) -> Diagnosis:
+    """A diagnosis of layers that no model of ours computed."""
+    subject = verdict.Subject("activations", "activations", causal, (OUTPUT,))
+    return Diagnosis(
+        model=name,
+        architecture=subject.architecture,
+        family=subject.family,
+        parameters=0,
+        data=data,
+        batches=1,
+        sequences=sets,
+        tokens=layers[0].tokens,
+        layers=layers,
+        verdict=verdict.judge(layers, (), subject, sets),
+        example=example,
+        settings=_settings(plan, (OUTPUT,)),
+        versions=_versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> Plan:
+    if tokens not in ("patches", "all"):
+        raise ValueError(f'tokens must be "patches" or "all", got {tokens!r}.')
+    if rank_samples < 1:
+        raise ValueError(f"rank_samples must be at least 1, got {rank_samples}.")
+    return Plan(rank_samples, attention, tokens == "all", seed)
+
+
+def _measure(capture: Capture, call: running.Call, batch: Any, partner: Any = None) -> None:
+    """Run the model on a batch, and on its second view, under hooks."""
+    with capture:
+        capture.view = "first" if partner is None else "first of two"
+        call(capture.model, batch)
+        if partner is not None:
+            capture.view = "second"
+            call(capture.model, partner)
+
+
+def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> tuple[Capture | None, str]:
+    """A capture of a randomly initialised model of the same architecture, or the reason why there is none."""
+    if stack.reinitialised is None:
+        return None, f"it is not known how to initialise {stack.architecture} again"
+    try:
+        return Capture(stack.reinitialised(model), stack, places, replace(plan, attention=False)), ""
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        return None, str(error)
+
+
+def _limited(batches: Iterable[Any], most: int | None) -> Iterator[Any]:
+    if most is not None and most < 1:
+        raise ValueError(f"max_batches must be at least 1, got {most}.")
+    return islice(iter(batches), most)
+
+
+def _partner(pairs: Iterator[Any], number: int) -> Any:
+    try:
+        return next(pairs)
+    except StopIteration:
+        raise ValueError(f"pairs ended after {number} batches; each batch needs its second view.") from None
+
+
+def _chosen(example: Sequence[str]) -> tuple[str, ...]:
+    """The tokens of the heat maps."""
+    return tuple(example[position] for position in chosen_tokens(len(example)))
+
+
+def _settings(plan: Plan, places: Sequence[str]) -> dict[str, Any]:
+    return {
+        "places": list(places),
+        "tokens": "all" if plan.prefix else "patches",
+        "attention": plan.attention,
+        "rank_samples": plan.rank_samples,
+        "seed": plan.seed,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in ("uncollapse", *LIBRARIES)}
+    return {"python": platform.python_version(), **{name: str(value) for name, value in found.items() if value}}

@@ -1,0 +1,213 @@
+"""Statistics of one layer over a stream of batches, in memory that does not grow with their number."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from uncollapse import inputs, metrics, outliers
+from uncollapse.diagnosis import Layer, Summary
+from uncollapse.moments import Moments
+from uncollapse.reservoir import Reservoir
+from uncollapse.sites import Context
+
+WIDEST = 1536  # features up to which the moments of all tokens are kept: 36 MiB a layer there, 9 at 768
+SAMPLE = 1024  # tokens kept for what is not a moment
+VALUES = 4096  # values of sequences kept for quantiles
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+CURVE = 256  # singular values that a diagnosis stores
+SIDE = 48  # tokens on a side of a heat map
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a layer is measured.
+
+    rank_samples: sequences of each batch whose ranks and robust measures are taken. attention: whether maps are
+    measured. prefix: whether CLS, distillation and register tokens count. seed: of all sampling.
+    """
+
+    rank_samples: int = 4
+    attention: bool = False
+    prefix: bool = False
+    seed: int = 0
+
+
+class Spread:
+    """Mean, deviation and quantiles of a stream of numbers; quantiles come from a uniform sample of 4,096."""
+
+    def __init__(self, seed: int) -> None:
+        self._moments, self._sample = Moments(1), Reservoir(VALUES, 1, seed)
+
+    def update(self, values: Tensor) -> None:
+        """Add values (...)."""
+        rows = values.detach().reshape(-1, 1).double().cpu()
+        self._moments.update(rows)
+        self._sample.update(rows)
+
+    def summary(self) -> Summary:
+        """What a diagnosis stores."""
+        mean, deviation = float(self._moments.mean()), float(self._moments.variance().sqrt())
+        wanted = torch.tensor(QUANTILES, dtype=torch.float64)
+        quantiles = torch.quantile(self._sample.rows[:, 0].double(), wanted).tolist()
+        return Summary(mean, deviation, tuple(quantiles), self._moments.count)
+
+
+class Gauge:
+    """Gathers what a diagnosis says about one layer."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.sets = 0
+        self.tokens = 0
+        self.heatmap: tuple[tuple[float, ...], ...] = ()
+        self._spreads: dict[str, Spread] = {}
+        self._moments: Moments | None = None
+        self._sample: Reservoir | None = None
+        self._pooled: Tensor | None = None  # of the last batch, until its second view comes
+        self._views: Reservoir | None = None
+        self._alignment = Moments(1)
+        self._chooser = torch.Generator().manual_seed(plan.seed)
+
+    def update(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
+        """Add the sets of tokens x (b, n, d) of a batch, of which mask (b, n) tells the real ones."""
+        x = inputs.tokens(x.detach(), mask)
+        sample = self._rows(x)
+        if not self.heatmap:
+            self.heatmap = cosines(x[0], None if mask is None else mask[0])
+        self.sets += len(x)
+        self.tokens += x.shape[:-1].numel() if mask is None else int(mask.sum())
+        sample.update(x, mask)
+        if self._moments is not None:
+            self._moments.update(x, mask)
+        for name in ("mean_cosine", "token_variance", "feature_variance"):
+            self._add(name, metrics_of(name)(x, mask), mask)
+        self._update_sampled(x, mask, context)
+
+    def update_graph(self, nodes: Tensor, edge_index: Tensor) -> None:
+        """Add the nodes (N, d) of a batch of graphs as the measures of its edges see them."""
+        self._add("dirichlet_energy", metrics.dirichlet_energy(nodes, edge_index, normalize="norm"), None)
+        self._add("mean_average_distance", metrics.mean_average_distance(nodes, edge_index), None)
+
+    def update_attention(self, attn: Tensor, context: Context) -> None:
+        """Add the attention maps (b, heads, n, n) of a batch."""
+        prefix = 0 if self.plan.prefix else context.prefix
+        for name in ("attention_similarity", "attention_std", "attention_entropy"):
+            self._add(name, metrics_of(name)(attn.detach(), context.mask, prefix=prefix), context.mask)
+
+    def pool(self, x: Tensor, mask: Tensor | None) -> None:
+        """Keep the mean token of each set, for its second view; a set of vectors is kept as it is."""
+        self._pooled = pooled(x.detach(), mask)
+
+    def pair(self, x: Tensor, mask: Tensor | None) -> None:
+        """Compare the second views x (b, n, d) of the sets that `pool` was given last."""
+        first, second = self._pooled, pooled(x.detach(), mask)
+        if first is None or first.shape != second.shape:
+            shape = None if first is None else tuple(first.shape)
+            raise ValueError(f"a batch of pairs must match its batch, got {tuple(second.shape)} beside {shape}.")
+        self._views = self._views or Reservoir(SAMPLE, first.shape[-1], self.plan.seed)
+        self._views.update(first)
+        distances = (inputs.unit_rows(first.double()) - inputs.unit_rows(second.double())).square().sum(-1)
+        self._alignment.update(distances[:, None].cpu())
+        self._pooled = None
+
+    def layer(self, name: str, place: str, path: str) -> Layer:
+        """What was gathered, as a part of a diagnosis."""
+        assert self._sample is not None
+        measures = {key: spread.summary() for key, spread in self._spreads.items()}
+        measures.update({key: Summary(float(value)) for key, value in self._of_dataset().items()})
+        sigma = self._moments.spectrum(center=True) if self._moments else _sample_spectrum(self._sample.rows)
+        spectrum, ranks = thinned(sigma)
+        return Layer(name, place, path, self._sample.dim, self.tokens, measures, spectrum, ranks, self.heatmap)
+
+    def _of_dataset(self) -> dict[str, Tensor]:
+        assert self._sample is not None
+        rows, moments = self._sample.rows, self._moments
+        found = {"dataset_rank_share": outliers.sample_rank_share(rows), "uniformity": metrics.uniformity(rows)}
+        if moments is None:  # too wide for moments: the sample has to do
+            found["dataset_rank"] = metrics.effective_rank(rows, center=True)
+            found["feature_correlation"] = metrics.feature_correlation(rows)
+            found["outlier_share"] = metrics.outlier_share(rows)
+        else:
+            found["dataset_rank"] = moments.effective_rank(center=True)
+            found["feature_correlation"] = moments.feature_correlation()
+            found["outlier_share"] = moments.outlier_share()
+        if self._views is not None:
+            found["alignment"] = self._alignment.mean()[0]
+            found["pooled_uniformity"] = metrics.uniformity(self._views.rows)
+        return found
+
+    def _rows(self, x: Tensor) -> Reservoir:
+        """The sample of tokens; it and the moments are made when the width is known."""
+        dim = x.shape[-1]
+        if self._sample is None:
+            self._sample = Reservoir(SAMPLE, dim, self.plan.seed)
+            device = x.device if x.device.type == "cuda" else "cpu"
+            self._moments = Moments(dim, device) if dim <= WIDEST else None
+        if self._sample.dim != dim:
+            raise ValueError(f"it had {self._sample.dim} features in an earlier batch and has {dim} now.")
+        return self._sample
+
+    def _update_sampled(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
+        """Measures that take an eigenvalue decomposition, on some sets of the batch."""
+        chosen = torch.randperm(len(x), generator=self._chooser)[: self.plan.rank_samples].to(x.device)
+        x = x[chosen]
+        real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask[chosen]
+        self._add("effective_rank", metrics.effective_rank(x, real), real)
+        if context.causal:
+            self._add("first_token_norm", first_token_norm(x, real), real)
+            real = outliers.without_first(real)
+        self._add("robust_cosine", outliers.robust_cosine(x, real), real)
+        self._add("rank_share", outliers.rank_share(x, real), real, least=3)
+
+    def _add(self, name: str, values: Tensor, mask: Tensor | None, least: int = 2) -> None:
+        """Add a value a set; sets with fewer than `least` real tokens have none."""
+        if mask is not None:
+            values = values[mask.sum(-1) >= least]
+        if values.numel() > 0:
+            self._spreads.setdefault(name, Spread(self.plan.seed)).update(values)
+
+
+def metrics_of(name: str) -> Callable[..., Tensor]:
+    """The metric function of this name."""
+    function: Callable[..., Tensor] = getattr(metrics, name)
+    return function
+
+
+def pooled(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean real token of each set, (b, n, d) -> (b, d)."""
+    x = inputs.prepared(x, mask)
+    return x.sum(-2) / inputs.real_count(x, mask).clamp(min=1)[..., None]
+
+
+def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:
+    """Length of the first real token over the median length of the other real ones, (b, n, d) -> (b,)."""
+    norms = torch.linalg.vector_norm(x.double(), dim=-1)
+    others = outliers.without_first(mask)
+    first = norms.masked_fill(~(mask & ~others), 0).sum(-1)
+    median = norms.masked_fill(~others, torch.nan).nanmedian(-1).values
+    return torch.where(median > 0, first / median, 1.0)
+
+
+def cosines(x: Tensor, mask: Tensor | None) -> tuple[tuple[float, ...], ...]:
+    """Cosines between at most 48 evenly spaced real tokens of one set (n, d), to three digits."""
+    rows = (x if mask is None else x[mask])[chosen_tokens(len(x) if mask is None else int(mask.sum()))]
+    unit = inputs.unit_rows(rows.float())
+    return tuple(tuple(round(value, 3) for value in row) for row in (unit @ unit.mT).tolist())
+
+
+def chosen_tokens(n: int) -> list[int]:
+    """Positions, among n real tokens, of those in a heat map."""
+    return torch.linspace(0, n - 1, min(n, SIDE)).round().long().tolist() if n else []
+
+
+def thinned(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Singular values over their sum, at most 256 of them, and their ranks from 1."""
+    total = float(sigma.sum()) or 1.0
+    ranks = torch.linspace(0, len(sigma) - 1, min(len(sigma), CURVE)).round().long().unique()
+    return tuple((sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
+
+
+def _sample_spectrum(rows: Tensor) -> Tensor:
+    return metrics.singular_values(rows, center=True).double()

@@ -1,0 +1,96 @@
+"""Run a model that somebody else wrote, for looking at it, and leave it as it was."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Call = Callable[[nn.Module, Any], Any]
+
+
+@contextmanager
+def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Evaluation mode, no gradients, compiled code off, on a device; afterwards all is as found.
+
+    Gives the device on which batches are wanted. Random states of the CPU and of the model's accelerators are kept.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    homes = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    home = next(iter(homes), torch.device("cpu"))
+    target = torch.device(device) if device is not None else home
+    if target != home and len(homes) > 1:
+        raise ValueError(
+            f"The model lies on several devices ({', '.join(sorted(map(str, homes)))}) and is not moved to {target}; "
+            "leave out device."
+        )
+    with _random_states({home, target}), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        try:
+            model.eval()
+            if target != home:
+                model.to(target)
+            yield target
+        finally:
+            if target != home:
+                model.to(home)
+            for module, mode in modes:
+                module.training = mode
+
+
+@contextmanager
+def _random_states(devices: set[torch.device]) -> Iterator[None]:
+    kinds = {device.type for device in devices} - {"cpu", "meta"}
+    kind = next(iter(kinds), "cuda")
+    numbers = [d.index or 0 for d in devices if d.type == kind]
+    with torch.random.fork_rng(devices=numbers, device_type=kind):
+        yield
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, whose parts have the names that the user knows."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch with all its tensors on a device."""
+    if hasattr(batch, "to"):  # tensors, HuggingFace encodings, PyG data
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [moved(value, device) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """Call a model on a batch.
+
+    A mapping gives arguments by name, without those that the model does not take (labels, indices). Of a tuple or list
+    as many elements are passed on as the model requires, so (images, labels) gives it images. A PyG data object is
+    passed whole if the model requires one argument, and else as x, edge_index, batch and other attributes by name.
+    Anything else is the only argument.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = {p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    if hasattr(batch, "edge_index") and hasattr(batch, "keys") and not isinstance(batch, Tensor):
+        required = [p for p in positional if p.default is p.empty]
+        if len(required) == 1 and required[0].name != "x":
+            return model(batch)
+        batch = {key: getattr(batch, key) for key in parameters if getattr(batch, key, None) is not None}
+    if isinstance(batch, Mapping):
+        known = {key: value for key, value in batch.items() if key in named or not named}
+        if not known:
+            raise ValueError(
+                f"The batch has {', '.join(map(str, batch))}, and the model takes {', '.join(named)}. "
+                "Rename the entries, or pass call=lambda model, batch: …"
+            )
+        return model(**known)
+    if isinstance(batch, tuple | list):
+        required = sum(p.default is p.empty for p in positional)
+        return model(*batch[: max(1, required)])
+    return model(batch)
