@@ -98,11 +98,11 @@ def diagnose(
                 _measure(twin, call, batch)
             done += 1
             if twin is not None and done >= baseline:
-                random, twin = twin.layers(), None  # the random model is not needed any more
+                random, twin = _bare(twin.layers()), None  # the random model is not needed any more
             if progress is not None:
                 progress(done)
     if twin is not None:
-        random = twin.layers()
+        random = _bare(twin.layers())
     measured = capture.layers()
     if not measured:
         raise ValueError(f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it.")
@@ -260,6 +260,11 @@ def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -
         return Capture(stack.reinitialised(model), stack, places, replace(plan, attention=False)), ""
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         return None, str(error)
+
+
+def _bare(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Layers of a random model: nobody looks at their heat maps."""
+    return tuple(replace(layer, heatmap=()) for layer in layers)
 
 
 def _limited(batches: Iterable[Any], most: int | None) -> Iterator[Any]:

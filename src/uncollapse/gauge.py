@@ -8,6 +8,7 @@ from torch import Tensor
 
 from uncollapse import inputs, metrics, outliers
 from uncollapse.diagnosis import Layer, Summary
+from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.moments import Moments
 from uncollapse.reservoir import Reservoir
 from uncollapse.sites import Context
@@ -81,8 +82,7 @@ class Gauge:
         sample.update(x, mask)
         if self._moments is not None:
             self._moments.update(x, mask)
-        for name in ("mean_cosine", "token_variance", "feature_variance"):
-            self._add(name, metrics_of(name)(x, mask), mask)
+        self._add("mean_cosine", pair_cosine(x, inputs.real_count(x, mask)), mask)
         self._update_sampled(x, mask, context)
 
     def update_graph(self, nodes: Tensor, edge_index: Tensor) -> None:
@@ -150,11 +150,12 @@ class Gauge:
         return self._sample
 
     def _update_sampled(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
-        """Measures that take an eigenvalue decomposition, on some sets of the batch."""
+        """Measures that take more time, on some sets of the batch."""
         chosen = torch.randperm(len(x), generator=self._chooser)[: self.plan.rank_samples].to(x.device)
         x = x[chosen]
         real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask[chosen]
-        self._add("effective_rank", metrics.effective_rank(x, real), real)
+        for name in ("effective_rank", "token_variance", "feature_variance"):
+            self._add(name, metrics_of(name)(x, real), real)
         if context.causal:
             self._add("first_token_norm", first_token_norm(x, real), real)
             real = outliers.without_first(real)
@@ -191,10 +192,10 @@ def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def cosines(x: Tensor, mask: Tensor | None) -> tuple[tuple[float, ...], ...]:
-    """Cosines between at most 48 evenly spaced real tokens of one set (n, d), to three digits."""
+    """Cosines between at most 48 evenly spaced real tokens of one set (n, d), to two digits."""
     rows = (x if mask is None else x[mask])[chosen_tokens(len(x) if mask is None else int(mask.sum()))]
     unit = inputs.unit_rows(rows.float())
-    return tuple(tuple(round(value, 3) for value in row) for row in (unit @ unit.mT).tolist())
+    return tuple(tuple(round(value, 2) for value in row) for row in (unit @ unit.mT).tolist())
 
 
 def chosen_tokens(n: int) -> list[int]:
@@ -206,7 +207,7 @@ def thinned(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Singular values over their sum, at most 256 of them, and their ranks from 1."""
     total = float(sigma.sum()) or 1.0
     ranks = torch.linspace(0, len(sigma) - 1, min(len(sigma), CURVE)).round().long().unique()
-    return tuple((sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
+    return tuple(float(f"{value:.6g}") for value in (sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
 
 
 def _sample_spectrum(rows: Tensor) -> Tensor:

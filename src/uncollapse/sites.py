@@ -138,6 +138,11 @@ class Stack:
         return tuple(place for place in self.blocks[0].places if all(place in b.places for b in self.blocks))
 
 
+def inside(path: str, part: str) -> str:
+    """Dotted name of a part of the module at `path`; either may be "", the module itself."""
+    return f"{path}.{part}" if path and part else path or part
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """All tensors in nested tuples, lists and mappings, in order. Objects such as caches are not looked into."""
     if isinstance(value, Tensor):
@@ -176,6 +181,8 @@ def as_sets(x: Tensor, layout: Layout, context: Context, *, prefix: bool = False
             f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(x.shape)}: expected "
             f"{tuple(x.shape[:2])}. This layer has other tokens than the input; name layers that share them."
         )
+    if mask is not None and bool(mask.all()):
+        mask = None  # nothing is left out
     skip = 0 if prefix else context.prefix
     return x[:, skip:], None if mask is None else mask[:, skip:]
 

@@ -1,0 +1,187 @@
+"""transformers 5: any model with blocks that attend, also deep inside a user's own module.
+
+Blocks are found by a general rule: a list of modules of one class inside a `PreTrainedModel`, some of which attend. All
+places of a block are known for the kinds in `huggingface_places`: BERT, RoBERTa, ELECTRA, ALBERT, DistilBERT, MPNet,
+DeBERTa, ModernBERT, BART, ViT, DeiT, DINOv2, CLIP, GPT-2, Llama, Gemma, and whoever copies one of them. Blocks of
+other kinds have the one place "block": tried on T5, OPT, GPT-NeoX, Phi, OLMo 2, Bloom, BEiT, XLNet, Wav2Vec2, Whisper.
+
+Encoder–decoders and models with towers have a stack for each, models in stages such as Swin one a stage. Sounds come
+with a mask of samples, not of tokens: it is not read, and all their tokens count as real.
+"""
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.backbones import arguments
+from uncollapse.backbones.huggingface_places import names_in_forward, order_of_use, places
+from uncollapse.backbones.huggingface_search import Run, above, entrance, pretrained_above, runs, takes_input
+from uncollapse.backbones.random_weights import SEED
+from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack
+
+_PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
+_FINAL = (
+    *("layernorm", "LayerNorm", "layer_norm", "norm", "ln", "ln_f"),
+    *("final_layer_norm", "final_layernorm", "final_norm"),
+)
+_SOUNDS = ("input_values", "input_features")
+
+
+def stacks(model: nn.Module) -> tuple[Stack, ...]:
+    """All stacks of blocks in the models of transformers that `model` is or holds."""
+    found = runs(model)
+    entrances = [entrance(model, run, found) for run in found]
+    times = Counter(entrances)  # what shares its entrance could not be told apart
+    return tuple(_stack(model, r, path) for r, path in zip(found, entrances, strict=True) if times[path] == 1)
+
+
+def _stack(model: nn.Module, run: Run, path: str) -> Stack:
+    module: Any = model.get_submodule(path)
+    around = pretrained_above(model, run.blocks[0][0])
+    config = getattr(module, "config", around[0][1].config)
+    blocks = tuple(_block(model, i, name, call, takes_input(module)) for i, (name, call) in enumerate(run.blocks))
+    return Stack(
+        path=path,
+        family="huggingface",
+        architecture=type(module).__name__,
+        blocks=blocks,
+        embed=Site(run.blocks[0][0], "input"),
+        final=_final(model, run, path),
+        layout="sequence_first" if config.model_type == "xlnet" else "tokens",
+        context=_reader(module, _prefix(module), _causal(module, model.get_submodule(run.blocks[0][0]), config)),
+        expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
+        reinitialised=partial(_reinitialised, path=around[-1][0]),
+        facts={
+            "model_type": config.model_type,
+            "hidden_size": getattr(config, "hidden_size", None),
+            "heads": getattr(config, "num_attention_heads", None),
+        },
+    )
+
+
+def _block(model: nn.Module, number: int, path: str, call: int, known: bool) -> Block:
+    """`known` is false for stages, which attend within windows or to fewer tokens: only what leaves a block is sure."""
+    block, owner = model.get_submodule(path), pretrained_above(model, path)[0][1]
+    if not known:
+        return Block(f"block {number}", {OUTPUT: Site(path)}, call)
+    return Block(f"block {number}", places(block, path), call, _attention(block, path, owner))
+
+
+def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
+    """Where the block returns its attention map, as the model's own class says; None where it does not say so."""
+    recorder = owner.can_record_outputs.get("attentions")
+    kind, index = getattr(recorder, "target_class", recorder), getattr(recorder, "index", 1)
+    where = (getattr(recorder, "layer_name", None) or "").strip(".")
+    if not isinstance(kind, type) or index != 1:  # behind something else of its shape, such as T5's position bias
+        return None
+    inner = (f"{path}.{name}".rstrip(".") for name, module in block.named_modules() if isinstance(module, kind))
+    return next((Site(name, what="attention") for name in inner if not where or f".{where}." in f".{name}."), None)
+
+
+def _final(model: nn.Module, run: Run, path: str) -> Site | None:
+    """The norm that one of the modules from the blocks up to `path` uses after them."""
+    inner = run.path
+    for outer, module in above(model, run.path):
+        used = order_of_use(module)
+        child = inner.rpartition(".")[2]
+        after = used[used.index(child) + 1 :] if child in used else ()
+        norm = next((n for n in after if n in _FINAL and "Norm" in type(module._modules[n]).__name__), None)
+        if norm is not None or outer == path:
+            return None if norm is None else Site(f"{outer}.{norm}".lstrip("."))
+        inner = outer
+    return None
+
+
+def _prefix(module: nn.Module) -> int:
+    """How many learned tokens stand in front of the patches."""
+    learned = {name.rpartition(".")[2]: p for name, p in module.named_parameters()}
+    return sum(learned[n].shape[1] if learned[n].dim() == 3 else 1 for n in _PREFIX if n in learned)
+
+
+def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
+    """Whether a token sees only earlier ones: the attention says so, or the model makes no other mask."""
+    if getattr(config, "use_bidirectional_attention", False):
+        return False
+    names = names_in_forward(module)
+    only_causal = "create_causal_mask" in names and "create_bidirectional_mask" not in names
+    return only_causal or any(
+        getattr(m, flag, False) for m in (module, *block.modules()) for flag in ("is_causal", "is_decoder")
+    )
+
+
+def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
+    signature, kind = arguments.parameters(module), type(module).__name__
+    sound = getattr(module, "main_input_name", "") in _SOUNDS
+
+    def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+        given = arguments.by_name(signature, args, kwargs).get("attention_mask")
+        mask = None if sound else _as_bool(given, kind)
+        return Context(mask=mask, prefix=prefix, causal=causal)
+
+    return read
+
+
+def _as_bool(mask: Any, kind: str) -> Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        came = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"The attention_mask of {kind} must have shape (batch, tokens), 1 for real tokens and 0 for padding, to "
+            f"tell which tokens count; got {came}. Pass the mask of the tokenizer; if a model around {kind} made "
+            f"another of it, run {kind} by itself."
+        )
+    return mask.bool()
+
+
+@contextlib.contextmanager
+def _eager(model: nn.Module, path: str) -> Iterator[None]:
+    """Attention written out, so that its maps exist; fused attention never forms them."""
+    name = "_attn_implementation_internal"  # the public name also changes the configs of other towers
+    found: list[Any] = [getattr(m, "config", None) for m in model.get_submodule(path).modules()]
+    configs = {id(config): config for config in found if hasattr(config, name)}
+    before = {key: getattr(config, name) for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            setattr(config, name, "eager")
+        yield
+    finally:
+        for key, config in configs.items():
+            setattr(config, name, before[key])
+
+
+def _reinitialised(model: nn.Module, path: str) -> nn.Module:
+    """A copy in which the part at `path`, a model of transformers, has the weights of a new one."""
+    part = model.get_submodule(path)
+    name = type(part).__name__
+    new = _new(part).state_dict()
+    copied = copy.deepcopy(model).eval()
+    try:  # what a new one has beyond these, such as a pooler or layers that were taken off, does not matter
+        missing, _ = copied.get_submodule(path).load_state_dict(new, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"{name} has no random twin: its weights are not those of its config. {error}") from error
+    if missing:
+        raise ValueError(
+            f"{name} has no random twin: a new one lacks {len(missing)} of its weights, such as {missing[0]}. "
+            "Take off what was added to it, such as adapters."
+        )
+    return copied
+
+
+def _new(part: Any) -> nn.Module:
+    name = type(part).__name__
+    if any(not p.is_floating_point() for p in part.parameters()):
+        raise ValueError(f"{name} has no random twin: its weights are quantised. Load it without quantisation.")
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(SEED)  # torch.manual_seed would reset other devices as well
+            new: nn.Module = type(part)(copy.deepcopy(part.config))
+    except TypeError as error:
+        raise ValueError(f"{name} has no random twin: its class needs more than a config. {error}") from error
+    return new

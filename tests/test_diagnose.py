@@ -1,0 +1,316 @@
+"""Whole diagnoses of small real models: values against a naive reference, and a model that is left as it was."""
+
+import copy
+import gc
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import uncollapse as uc
+from uncollapse import gauge
+from uncollapse.diagnosis import Layer
+
+
+class Recurrent(nn.Module):
+    """One layer that runs three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + self.layer(x)
+        return x
+
+
+def encoder(layers: int = 3, dim: int = 32, **options: object) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(dim, 4, 64, batch_first=True, **options)  # type: ignore[arg-type]
+    return nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+
+
+def batches(count: int = 3, size: int = 4, n: int = 10, dim: int = 32) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.tensor([10, 7, 4, 9])[:size, None]
+    padding = torch.arange(n) >= lengths
+    return [
+        {"src": torch.randn(size, n, dim, generator=generator), "src_key_padding_mask": padding} for _ in range(count)
+    ]
+
+
+def by_hand(model: nn.TransformerEncoder, data: list[dict[str, Tensor]]) -> list[list[Tensor]]:
+    """Layer -> the real tokens of each sequence, by running the blocks one after the other."""
+    found: list[list[Tensor]] = [[] for _ in range(len(model.layers) + 1)]
+    with torch.no_grad():
+        for batch in data:
+            x, padding = batch["src"], batch["src_key_padding_mask"]
+            for number in range(len(model.layers) + 1):
+                found[number] += [row[~hidden] for row, hidden in zip(x, padding, strict=True)]
+                if number < len(model.layers):
+                    x = model.layers[number](x, src_key_padding_mask=padding)
+    return found
+
+
+def test_measures_equal_naive_references_with_padding() -> None:
+    model, data = encoder().eval(), batches()
+    d = uc.diagnose(model, data, rank_samples=4, baseline=0)
+    assert [layer.name for layer in d.layers] == ["embed", "block 0", "block 1", "block 2"]
+    assert (d.batches, d.sequences, d.tokens) == (3, 12, 90)
+    for layer, sequences in zip(d.layers, by_hand(model, data), strict=True):
+        rows = torch.cat(sequences)
+        each = {
+            name: [float(getattr(uc, name)(s.double())) for s in sequences]
+            for name in ("mean_cosine", "effective_rank")
+        }
+        for name, values in each.items():
+            summary = layer.measures[name]
+            assert summary.count == 12
+            assert summary.mean == pytest.approx(sum(values) / 12, rel=1e-4, abs=1e-5)
+            spread = torch.tensor(values, dtype=torch.float64)
+            assert summary.std == pytest.approx(float(spread.std(correction=0)), rel=1e-3, abs=1e-5)
+            assert summary.quantiles[2] == pytest.approx(float(spread.quantile(0.5)), rel=1e-4, abs=1e-5)
+        assert layer["dataset_rank"] == pytest.approx(float(uc.effective_rank(rows.double(), center=True)), rel=1e-4)
+        assert layer["uniformity"] == pytest.approx(float(uc.uniformity(rows.double())), rel=1e-4)
+        sigma = torch.linalg.svdvals((rows - rows.mean(0)).double())
+        assert layer.spectrum == pytest.approx((sigma / sigma.sum()).tolist(), abs=1e-5)
+        assert layer.spectrum_ranks == tuple(range(1, 33))
+
+
+def test_batches_may_be_split_as_one_likes() -> None:
+    model, (whole,) = encoder().eval(), batches(1)
+    parts = [{key: value[i : i + 1] for key, value in whole.items()} for i in range(4)]
+    one, many = (uc.diagnose(model, b, baseline=0) for b in ([whole], iter(parts)))
+    for a, b in zip(one.layers, many.layers, strict=True):
+        for name in a.measures:
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5), name
+
+
+def fingerprint(model: nn.Module) -> tuple[object, ...]:
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()]
+    return hooks, {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state().clone()
+
+
+def assert_untouched(model: nn.Module, before: tuple[object, ...]) -> None:
+    hooks, state, rng = fingerprint(model)
+    assert hooks == before[0]
+    assert all(torch.equal(state[key], value) for key, value in before[1].items())  # type: ignore[attr-defined, index]
+    assert torch.equal(rng, before[2])  # type: ignore[arg-type]
+    assert torch.is_grad_enabled()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_the_model_is_left_as_it_was(attention: bool) -> None:
+    model = encoder(dropout=0.5).train()
+    model.layers[1].eval()
+    before = fingerprint(model)
+    uc.diagnose(model, batches(), attention=attention)
+    assert_untouched(model, before)
+
+
+def test_the_model_is_left_as_it_was_after_an_exception() -> None:
+    model = encoder().train()
+    before = fingerprint(model)
+    bad = [*batches(1), {"src": torch.full((1, 5, 32), torch.nan)}]
+    with pytest.raises(ValueError, match=r"At embed \(input of layers.0\).*NaN"):
+        uc.diagnose(model, bad, attention=True)
+    assert_untouched(model, before)
+    with pytest.raises(AssertionError, match="embedding dimension"):  # torch's own
+        uc.diagnose(model, [{"src": torch.zeros(1, 5, 7)}])
+    assert_untouched(model, before)
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        uc.diagnose(model, batches(), progress=stop)
+    assert_untouched(model, before)
+
+
+def test_a_layer_that_goes_wrong_is_named() -> None:
+    model = encoder()
+    with torch.no_grad():
+        model.layers[1].norm2.weight[0] = torch.inf
+    with pytest.raises(ValueError, match="At block 1 "):
+        uc.diagnose(model, batches())
+
+
+def test_outputs_do_not_change_under_measurement() -> None:
+    model, (batch,) = encoder().eval(), batches(1)
+    seen: list[Tensor] = []
+    uc.diagnose(model, [batch], call=lambda m, b: seen.append(m(**b)), baseline=0)
+    real = ~batch["src_key_padding_mask"]
+    assert torch.allclose(seen[0][real], model(**batch)[real], atol=1e-6)
+
+
+def test_memory_does_not_grow_with_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gauge, "VALUES", 64)  # so that all samples are full soon
+    model = encoder(2, 16)
+    alive: dict[int, int] = {}
+
+    def count(done: int) -> None:
+        gc.collect()
+        alive[done] = sum(o.numel() for o in gc.get_objects() if type(o) is Tensor)
+
+    data = (torch.randn(4, 32, 16) for _ in range(40))
+    uc.diagnose(model, data, baseline=0, progress=lambda done: count(done) if done in (20, 40) else None)
+    assert alive[40] == alive[20]
+
+
+def test_baseline_is_a_random_model_and_can_be_left_out() -> None:
+    model = encoder()
+    d = uc.diagnose(model, batches(), baseline=2)
+    assert [layer.name for layer in d.baseline] == [layer.name for layer in d.layers]
+    assert d.baseline[0].tokens == 60
+    assert d.baseline[-1]["mean_cosine"] != d.layers[-1]["mean_cosine"]
+    assert d.settings["baseline_batches"] == 2
+    assert uc.diagnose(model, batches(), baseline=0).baseline == ()
+    again = uc.diagnose(model, batches(), baseline=2)
+    assert again.baseline == d.baseline
+
+
+def test_a_model_that_cannot_be_made_again_is_measured_without_baseline() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * self.weight)
+
+    d = uc.diagnose(Odd(), [torch.randn(64, 16)], layers=["layer"])
+    assert d.baseline == ()
+    assert any("no random model" in caution for caution in d.verdict.cautions)
+
+
+def test_places_within_a_block() -> None:
+    model, data = encoder(), batches(1)
+    d = uc.diagnose(model, data, places=("block", "attention.residual", "mlp.residual"), baseline=0)
+    assert [(layer.name, layer.place) for layer in d.layers][4:] == [
+        *((f"block {i}", "attention.residual") for i in range(3)),
+        *((f"block {i}", "mlp.residual") for i in range(3)),
+    ]
+    with pytest.raises(ValueError, match=r"No place 'nowhere'.*attention.residual"):
+        uc.diagnose(model, data, places=("nowhere",))
+
+
+def test_attention_measures_and_where_there_are_none() -> None:
+    d = uc.diagnose(encoder(), batches(), attention=True)
+    assert math.isnan(d.layers[0]["attention_std"])
+    assert all(0 < layer["attention_std"] < 1 and layer["attention_similarity"] > 0 for layer in d.layers[1:])
+    assert d.layers[1].measures["attention_entropy"].count == 12
+    with pytest.raises(ValueError, match="no attention maps"):
+        uc.diagnose(Recurrent(), [torch.randn(2, 8, 16)], layers=["layer"], attention=True)
+
+
+def test_a_layer_that_runs_again_is_a_layer_each_time() -> None:
+    d = uc.diagnose(Recurrent(), [torch.randn(4, 8, 16)], layers=["layer"])
+    assert [layer.name for layer in d.layers] == ["embed", "layer", "layer (call 2)", "layer (call 3)"]
+    assert len({layer["mean_cosine"] for layer in d.layers}) == 4
+
+
+def test_pairs_give_alignment() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    data = [torch.randn(32, 8) for _ in range(3)]
+    close = [x + 0.01 * torch.randn_like(x) for x in data]
+    d = uc.diagnose(model, data, layers=["0", "2"], pairs=close)
+    with torch.no_grad():
+        want = uc.alignment(model(torch.cat(data)), model(torch.cat(close)))
+        uniform = uc.uniformity(model(torch.cat(data)))
+    assert d.layers[-1]["alignment"] == pytest.approx(float(want), rel=1e-4)
+    assert d.layers[-1]["pooled_uniformity"] == pytest.approx(float(uniform), rel=1e-4)
+    with pytest.raises(ValueError, match="pairs ended after 1"):
+        uc.diagnose(model, data, layers=["0"], pairs=close[:1])
+    with pytest.raises(ValueError, match="must match its batch"):
+        uc.diagnose(model, data, layers=["0"], pairs=[x[:5] for x in close])
+
+
+def test_pairs_of_sequences_are_pooled_over_real_tokens() -> None:
+    model, (batch,) = encoder().eval(), batches(1)
+    d = uc.diagnose(model, [batch], pairs=[batch], baseline=0)
+    assert all(layer["alignment"] == pytest.approx(0, abs=1e-6) for layer in d.layers)
+
+
+def test_how_batches_reach_the_model() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    x, labels = torch.randn(16, 8), torch.zeros(16)
+    plain = uc.diagnose(model, [x], layers=["?"], baseline=0).layers
+    for batch in ((x, labels), [x, labels], {"input": x, "labels": labels}):
+        assert uc.diagnose(model, [batch], layers=["?"], baseline=0).layers == plain
+    assert uc.diagnose(model, [{"a": x}], layers=["?"], baseline=0, call=lambda m, b: m(b["a"])).layers == plain
+    with pytest.raises(ValueError, match="model takes input"):
+        uc.diagnose(model, [{"nothing": x}], layers=["?"])
+
+
+def test_bad_arguments_say_what_was_expected() -> None:
+    model, x = encoder(), [torch.randn(2, 4, 32)]
+    with pytest.raises(ValueError, match="0 batches"):
+        uc.diagnose(model, [])
+    with pytest.raises(ValueError, match="rank_samples must be at least 1"):
+        uc.diagnose(model, x, rank_samples=0)
+    with pytest.raises(ValueError, match='tokens must be "patches" or "all"'):
+        uc.diagnose(model, x, tokens="cls")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_batches must be at least 1"):
+        uc.diagnose(model, x, max_batches=0)
+    with pytest.raises(ValueError, match="no activations"):
+        uc.diagnose_activations([])
+    with pytest.raises(ValueError, match="no rows"):
+        uc.diagnose_rows([])
+    with pytest.raises(ValueError, match=r"parts of shape \(m, d\)"):
+        uc.diagnose_rows([torch.randn(2, 3, 4)])
+
+
+def test_max_batches_and_progress() -> None:
+    seen: list[int] = []
+    d = uc.diagnose(encoder(), batches(5), max_batches=2, progress=seen.append)
+    assert d.batches == 2
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, lambda m: m])
+def test_compiled_models_are_measured_without_their_compiled_code(wrap: object) -> None:
+    model = encoder(1)
+    plain = uc.diagnose(copy.deepcopy(model), batches(1), baseline=0)
+    model.compile(backend="eager")
+    model(**batches(1)[0])
+    measured = uc.diagnose(wrap(model), batches(1), baseline=0)  # type: ignore[operator]
+    assert [a["mean_cosine"] for a in measured.layers] == pytest.approx([a["mean_cosine"] for a in plain.layers])
+
+
+def test_half_precision() -> None:
+    model, (batch,) = encoder(), batches(1)
+    want = uc.diagnose(model, [batch], baseline=0)
+    half = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
+    got = uc.diagnose(copy.deepcopy(model).bfloat16(), [half], baseline=0)
+    assert got.layers[-1]["effective_rank"] == pytest.approx(want.layers[-1]["effective_rank"], rel=0.05)
+
+
+def test_very_wide_layers_use_a_sample() -> None:
+    x = torch.randn(4, 100, 2000, generator=torch.Generator().manual_seed(0))
+    (layer,) = uc.diagnose_activations([x]).layers
+    rows = x.reshape(-1, 2000)
+    assert layer["dataset_rank"] == pytest.approx(float(uc.effective_rank(rows, center=True)), rel=1e-5)
+    assert len(layer.spectrum) == 256
+    assert layer.spectrum_ranks[-1] == 400
+
+
+def test_sequences_with_one_token_and_none() -> None:
+    mask = torch.tensor([[True] * 6, [True] + [False] * 5, [False] * 6])
+    x = torch.randn(3, 6, 16).masked_fill(~mask[..., None], torch.inf)
+    (layer,) = uc.diagnose_activations([x], mask=mask).layers
+    assert layer.tokens == 7
+    assert layer.measures["mean_cosine"].count == 1
+
+
+def test_rows_are_streamed_with_their_pairs() -> None:
+    x, y = torch.randn(1000, 12), torch.randn(1000, 12)
+    d = uc.diagnose_rows(x.split(300), pairs=y.split(300))
+    layer: Layer = d.layers[0]
+    assert d.tokens == 1000
+    assert layer["alignment"] == pytest.approx(float(uc.alignment(x, y)), rel=1e-5)
+    assert layer["uniformity"] == pytest.approx(float(uc.uniformity(x)), rel=1e-5)
+    assert layer["dataset_rank"] == pytest.approx(float(uc.effective_rank(x.double(), center=True)), rel=1e-6)
