@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import targets
+from benchmarks import diagnosing, targets
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -21,6 +21,7 @@ GROUPS = {
     "kernel_memory": targets.kernel_memory,
     "metrics": targets.metrics,
     "losses": targets.losses,
+    "diagnose": diagnosing.overhead,
 }
 
 
@@ -48,9 +49,8 @@ def main() -> None:
 def table(results: list[Result]) -> Table:
     shown = Table("what", "target", "measured", "", "detail", title="Targets and measurements")
     for r in results:
-        sign = "≥" if r.at_least else "≤"
-        mark = "[green]reached[/]" if r.reached else "[red]missed[/]"
-        shown.add_row(r.name, f"{sign} {r.target:g} {r.unit}", f"{r.measured:.3g}", mark, r.detail)
+        mark = {True: "[green]reached[/]", False: "[red]missed[/]", None: ""}[r.reached]
+        shown.add_row(r.name, f"{r.bound} {r.unit}", f"{r.measured:.3g}", mark, r.detail)
     return shown
 
 
@@ -64,7 +64,7 @@ def record(results: list[Result], groups: list[str]) -> dict[str, object]:
         "targets": [
             {
                 "name": r.name,
-                "target": f"{'≥' if r.at_least else '≤'} {r.target:g}",
+                "target": r.bound,
                 "measured": round(r.measured, 4),
                 "unit": r.unit,
                 "reached": r.reached,

@@ -20,17 +20,23 @@ SETUP = "import uncollapse as uc; from benchmarks import plain; torch.manual_see
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table; `at_least` tells on which side of the target the measured value should lie."""
+    """One line of the table; `at_least` tells on which side of the target, if any, the measured value should lie."""
 
     name: str
-    target: float
+    target: float | None
     measured: float
     unit: str
     at_least: bool
     detail: str
 
     @property
-    def reached(self) -> bool:
+    def bound(self) -> str:
+        return "–" if self.target is None else f"{'≥' if self.at_least else '≤'} {self.target:g}"
+
+    @property
+    def reached(self) -> bool | None:
+        if self.target is None:
+            return None
         return self.measured >= self.target if self.at_least else self.measured <= self.target
 
 

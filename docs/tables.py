@@ -3,6 +3,7 @@
 A comment `<!-- table: NAME -->` on a page is replaced by the table called NAME.
 """
 
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -10,9 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import uncollapse
+from uncollapse.backbones import BACKBONES
+from uncollapse.measures import MEASURES
 from uncollapse.registry import CURES, LOSSES, METRICS
 
 RESULTS = Path(__file__).parents[1] / "results"
+
+
+def _beside(name: str) -> Any:
+    """A module of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+real_models = _beside("real_models")
 PLACE = re.compile(r"<!-- table: (\w+) -->")
 
 
@@ -49,15 +65,37 @@ def presets() -> str:
     return _table(("preset", "arguments that differ from `contra_norm`'s and `ContraNorm`'s defaults"), rows)
 
 
+def measures() -> str:
+    """Name, scope, direction and meaning of each measure of a diagnosis."""
+    rows = ((f"`{m.name}`", m.scope, m.better or "neither", m.says) for m in MEASURES.values())
+    return _table(("measure", "of", "further from collapse", "what it says"), rows)
+
+
+def backbones() -> str:
+    """The families of models that are known."""
+    return _table(("backbone", "library", "models"), ((b.name, b.library, b.models) for b in BACKBONES.values()))
+
+
 def benchmarks() -> str:
     """The targets of results/benchmarks.json beside what was measured; nothing if there is no such file."""
+    return _benchmarks(lambda target: not target["unit"].endswith("the time"))
+
+
+def overhead() -> str:
+    """Of the same file, what a diagnosis costs beside a forward pass."""
+    return _benchmarks(lambda target: str(target["unit"]).endswith("the time"))
+
+
+def _benchmarks(wanted: Callable[[dict[str, Any]], bool]) -> str:
     file = RESULTS / "benchmarks.json"
     if not file.exists():
         return ""
     result = json.loads(file.read_text(encoding="utf-8"))
+    said = {True: "yes", False: "no", None: "no target"}
     rows = (
-        (t["name"], t["target"], f"{t['measured']:.3g} {t['unit']}", "yes" if t["reached"] else "no", t["detail"])
+        (t["name"], t["target"], f"{t['measured']:.3g} {t['unit']}", said[t["reached"]], t["detail"])
         for t in result["targets"]
+        if wanted(t)
     )
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
     table = _table(("what", "target", "measured", "reached", "detail"), rows)
@@ -65,17 +103,8 @@ def benchmarks() -> str:
     return f"{table}\n\nMeasured on {result['date']} with {versions}, on {machine}, by `make bench`."
 
 
-def demo() -> str:
-    """Some blocks of results/demo_rank.json; nothing if there is no such file."""
-    file = RESULTS / "demo_rank.json"
-    if not file.exists():
-        return ""
-    result = json.loads(file.read_text(encoding="utf-8"))
-    rows = (
-        (str(a["block"]), *(f"{value:.2f}" for row in (a, b) for value in (row["effective_rank"], row["mean_cosine"])))
-        for a, b in list(zip(result["plain"], result["contra_norm"], strict=True))[::8]
-    )
-    return _table(("block", "rank", "cosine", "rank with ContraNorm", "cosine with ContraNorm"), rows)
+def _of_real_models(name: str) -> Callable[[], str]:
+    return lambda: _table(*real_models.PARTS[name]())
 
 
 def _bounds(bounds: tuple[float | None, float | None]) -> str:
@@ -95,5 +124,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "losses": losses,
     "presets": presets,
     "benchmarks": benchmarks,
-    "demo": demo,
+    "overhead": overhead,
+    "measures": measures,
+    "backbones": backbones,
+    **{name: _of_real_models(name) for name in real_models.PARTS},
 }

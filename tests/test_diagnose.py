@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse import gauge
+from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis import Layer
 
 
@@ -314,3 +315,38 @@ def test_rows_are_streamed_with_their_pairs() -> None:
     assert layer["alignment"] == pytest.approx(float(uc.alignment(x, y)), rel=1e-5)
     assert layer["uniformity"] == pytest.approx(float(uc.uniformity(x)), rel=1e-5)
     assert layer["dataset_rank"] == pytest.approx(float(uc.effective_rank(x.double(), center=True)), rel=1e-6)
+
+
+def test_a_wrapper_that_calls_a_method_of_the_model() -> None:
+    torchvision_ops.declare()
+    timm = pytest.importorskip("timm")
+
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+            self.vit = timm.models.VisionTransformer(**shape)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.vit.forward_features(x)
+
+    d = uc.diagnose(Features(), [torch.randn(4, 3, 32, 32) for _ in range(3)], baseline=0)
+    assert d.layers[1].tokens == 3 * 4 * 16  # every batch, without the class token
+    both = uc.diagnose(Features(), [torch.randn(4, 3, 32, 32)], pairs=[torch.randn(4, 3, 32, 32)], baseline=0)
+    assert 0 < both.layers[1]["alignment"] < 4
+
+
+def test_padding_that_only_the_layers_are_told() -> None:
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            hidden = torch.arange(x.shape[1]) >= lengths[:, None]
+            for block in self.blocks:
+                x = block(x, src_key_padding_mask=hidden)
+            return x
+
+    batch = (torch.randn(4, 10, 16), torch.tensor([10, 6, 5, 3]))
+    assert uc.diagnose(Loose(), [batch], baseline=0).layers[1].tokens == 24

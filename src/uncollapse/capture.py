@@ -17,7 +17,7 @@ Key = tuple[str, str, int]  # name of the layer, place, call
 
 
 class Capture:
-    """Gauges at the sites of a stack, filled by hooks while the model runs inside `with capture:`.
+    """Gauges at the sites of a stack, filled by hooks while the model runs, once, inside `with capture:`.
 
     Args:
         model: the model that has the stack.
@@ -38,12 +38,16 @@ class Capture:
         self._hooks = ExitStack()
 
     def __enter__(self) -> "Capture":
+        self._begin(self.model, (), {})  # a wrapper may call a method of the owner, whose hook is then silent
         with ExitStack() as hooks:  # what was entered comes out again if a later step fails
             hooks.enter_context(self.stack.running(self.model))
             if self._attention and self.stack.expose_attention is not None:
                 hooks.enter_context(self.stack.expose_attention(self.model))
             owner = self.model.get_submodule(self.stack.path)
             hooks.callback(owner.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            if self.stack.context_inside is not None:
+                inner = self.model.get_submodule(self.stack.context_inside[0])
+                hooks.callback(inner.register_forward_pre_hook(self._fill, with_kwargs=True).remove)
             for site in {site: None for site, _ in [*self._wanted, *self._attention]}:
                 hooks.callback(self._hook(site).remove)
             self._hooks = hooks.pop_all()
@@ -74,6 +78,10 @@ class Capture:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._context = self.stack.context(args, kwargs)
         self._calls.clear()
+
+    def _fill(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        assert self.stack.context_inside is not None
+        self._context = self._context.filled(self.stack.context_inside[1](args, kwargs))
 
     def _hook(self, site: Site) -> torch.utils.hooks.RemovableHandle:
         module = self.model.get_submodule(site.path)
@@ -106,7 +114,7 @@ class Capture:
         """The layers that a site is, at this call of it."""
         if (site, call) in self._wanted:
             yield from ((name, place, 0) for name, place in self._wanted[site, call])
-        elif self.stack.family == "named" and (site, 0) in self._wanted:  # a layer that the model runs again
+        elif (site, 0) in self._wanted:  # a layer that the model runs again
             yield from ((name, place, call) for name, place in self._wanted[site, 0] if name != "embed")
 
     def _measure(self, key: Key, site: Site, update: Any) -> None:

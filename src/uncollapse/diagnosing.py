@@ -88,7 +88,8 @@ def diagnose(
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
     capture = Capture(model, stack, tuple(places), plan)
     second = None if pairs is None else iter(pairs)
-    done, random, why = 0, (), ""
+    done = 0
+    random: tuple[Layer, ...] = ()
     with running.undisturbed(model, device) as home:
         twin, why = _twin(model, stack, tuple(places), plan) if baseline else (None, "")
         for batch in _limited(batches, max_batches):
@@ -162,7 +163,8 @@ def diagnose_activations(
         gauge.update(*as_sets(x, "tokens", context, prefix=True), context)
         layers.append(gauge.layer(title, OUTPUT, ""))
         sets = gauge.sets
-    return _of_layers(tuple(layers), sets, causal, name, data, _chosen(example), started, plan)
+    subject = verdict.Subject("activations", "activations", causal, (OUTPUT,))
+    return _of_layers(tuple(layers), subject, sets, name, data, _chosen(example), started, plan)
 
 
 def diagnose_rows(
@@ -200,13 +202,14 @@ def diagnose_rows(
             progress(done + 1)
     if gauge.tokens == 0:
         raise ValueError("There are no embeddings: the stream has no rows.")
-    return _of_layers((gauge.layer(name, OUTPUT, ""),), gauge.sets, False, name, data, (), started, plan)
+    subject = verdict.Subject("embeddings", "embeddings", False, (OUTPUT,))
+    return _of_layers((gauge.layer(name, OUTPUT, ""),), subject, gauge.sets, name, data, (), started, plan)
 
 
 def _of_layers(
     layers: tuple[Layer, ...],
+    subject: verdict.Subject,
     sets: int,
-    causal: bool,
     name: str,
     data: str,
     example: tuple[str, ...],
@@ -214,7 +217,6 @@ def _of_layers(
     plan: Plan,
 ) -> Diagnosis:
     """A diagnosis of layers that no model of ours computed."""
-    subject = verdict.Subject("activations", "activations", causal, (OUTPUT,))
     return Diagnosis(
         model=name,
         architecture=subject.architecture,
@@ -244,11 +246,12 @@ def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> Plan:
 
 def _measure(capture: Capture, call: running.Call, batch: Any, partner: Any = None) -> None:
     """Run the model on a batch, and on its second view, under hooks."""
+    capture.view = "first" if partner is None else "first of two"
     with capture:
-        capture.view = "first" if partner is None else "first of two"
         call(capture.model, batch)
-        if partner is not None:
-            capture.view = "second"
+    if partner is not None:
+        capture.view = "second"
+        with capture:
             call(capture.model, partner)
 
 

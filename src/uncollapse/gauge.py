@@ -206,7 +206,7 @@ def chosen_tokens(n: int) -> list[int]:
 def thinned(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Singular values over their sum, at most 256 of them, and their ranks from 1."""
     total = float(sigma.sum()) or 1.0
-    ranks = torch.linspace(0, len(sigma) - 1, min(len(sigma), CURVE)).round().long().unique()
+    ranks = torch.linspace(0, len(sigma) - 1, min(len(sigma), CURVE)).round().long()
     return tuple(float(f"{value:.6g}") for value in (sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
 
 

@@ -39,8 +39,8 @@ def without_first(mask: Tensor) -> Tensor:
 
 def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
     """Mean cosine of the real tokens of each set, x (..., n, d) -> (...), without its largest features."""
-    kept, _ = without_largest(inputs.prepared(x, mask))
-    return pair_cosine(kept, mask.sum(-1).to(kept.dtype))
+    kept, _ = without_largest(inputs.prepared(x, mask).double())
+    return pair_cosine(kept, mask.sum(-1).double()).clamp(-1, 1)
 
 
 def rank_share(x: Tensor, mask: Tensor) -> Tensor:

@@ -91,6 +91,6 @@ def run(model: nn.Module, batch: Any) -> Any:
             )
         return model(**known)
     if isinstance(batch, tuple | list):
-        required = sum(p.default is p.empty for p in positional)
-        return model(*batch[: max(1, required)])
+        wanted = sum(p.default is p.empty for p in positional)
+        return model(*batch[: max(1, wanted)])
     return model(batch)

@@ -84,18 +84,12 @@ class Context:
         )
 
 
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 ReadContext = Callable[[tuple[Any, ...], Mapping[str, Any]], Context]
 
 
 def no_context(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """For stacks of which nothing is known: every token is real."""
     return Context()
-
-
-def attention_is_open(model: nn.Module) -> AbstractContextManager[None]:
-    """For stacks whose attention maps need no preparation."""
-    return nullcontext()
 
 
 def as_it_is(model: nn.Module) -> AbstractContextManager[None]:

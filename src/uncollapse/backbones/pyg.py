@@ -1,0 +1,141 @@
+"""Graph networks of PyG: `BasicGNN` models, and every series of `MessagePassing` layers in a model.
+
+A layer is a convolution, or the module that holds it, such as `DeepGCNLayer`. What leaves it ("block") is what enters
+the next one, since norms, activations, dropout and residuals between the two are seldom modules of their own. After the
+last layer it is its output; in a `BasicGNN` with jumping knowledge it is what enters `lin` in mode "last", else the
+output of the last norm, before the activation. Layers are taken to run in the order in which the model lists them.
+Convolutions within pooling layers are left out; heterogeneous models do not fit.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch_geometric as pyg
+from torch import Tensor, nn
+
+from uncollapse.backbones import arguments, random_weights
+from uncollapse.sites import OUTPUT, Block, Context, Site, Stack, inside
+
+Modules = Mapping[str, nn.Module]
+EDGES = ("edge_index", "adj_t", "adj")  # what models call their graph
+
+
+def stacks(model: nn.Module) -> tuple[Stack, ...]:
+    """Every series of graph convolutions in a model, one for each module that runs some of them."""
+    modules = dict(model.named_modules())
+    convs = [path for path in modules if _is_layer(path, modules)]
+    series: dict[str, list[str]] = {}
+    for unit in dict.fromkeys(_unit(conv, convs, modules) for conv in convs):
+        series.setdefault(_owner(unit, modules), []).append(unit)
+    return tuple(_stack(owner, units, convs, modules) for owner, units in series.items())
+
+
+def _is_layer(path: str, modules: Modules) -> bool:
+    """Whether it is a convolution of the model's own, not a part of a convolution, a pooling or a set of relations."""
+    around = [modules[name] for name in _around(path)]
+    is_part = any(isinstance(module, pyg.nn.MessagePassing) or _is_pooling(module) for module in around)
+    is_relation = bool(around) and isinstance(around[0], nn.ModuleDict)
+    return isinstance(modules[path], pyg.nn.MessagePassing) and not is_part and not is_relation
+
+
+def _is_pooling(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch_geometric.nn.pool")
+
+
+def _around(path: str) -> Iterator[str]:
+    """The names of the modules around a path, from the nearest to the model itself."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _unit(conv: str, convs: list[str], modules: Modules) -> str:
+    """The layer that a convolution belongs to: the item of a list, else what holds this convolution and no other."""
+    unit = conv
+    for name in _around(conv):
+        if isinstance(modules[name], nn.ModuleList):
+            return unit
+        unit = name
+    unit = conv
+    for name in _around(conv):
+        if not name or len(convs) == 1 or any(c.startswith(f"{name}.") for c in convs if c != conv):
+            break
+        unit = name
+    return unit
+
+
+def _owner(unit: str, modules: Modules) -> str:
+    """The nearest module around a layer that has a forward pass."""
+    return next((name for name in _around(unit) if not isinstance(modules[name], nn.ModuleList)), "")
+
+
+def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> Stack:
+    held = [[c for c in convs if c == unit or c.startswith(f"{unit}.")] for unit in units]
+    model, first = modules[owner], held[0][0]
+    after = [*(Site(unit, "input") for unit in units[1:]), _last(owner, units[-1], modules)]
+    blocks = []
+    for number, (site, own) in enumerate(zip(after, held, strict=True)):
+        places = {OUTPUT: site, "conv.output": Site(own[0])} if len(own) == 1 else {OUTPUT: site}
+        blocks.append(Block(f"block {number}", places))
+    return Stack(
+        path=owner,
+        family="pyg",
+        architecture=type(model).__name__,
+        blocks=tuple(blocks),
+        embed=Site(units[0], "input"),
+        final=Site(inside(owner, "lin"), "input") if _jumping(model) not in (None, "last") else None,
+        layout="nodes",
+        context=partial(_context, _parameters(model)),
+        context_inside=(first, partial(_context, arguments.parameters(modules[first]))),
+        reinitialised=random_weights.reinitialised,
+        facts={"layer": type(modules[first]).__name__},
+    )
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    if isinstance(model, pyg.nn.Sequential):  # its forward pass may be written as *args
+        return {
+            name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in model.signature.param_dict
+        }
+    return arguments.parameters(model)
+
+
+def _jumping(model: nn.Module) -> str | None:
+    """How a BasicGNN joins its layers; without that, its last convolution is its output."""
+    return model.jk_mode if isinstance(model, pyg.nn.models.basic_gnn.BasicGNN) else None
+
+
+def _last(owner: str, unit: str, modules: Modules) -> Site:
+    """What leaves the last layer."""
+    match _jumping(modules[owner]):
+        case None:
+            return Site(unit)
+        case "last":
+            return Site(inside(owner, "lin"), "input")
+    return Site(inside(owner, f"norms.{unit.rpartition('.')[2]}"))
+
+
+def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    """The graph among the arguments, by name or in a `Data` object; None where a model calls it otherwise."""
+    given = arguments.by_name(signature, args, kwargs)
+    data = next((value for value in given.values() if isinstance(value, pyg.data.Data)), None)
+    if data is not None:
+        given = data.to_dict()
+    batch = given.get("batch")
+    return Context(
+        edge_index=next((edges for edges in map(_edges, map(given.get, EDGES)) if edges is not None), None),
+        batch=batch if isinstance(batch, Tensor) else None,
+    )
+
+
+def _edges(graph: Any) -> Tensor | None:
+    """Edges (2, E) from source to target, out of what PyG takes for a graph: a sparse matrix is the transposed one."""
+    if isinstance(graph, pyg.EdgeIndex):
+        graph = graph.as_tensor()
+    elif graph is not None and pyg.utils.is_sparse(graph):
+        graph = pyg.utils.to_edge_index(graph)[0].flip(0)
+    is_list = isinstance(graph, Tensor) and graph.dim() == 2 and len(graph) == 2 and not graph.is_floating_point()
+    return graph if is_list else None

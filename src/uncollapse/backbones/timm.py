@@ -1,0 +1,135 @@
+"""Vision transformers of timm: vit, deit, beit, eva and all others whose blocks pass one sequence of tokens on.
+
+A model is known by `blocks` and `num_prefix_tokens`, and by blocks of `norm1`, `attn`, `norm2` and `mlp`; those of a
+`VisionTransformer` may be of another kind. Hierarchical models (Swin) and those whose class token joins late (CaiT) do
+not fit; name their layers.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.backbones import arguments, random_weights
+from uncollapse.sites import OUTPUT, Block, Context, Side, Site, Stack, inside
+
+# Place -> module of the block and its side. What drop_path gives is what the residual adds, layer scale included.
+ANY_BLOCK: dict[str, tuple[str, Side]] = {OUTPUT: ("", "output"), "attention.input": ("", "input")}
+PRE_NORM: dict[str, tuple[str, Side]] = {
+    **ANY_BLOCK,
+    "attention.norm": ("norm1", "output"),
+    "attention.context": ("attn.proj", "input"),
+    "attention.output": ("drop_path1", "output"),
+    "attention.residual": ("norm2", "input"),
+    "mlp.norm": ("norm2", "output"),
+    "mlp.output": ("drop_path2", "output"),
+    "mlp.residual": ("", "output"),
+}
+# x + norm1(attn(x)): the norms are within the branches, so that nothing but the MLP sees the stream after attention.
+RES_POST_NORM: dict[str, tuple[str, Side]] = {
+    **ANY_BLOCK,
+    "attention.context": ("attn.proj", "input"),
+    "attention.output": ("drop_path1", "output"),
+    "attention.residual": ("mlp", "input"),
+    "mlp.output": ("drop_path2", "output"),
+    "mlp.residual": ("", "output"),
+}
+ORDERS: dict[tuple[str, ...], dict[str, tuple[str, Side]]] = {
+    ("norm1", "attn", "norm2", "mlp"): PRE_NORM,
+    ("attn", "norm1", "mlp", "norm2"): RES_POST_NORM,
+}
+
+
+def stacks(model: nn.Module) -> tuple[Stack, ...]:
+    """The vision transformers of timm in a model."""
+    return tuple(_stack(path, module) for path, module in model.named_modules() if _fits(module))
+
+
+def _fits(module: nn.Module) -> bool:
+    from timm.models.vision_transformer import VisionTransformer
+
+    blocks, prefix = getattr(module, "blocks", None), getattr(module, "num_prefix_tokens", None)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks) or not isinstance(prefix, int):
+        return False
+    return isinstance(module, VisionTransformer) or all(_order(block) in ORDERS for block in blocks)
+
+
+def _order(block: nn.Module) -> tuple[str, ...]:
+    """The norms and branches of a block; timm lists them in the order in which they run."""
+    return tuple(name for name, _ in block.named_children() if name in ("attn", "mlp") or name.startswith("norm"))
+
+
+def _stack(path: str, module: Any) -> Stack:
+    children = enumerate(module.blocks.named_children())
+    blocks = tuple(_block(number, inside(path, f"blocks.{name}"), block) for number, (name, block) in children)
+    has_norm = isinstance(getattr(module, "norm", None), nn.Module) and not isinstance(module.norm, nn.Identity)
+    return Stack(
+        path=path,
+        family="timm",
+        architecture=type(module).__name__,
+        blocks=blocks,
+        embed=blocks[0].places["attention.input"],
+        final=Site(inside(path, "norm")) if has_norm else None,
+        context=partial(_context, module.num_prefix_tokens, arguments.parameters(module)),
+        expose_attention=partial(_unfused, inside(path, "blocks")) if any(b.attention for b in blocks) else None,
+        reinitialised=partial(random_weights.reinitialised, initialise=_initialise),
+        facts=_facts(module),
+    )
+
+
+def _block(number: int, path: str, block: nn.Module) -> Block:
+    parts = {name: inside(path, name) for name, _ in block.named_modules()}
+    table = ORDERS.get(_order(block), ANY_BLOCK)
+    places = {place: Site(parts[part], side) for place, (part, side) in table.items() if part in parts}
+    fused = [parts[name] for name, part in block.named_modules() if hasattr(part, "fused_attn")]
+    # Blocks with several attentions side by side have no single map.
+    attention = Site(f"{fused[0]}.attn_drop", "input", "attention") if len(fused) == 1 else None
+    return Block(f"block {number}", places, attention=attention)
+
+
+def _context(prefix: int, signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = arguments.by_name(signature, args, kwargs)
+    packed = given.get("x")
+    source = packed if isinstance(packed, Mapping) else given  # NaFlex takes patches with their padding as a mapping
+    valid = source.get("patch_valid")
+    return Context(mask=_with_prefix(valid, prefix), prefix=prefix, causal=bool(given.get("is_causal", False)))
+
+
+def _with_prefix(valid: Tensor | None, prefix: int) -> Tensor | None:
+    """Which patches (b, n) are real, with the prefix tokens in front."""
+    return None if valid is None else torch.cat([valid.new_ones(len(valid), prefix), valid], 1).bool()
+
+
+@contextmanager
+def _unfused(path: str, model: nn.Module) -> Iterator[None]:
+    """Attention in steps, so that its maps pass through `attn_drop`."""
+    modules: list[Any] = [m for m in model.get_submodule(path).modules() if hasattr(m, "fused_attn")]
+    fused = [(module, module.fused_attn) for module in modules]
+    try:
+        for module, _ in fused:
+            module.fused_attn = False
+        yield
+    finally:
+        for module, before in fused:
+            module.fused_attn = before
+
+
+def _initialise(module: Any) -> None:
+    """A model of timm, and some of its layers, adjust in `init_weights` what their parts began with."""
+    random_weights.reset(module)
+    if type(module).__module__.startswith("timm.") and hasattr(module, "init_weights"):
+        module.init_weights()
+
+
+def _facts(module: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"prefix": module.num_prefix_tokens}
+    heads = getattr(getattr(module.blocks[0], "attn", module.blocks[0]), "num_heads", None)
+    embed: Any = getattr(module, "patch_embed", None)
+    if isinstance(heads, int):
+        facts["heads"] = heads
+    if getattr(embed, "strict_img_size", False):  # images of any size have no grid of their own
+        facts["grid"] = [int(side) for side in embed.grid_size]
+    return facts

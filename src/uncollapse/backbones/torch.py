@@ -1,0 +1,174 @@
+"""`nn.TransformerEncoder`, `nn.TransformerDecoder`, `nn.Transformer` with both, and their layers in other models."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from uncollapse.backbones import arguments, random_weights
+from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Side, Site, Stack, inside, no_context
+
+Layer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+WHOLES = (nn.TransformerEncoder, nn.TransformerDecoder)
+BRANCHES: dict[type, tuple[str, ...]] = {
+    nn.TransformerEncoderLayer: ("attention", "mlp"),
+    nn.TransformerDecoderLayer: ("attention", "cross", "mlp"),
+}
+STEPS = ("forward", "_sa_block", "_mha_block", "_ff_block")
+
+
+def stacks(model: nn.Module) -> tuple[Stack, ...]:
+    """The encoders, decoders and loose series of their layers in a model."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    wholes = [path for path, module in modules.items() if isinstance(module, WHOLES)]
+    once = {id(modules[path]): path for path in reversed(wholes)}  # one that has two names has the first
+    found = [_whole(path, modules) for path in wholes if once[id(modules[path])] == path]
+    return (*found, *(_loose(paths, modules) for paths in _series(modules, wholes)))
+
+
+def _series(modules: Mapping[str, nn.Module], wholes: list[str]) -> list[list[str]]:
+    """Paths of layers outside encoders and decoders; those that differ in numbers only are one series."""
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for path, module in modules.items():
+        within = any(path.startswith(f"{whole}." if whole else "") for whole in wholes)
+        if isinstance(module, Layer) and not within:
+            key = re.sub(r"\d+", "*", path), isinstance(module, nn.TransformerDecoderLayer)
+            groups.setdefault(key, []).append(path)
+    least = 2 if wholes else 1  # the single layer beside an encoder is the pattern that it was copied from
+    series = [paths for paths in groups.values() if len(paths) >= least]
+    held = [{id(modules[path]) for path in paths} for paths in series]
+    return [paths for paths, own in zip(series, held, strict=True) if not any(own < other for other in held)]
+
+
+def _whole(path: str, modules: Mapping[str, nn.Module]) -> Stack:
+    module: Any = modules[path]
+    paths = [inside(path, f"layers.{number}") for number in range(len(module.layers))]
+    final = Site(inside(path, "norm")) if module.norm is not None else None
+    return _stack(path, paths, modules, final=final, context=partial(_context, arguments.parameters(module)))
+
+
+def _loose(paths: list[str], modules: Mapping[str, nn.Module]) -> Stack:
+    """The masks are known to the layers only: nobody knows what the model around them calls its own."""
+    owner = _owner(paths, modules)
+    return _stack(owner, paths, modules, of_layer=partial(_context, arguments.parameters(modules[paths[0]])))
+
+
+def _owner(paths: list[str], modules: Mapping[str, nn.Module]) -> str:
+    """The nearest module around all paths that has a forward pass."""
+    split = [path.split(".")[:-1] for path in paths]
+    shared = split[0]
+    while any(parts[: len(shared)] != shared for parts in split):
+        shared = shared[:-1]
+    while shared and isinstance(modules[".".join(shared)], nn.ModuleList | nn.ModuleDict):
+        shared = shared[:-1]
+    return ".".join(shared)
+
+
+def _stack(
+    path: str,
+    paths: list[str],
+    modules: Mapping[str, nn.Module],
+    *,
+    final: Site | None = None,
+    context: ReadContext = no_context,
+    of_layer: ReadContext | None = None,
+) -> Stack:
+    layers: list[Any] = [modules[p] for p in paths]
+    first = {id(module): p for p, module in zip(reversed(paths), reversed(layers), strict=True)}
+    shared = [first[id(layer)] for layer in layers]  # a layer that stands in several places runs once in each
+    blocks = tuple(_block(n, p, shared[:n].count(p), layers[n]) for n, p in enumerate(shared))
+    maps = tuple(b.attention.path for b in blocks if b.attention is not None)
+    attention = getattr(layers[0], "self_attn", None)
+    heads = getattr(attention, "num_heads", None)
+    return Stack(
+        path=path,
+        family="torch",
+        architecture=type(modules[path]).__name__,
+        blocks=blocks,
+        embed=Site(shared[0], "input"),
+        final=final,
+        layout="tokens" if getattr(attention, "batch_first", False) else "sequence_first",
+        context=context,
+        context_inside=None if of_layer is None else (shared[0], of_layer),
+        running=_step_by_step,
+        expose_attention=partial(_with_weights, maps) if maps else None,
+        reinitialised=random_weights.reinitialised,
+        facts={"heads": heads} if heads else {},
+    )
+
+
+def _block(number: int, path: str, call: int, layer: Any) -> Block:
+    places = {OUTPUT: Site(path), "attention.input": Site(path, "input")}
+    if _is_as_written(layer):
+        places |= {name: Site(inside(path, part), side) for name, (part, side) in _parts(layer).items()}
+    has_map = isinstance(getattr(layer, "self_attn", None), nn.MultiheadAttention)
+    attention = Site(inside(path, "self_attn"), "output", "attention") if has_map else None
+    return Block(f"block {number}", places, call=call, attention=attention)
+
+
+def _is_as_written(layer: nn.Module) -> bool:
+    """Whether a layer runs as torch wrote it; a class that changes a step may have other places."""
+    base = next((base for base in BRANCHES if isinstance(layer, base)), None)
+    return base is not None and all(
+        getattr(getattr(layer, step), "__func__", None) is getattr(base, step) for step in STEPS if hasattr(base, step)
+    )
+
+
+def _parts(layer: Any) -> dict[str, tuple[str, Side]]:
+    """Place -> module and side: what each branch adds, the stream after it, and its norm, which follows or precedes.
+
+    The heads before the projection ("attention.context") pass through no module of their own.
+    """
+    branches = next(names for base, names in BRANCHES.items() if isinstance(layer, base))
+    parts: dict[str, tuple[str, Side]] = {}
+    for number, branch in enumerate(branches, start=1):
+        parts[f"{branch}.output"] = (f"dropout{number}", "output")
+        parts[f"{branch}.norm"] = (f"norm{number}", "output")
+        reader = number + 1 if layer.norm_first else number  # the norm that reads the stream after this branch
+        parts[f"{branch}.residual"] = (f"norm{reader}", "input") if reader <= len(branches) else ("", "output")
+    return parts
+
+
+def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = arguments.by_name(signature, args, kwargs)
+    side = "tgt" if "tgt" in signature else "src"
+    mask = given.get(f"{side}_mask", given.get("mask"))
+    hint = given.get("tgt_is_causal", given.get("is_causal"))
+    return Context(
+        mask=arguments.real_tokens(given.get(f"{side}_key_padding_mask")),
+        causal=bool(hint) or arguments.is_causal(mask),
+    )
+
+
+@contextmanager
+def _step_by_step(model: nn.Module) -> Iterator[None]:
+    """No fast path: it runs a layer in one operator, and packs padded batches into nested tensors."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _with_weights(paths: tuple[str, ...], model: nn.Module) -> Iterator[None]:
+    """Self-attention returns the map of every head; the layers take no notice of it."""
+    modules = [model.get_submodule(path) for path in dict.fromkeys(paths)]
+    hooks = [module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _ask_for_weights(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    given = arguments.by_name(arguments.parameters(module), args, kwargs)
+    return (), {**given, "need_weights": True, "average_attn_weights": False}
