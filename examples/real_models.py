@@ -117,7 +117,7 @@ def minilm_stsb(data: Path, save: Saver, out: Path) -> None:
     )
 
 
-def named(name: str, texts: list[str], what: str = "paragraphs of WikiText-2") -> dict[str, str]:
+def named(name: str, texts: list[str], what: str = "paragraphs of WikiText-2") -> dict[str, Any]:
     """What tables and reports call it."""
     return {"name": name, "data": f"{len(texts)} {what}"}
 
@@ -126,9 +126,10 @@ def albert(data: Path, save: Saver, out: Path) -> None:
     """RXNMapper's ALBERT, one layer that runs 12 times, on reactions."""
     from transformers import AlbertModel
 
+    albert: Any = AlbertModel  # it has no types
     folder = next((packaged("rxnmapper") / "models" / "transformers").iterdir())
     ids = {word: n for n, word in enumerate((folder / "vocab.txt").read_text(encoding="utf-8").split("\n"))}
-    model = AlbertModel.from_pretrained(folder).eval()
+    model = albert.from_pretrained(folder).eval()
     pieces = [["[CLS]", *SMILES.findall(reaction), "[SEP]"] for reaction in REACTIONS]
     longest = max(map(len, pieces))
     padded = [row + ["[PAD]"] * (longest - len(row)) for row in pieces]
@@ -174,7 +175,7 @@ def bert72(data: Path, save: Saver, out: Path) -> None:
 
 def vit(data: Path, save: Saver, out: Path) -> None:
     """The deep vision transformer of the demo, untrained and trained, with LayerNorm and with ContraNorm."""
-    images, _ = vit_digits.digits()["test"]
+    images: Any = vit_digits.digits()["test"][0]
     for norm, label in (("layer", "LayerNorm"), ("contra", "ContraNorm")):
         for state, epochs in (("untrained", 0), ("trained", vit_digits.Config.epochs)):
             config = vit_digits.Config(norm=norm, epochs=epochs)

@@ -107,6 +107,7 @@ def diagnose(
     measured = capture.layers()
     if not measured:
         raise ValueError(f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it.")
+    _check_enough(measured[-1].tokens)
     subject = verdict.Subject(stack.family, stack.architecture, capture.context.causal, stack.places(), why)
     return Diagnosis(
         model=name or type(model).__name__,
@@ -163,6 +164,7 @@ def diagnose_activations(
         gauge.update(*as_sets(x, "tokens", context, prefix=True), context)
         layers.append(gauge.layer(title, OUTPUT, ""))
         sets = gauge.sets
+    _check_enough(layers[-1].tokens)
     subject = verdict.Subject("activations", "activations", causal, (OUTPUT,))
     return _of_layers(tuple(layers), subject, sets, name, data, _chosen(example), started, plan)
 
@@ -202,6 +204,7 @@ def diagnose_rows(
             progress(done + 1)
     if gauge.tokens == 0:
         raise ValueError("There are no embeddings: the stream has no rows.")
+    _check_enough(gauge.tokens)
     subject = verdict.Subject("embeddings", "embeddings", False, (OUTPUT,))
     return _of_layers((gauge.layer(name, OUTPUT, ""),), subject, gauge.sets, name, data, (), started, plan)
 
@@ -263,6 +266,11 @@ def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -
         return Capture(stack.reinitialised(model), stack, places, replace(plan, attention=False)), ""
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         return None, str(error)
+
+
+def _check_enough(tokens: int) -> None:
+    if tokens < 2:
+        raise ValueError(f"Collapse is about how tokens differ; there must be at least two, got {tokens}.")
 
 
 def _bare(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

@@ -125,7 +125,7 @@ class Case:
             bound = max(NARROW, min(FALLEN[0] * peak, FALLEN[1]))
             if share < bound:
                 whose = self.nouns[1] if name == "rank_share" else "the dataset"
-                before = "" if bound == NARROW else f"; it was {peak:.0%} before"
+                before = "" if bound == NARROW else f" (earlier {peak:.0%})"
                 says = f"{self.nouns[0]} of {whose} span {share:.1%} of the dimensions open to them{before}"
                 return Evidence(layer.name, name, share, bound, says)
         return None
@@ -158,7 +158,8 @@ class Case:
             ceiling = f"{seen} {noun} of {dim} features bound the rank of the dataset by {seen - 1}"
             yield 1, f"{ceiling}; it is judged beside that ceiling. Give {4 * dim} or more."
         if self.sequences < 8 and seen < 512 * self.sequences:
-            yield 1, f"Only {self.sequences} sequences were seen; how much they differ is not known well."
+            few = "one set was" if self.sequences == 1 else f"{self.sequences} sets were"
+            yield 1, f"Only {few} seen; how much they differ is not known well."
         for evidence in self.close_calls():
             yield 1, f"A close call: {evidence.says} at {evidence.layer} (bound {evidence.bound:.2f})."
         if len(self.spine) > 3 and self.first == len(self.spine) - 1:

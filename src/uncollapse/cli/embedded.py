@@ -1,0 +1,53 @@
+"""uncollapse embeddings."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from uncollapse import diagnosing
+from uncollapse.cli import output
+from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
+from uncollapse.cli.waiting import Waiting
+from uncollapse.embeddings import Rows, open_rows
+from uncollapse.loading.errors import UsageError
+
+
+def embeddings(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help=".npy, .npz, .parquet or .safetensors with rows of features.")
+    ],
+    pairs: Annotated[Path | None, option("FILE", "The second views of the same rows, for alignment.")] = None,
+    key: Annotated[
+        str | None, option("NAME", "The array or column, where a file has several.", None, "--key", "--column")
+    ] = None,
+    name: Name = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    fail_on_collapse: FailOnCollapse = False,
+) -> None:
+    """Measure a file of embeddings, which may be larger than memory."""
+    name = name or file.stem
+    if out is not None or not as_json:
+        output.check_writable(output.folder(out, name))
+    rows = open_rows(file, key)
+    second = None if pairs is None else _second(rows, pairs, key)
+    with Waiting() as waiting:
+        diagnosis = diagnosing.diagnose_rows(
+            rows.parts(),
+            pairs=None if second is None else second.parts(),
+            name=name,
+            data=f"{rows.words}: {rows.count} rows",
+            progress=waiting.stage(f"Reading {file.name}", rows.part_count()),
+        )
+    output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+
+
+def _second(rows: Rows, path: Path, key: str | None) -> Rows:
+    second = open_rows(path, key)
+    if (rows.count, rows.dim) != (second.count, second.dim):
+        raise UsageError(
+            f"Pairs must have the shape of the embeddings, ({rows.count}, {rows.dim}), "
+            f"got ({second.count}, {second.dim}) in {path}."
+        )
+    return second

@@ -1,0 +1,60 @@
+"""A progress bar for what takes longer than a second."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+PATIENCE = 1.0  # seconds without a bar
+
+
+class Waiting:
+    """A bar on a terminal's stderr, which comes after a second and leaves no trace."""
+
+    def __init__(self) -> None:
+        console = Console(file=sys.stderr)  # also while a library's chatter is turned away from stderr
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+        self._bar = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,  # it would restore what it finds when it starts, from a thread of its own
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._lock, self._over = threading.Lock(), not console.is_terminal
+        self._timer = threading.Timer(PATIENCE, self._show)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+            if self._bar.live.is_started:
+                self._bar.stop()
+
+    def stage(self, words: str, total: int | None = None) -> Callable[[int], None]:
+        """What is being done now, in how many steps if that is known; call the answer with the steps done."""
+        self._bar.reset(self._task, total=total, description=words)
+
+        def done(steps: int) -> None:
+            self._bar.update(self._task, completed=steps)
+
+        return done
+
+    def note(self, words: str) -> None:
+        """A line on stderr, above the bar."""
+        self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self) -> None:
+        with self._lock:
+            if not self._over:
+                self._bar.start()

@@ -1,0 +1,102 @@
+"""Models, tokenizers and image processors of transformers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.loading import hub
+from uncollapse.loading.errors import UsageError, library
+from uncollapse.loading.quiet import quiet
+from uncollapse.loading.seeded import seeded
+
+
+class Origin:
+    """Where a model's files are: a folder, a .gguf file, or a name on the hub."""
+
+    def __init__(self, place: str) -> None:
+        path = Path(place).expanduser()
+        self.place = place
+        self.options: dict[str, Any] = {"trust_remote_code": False}
+        if path.suffix == ".gguf" and path.is_file():
+            self.place, self.options["gguf_file"] = str(path.parent), path.name
+        elif path.is_dir():
+            self.place = str(path)
+            ggufs = sorted(path.glob("*.gguf"))
+            if len(ggufs) == 1 and not (path / "config.json").exists():
+                self.options["gguf_file"] = ggufs[0].name
+            elif not (path / "config.json").exists():
+                raise UsageError(f"The folder {place} holds no config.json; name the folder of a saved model.")
+        elif not hub.answers_for(place):
+            self.options["local_files_only"] = True
+
+
+def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> tuple[nn.Module, list[str]]:
+    """The model without its head, and the names of weights that the files lack and chance has filled in.
+
+    dtype: None keeps the one in which the files are.
+    """
+    with _loading(origin) as transformers, seeded():
+        if random_weights:
+            config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
+            model = transformers.AutoModel.from_config(config, dtype=dtype or config.dtype or torch.float32)
+            return model, []
+        model, report = transformers.AutoModel.from_pretrained(
+            origin.place, dtype=dtype or "auto", output_loading_info=True, **origin.options
+        )
+    return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+
+
+def tokenizer(origin: Origin) -> Any:
+    """The tokenizer of the model; it pads on the right, with the end of a text if it has no padding."""
+    with _loading(origin) as transformers:
+        found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
+    if found.pad_token is None:
+        found.pad_token = found.eos_token or found.unk_token
+    if found.pad_token is None:
+        raise UsageError(f"The tokenizer of {origin.place} has no token for padding; pass --batches module:function.")
+    found.padding_side = "right"
+    return found
+
+
+def image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """Pictures -> the arguments of the model, with the preprocessing that belongs to it."""
+    with _loading(origin) as transformers:
+        processor = transformers.AutoImageProcessor.from_pretrained(origin.place, **origin.options)
+
+    def read(pictures: Sequence[Any]) -> dict[str, Any]:
+        return dict(processor(images=list(pictures), return_tensors="pt"))
+
+    return read
+
+
+@contextmanager
+def _loading(origin: Origin) -> Iterator[Any]:
+    """transformers, quiet; what it cannot load becomes one sentence."""
+    torchvision_ops.declare()
+    with quiet():
+        transformers: Any = library("transformers", "hf")
+    try:
+        with quiet(transformers):
+            yield transformers
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        if origin.options.get("local_files_only"):
+            raise UsageError(
+                f"{origin.place} is no folder here and cannot be fetched from the hub now; "
+                "name a folder with the saved model, or connect and try again."
+            ) from error
+        raise UsageError(f"{origin.place} cannot be loaded: {_first_sentence(error)}") from error
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return (
+            "it needs code of its own, which is not run here; build the model in a function and name module:function."
+        )
+    end = text.find(". ")
+    return text if end < 0 else text[: end + 1]

@@ -1,0 +1,35 @@
+"""Other libraries keep quiet while they load."""
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+LOGGERS = ("huggingface_hub", "timm", "torch_geometric")
+
+
+@contextmanager
+def quiet(transformers: Any = None) -> Iterator[None]:
+    """No progress bars, log lines and warnings below an error; afterwards everything is as it was."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    chatter = None if transformers is None else transformers.utils.logging
+    verbosity, bars = (chatter.get_verbosity(), chatter.is_progress_bar_enabled()) if chatter else (0, False)
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        if chatter:
+            chatter.set_verbosity_error()
+            chatter.disable_progress_bar()
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some write there without asking anybody
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if chatter:
+            chatter.set_verbosity(verbosity)
+            if bars:
+                chatter.enable_progress_bar()

@@ -1,0 +1,69 @@
+"""Models of timm and their preprocessing."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.loading import hub
+from uncollapse.loading.errors import UsageError, library
+from uncollapse.loading.quiet import quiet
+from uncollapse.loading.seeded import seeded
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def load(name: str, *, random_weights: bool) -> nn.Module:
+    """A model by timm's name, with its published weights unless random ones are wanted."""
+    timm = _timm()
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise UsageError(f"timm has no model {name!r}.{hint}")
+    try:
+        weights = {} if random_weights else _weights(timm, name)
+        with quiet(), seeded():
+            model: nn.Module = timm.create_model(name, pretrained=not random_weights, **weights)
+    except RuntimeError as error:  # such as a tag of weights that the model does not have
+        raise UsageError(f"timm cannot build {name!r}: {' '.join(str(error).split())}") from error
+    return model
+
+
+def image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
+    """Pictures -> the input of the model, with the preprocessing that belongs to it."""
+    _timm()
+    data: Any = library("timm.data", "timm")
+    transform = data.create_transform(**data.resolve_model_data_config(model))
+
+    def read(pictures: Sequence[Any]) -> Tensor:
+        return torch.stack([transform(picture) for picture in pictures])
+
+    return read
+
+
+def _timm() -> Any:
+    torchvision_ops.declare()
+    with quiet():
+        return library("timm", "timm")
+
+
+def _weights(timm: Any, name: str) -> dict[str, Any]:
+    """Where timm shall take the weights from; UsageError if there are none to be had."""
+    facts = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    way_out = "--random-weights measures the architecture without them, --checkpoint FILE takes yours."
+    if facts is None or not facts.has_weights:
+        raise UsageError(f"timm has no published weights of {name!r}; {way_out}")
+    if not facts.hf_hub_id:
+        return {}
+    import huggingface_hub
+
+    stored = (huggingface_hub.try_to_load_from_cache(facts.hf_hub_id, file) for file in WEIGHTS)
+    cached = next((path for path in stored if isinstance(path, str)), None)
+    if cached is not None:
+        return {"pretrained_cfg_overlay": {"file": cached}}
+    if not hub.answers_for(facts.hf_hub_id):
+        raise UsageError(f"The weights of {name!r} cannot be fetched from the hub now; {way_out}")
+    return {}

@@ -1,0 +1,77 @@
+"""uncollapse embeddings."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from typer.testing import Result
+
+import uncollapse as uc
+from uncollapse.diagnosis import Diagnosis
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def rows(run: Run, tmp_path: Path) -> torch.Tensor:
+    x = torch.randn(5000, 24, generator=torch.Generator().manual_seed(0))
+    numpy.save(tmp_path / "x.npy", x.numpy())
+    return x
+
+
+def test_numbers_are_those_of_the_rows_in_memory(run: Run, rows: torch.Tensor) -> None:
+    result = run("embeddings", "x.npy", "--json")
+    expected = uc.diagnose_rows(rows.split(4096), name="x")
+    assert Diagnosis.from_json(result.stdout).layers == expected.layers
+    whole = uc.effective_rank(rows.double(), center=True)
+    assert expected.layers[0]["dataset_rank"] == pytest.approx(float(whole), rel=1e-9)
+
+
+def test_pairs_give_alignment(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    second = rows + 0.1 * rows.flip(1)
+    numpy.save(tmp_path / "y.npy", second.numpy())
+    layer = Diagnosis.from_json(run("embeddings", "x.npy", "--pairs", "y.npy", "--json").stdout).layers[0]
+    unit = torch.nn.functional.normalize
+    expected = (unit(rows.double()) - unit(second.double())).square().sum(-1).mean()
+    assert layer["alignment"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_files_and_exit_code(run: Run, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "flat.npy", numpy.random.default_rng(0).normal(size=(2000, 2)) @ numpy.ones((2, 64)))
+    result = run("embeddings", "flat.npy", "--fail-on-collapse")
+    assert result.exit_code == 3
+    assert result.stdout.endswith("Written: uncollapse-flat/diagnosis.json and uncollapse-flat/report.html\n")
+    assert Diagnosis.load(tmp_path / "uncollapse-flat" / "diagnosis.json").verdict.kind == "dimensional"
+
+
+def test_pairs_of_another_shape(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "y.npy", rows[1:].numpy())
+    result = run("embeddings", "x.npy", "--pairs", "y.npy")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "(5000, 24), got (4999, 24)" in result.stderr
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """The largest memory while 400 MB are read is near that of 2 MB."""
+    for name, count in {"small": 4096, "large": 800_000}.items():
+        numpy.lib.format.open_memmap(tmp_path / f"{name}.npy", mode="w+", dtype="float32", shape=(count, 128))
+    program = """
+import resource, sys
+from pathlib import Path
+from uncollapse.embeddings import open_rows
+for name in ("small", "large"):
+    total = sum(len(part) for part in open_rows(Path(name + ".npy")).parts())
+    print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+    )
+    (_, small), (count, large) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert count == 800_000
+    assert large - small < 40_000  # KiB

@@ -1,0 +1,70 @@
+"""The bar for what takes longer than a second."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+
+from uncollapse.cli import waiting
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """stderr is a terminal from here on; no fixture, since pytest sets stderr again before the test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
+
+
+def plain(stream: io.StringIO) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+
+
+def test_a_bar_comes_with_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    with waiting.Waiting() as bar:
+        done = bar.stage("Measuring [x]", total=4)
+        done(3)
+        bar.note("A note [bold].")
+        time.sleep(0.4)
+    assert "Measuring [x]" in plain(terminal)
+    assert "75%" in plain(terminal)
+    assert "A note [bold]." in plain(terminal)
+
+
+def test_nothing_is_shown_for_what_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_terminal(monkeypatch)
+    with waiting.Waiting() as bar:
+        bar.stage("Measuring", total=4)(4)
+    assert terminal.getvalue() == ""
+
+
+def test_nothing_but_notes_is_shown_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    with waiting.Waiting() as bar:
+        bar.stage("Measuring", total=4)(1)
+        bar.note("A note.")
+        time.sleep(0.1)
+    assert capsys.readouterr().err == "A note.\n"
+
+
+def test_streams_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_terminal(monkeypatch)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    before = sys.stdout, sys.stderr
+    with waiting.Waiting():
+        time.sleep(0.1)
+    assert (sys.stdout, sys.stderr) == before
