@@ -204,6 +204,8 @@ def test_attention_measures_and_where_there_are_none() -> None:
     assert math.isnan(d.layers[0]["attention_std"])
     assert all(0 < layer["attention_std"] < 1 and layer["attention_similarity"] > 0 for layer in d.layers[1:])
     assert d.layers[1].measures["attention_entropy"].count == 12
+    assert [layer.path for layer in d.layers] == ["layers.0", "layers.0", "layers.1", "layers.2"]
+    assert "attention_std" in d.baseline[1].measures
     with pytest.raises(ValueError, match="no attention maps"):
         uc.diagnose(Recurrent(), [torch.randn(2, 8, 16)], layers=["layer"], attention=True)
 

@@ -119,7 +119,9 @@ class Capture:
 
     def _measure(self, key: Key, site: Site, update: Any) -> None:
         if key not in self.gauges:
-            self.gauges[key], self._paths[key] = Gauge(self.plan), site.path
+            self.gauges[key] = Gauge(self.plan)
+        if site.what == "tokens":
+            self._paths[key] = site.path
         try:
             update(self.gauges[key])
         except ValueError as error:

@@ -263,7 +263,7 @@ def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -
     if stack.reinitialised is None:
         return None, f"it is not known how to initialise {stack.architecture} again"
     try:
-        return Capture(stack.reinitialised(model), stack, places, replace(plan, attention=False)), ""
+        return Capture(stack.reinitialised(model), stack, places, plan), ""
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         return None, str(error)
 

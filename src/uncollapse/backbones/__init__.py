@@ -101,7 +101,7 @@ def _listed(found: list[Stack]) -> str:
     owners = [stack.path for stack in found]
     names = [stack.path if owners.count(stack.path) == 1 else _list_of(stack) for stack in found]
     parts = (f"part={n!r} ({s.architecture}, {len(s.blocks)} blocks)" for n, s in zip(names, found, strict=True))
-    return f"There are: {', '.join(parts)}."
+    return f"There are: {', '.join(parts)}. On the command line it is --part."
 
 
 def _list_of(stack: Stack) -> str:

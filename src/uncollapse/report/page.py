@@ -1,0 +1,91 @@
+"""Diagnoses -> one HTML file that needs nothing else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from uncollapse import __version__
+from uncollapse.diagnosis import Diagnosis
+from uncollapse.report import sections, words
+from uncollapse.report import tracks as tr
+from uncollapse.report.library import asset, packed_plotly, plotly
+from uncollapse.report.markup import Child, Markup, data_script, element, fingerprint
+from uncollapse.report.parts import Part, data_of, parts
+
+SCRIPTS = ("table.js", "figures.js")
+
+
+def write(diagnoses: Diagnosis | Sequence[Diagnosis], path: str | Path, *, title: str | None = None) -> Path:
+    """Write a report: one self-contained HTML page.
+
+    Args:
+        diagnoses: one, or several that are laid over each other; the first is the one that others are compared with.
+        path: where to; the file is there as a whole or not at all.
+        title: the heading; the name of the model, or the names of all of them, if not given.
+    """
+    given = (diagnoses,) if isinstance(diagnoses, Diagnosis) else tuple(diagnoses)
+    if not given:
+        raise ValueError("A report needs at least one diagnosis, got none.")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    part.write_bytes(page(given, title).encode("utf-8", errors="replace"))  # file names may hold lone surrogates
+    part.replace(target)
+    return target
+
+
+def page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
+    """The page as text."""
+    heading = title or words.listed(tr.names(diagnoses))
+    data = data_of(diagnoses)
+    found = list(parts(diagnoses, data))
+    scripts = [asset(name) for name in SCRIPTS]
+    body: list[Child] = [
+        element("a", "Skip to the report", href="#main", class_="skip"),
+        _bar(found),
+        element(
+            "main",
+            element("div", element("h1", heading), _subtitle(diagnoses), class_="title"),
+            [part.markup() for part in found],
+            id="main",
+        ),
+        element("footer", element("p", f"Written by uncollapse {__version__}. This page sends and loads nothing.")),
+        data_script("report-data", data),
+        element("script", Markup(packed_plotly()), type="text/plain", id="plotly-packed"),
+        [element("script", Markup(script)) for script in scripts],
+    ]
+    return _document(heading, [*scripts, plotly()], body)
+
+
+def _document(title: str, scripts: Sequence[str], body: Child) -> str:
+    """The frame. Scripts run by their fingerprint only: one that a name smuggles in would not, even if it got there."""
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(fingerprint, scripts))}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    head = [
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{title} · uncollapse"),
+        element("style", Markup(asset("report.css"))),
+    ]
+    return f"<!doctype html>\n{element('html', element('head', head), element('body', body), lang='en')}\n"
+
+
+def _bar(found: Sequence[Part]) -> Markup:
+    """What stays at the top: links to the parts, and the choice of the theme."""
+    links = [element("a", part.name.capitalize(), href=f"#{part.name}") for part in found]
+    return element(
+        "header",
+        element("p", "uncollapse", class_="brand"),
+        element("nav", links, aria_label="Parts of the report"),
+        element("button", "Dark theme", type="button", id="theme", hidden=True),
+        class_="bar",
+    )
+
+
+def _subtitle(diagnoses: Sequence[Diagnosis]) -> Markup:
+    if len(diagnoses) == 1:
+        return element("p", sections.subtitle(diagnoses[0]), class_="meta")
+    return element("p", f"{len(diagnoses)} diagnoses; the first is the reference.", class_="meta")

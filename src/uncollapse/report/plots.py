@@ -1,0 +1,146 @@
+"""Static pictures of diagnoses, as PNG, SVG or PDF."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.measures import MEASURES
+from uncollapse.report import tracks as tr
+from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, evenly, legend, save
+from uncollapse.report.curves import band, logarithmic, value_range
+from uncollapse.report.steps import SHOWN
+
+Diagnoses = Diagnosis | Sequence[Diagnosis]
+
+
+def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path = "plot.png") -> Path:
+    """A measure by layer: mean, the middle half of the sequences, and the random baseline dashed.
+
+    Args:
+        diagnoses: one, or several that are laid over each other.
+        measure: a name of `uncollapse.measures.MEASURES`.
+        path: ends in .png, .svg or .pdf.
+    """
+    given = _sequence(diagnoses)
+    if measure not in MEASURES:
+        raise ValueError(f"No measure is named {measure!r}. There are: {', '.join(MEASURES)}.")
+    if not any(measure in layer.measures for d in given for layer in d.layers):
+        raise ValueError(f"{measure!r} was not taken in these diagnoses. There are: {', '.join(_taken(given))}.")
+    figure, (axes,) = blank(MEASURES[measure].title, (7.2, 3.8))
+    for track in tr.tracks(given):
+        _draw(axes, track, given, measure)
+    _label_layers(axes, tr.axis(given))
+    _scale_values(axes, given, measure)
+    legend(axes)
+    return save(figure, path)
+
+
+def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, layer: str | None = None) -> Path:
+    """The singular values of one layer, on a logarithmic axis; the last layer if none is named."""
+    given = _sequence(diagnoses)
+    found = [_layer(d, layer, "spectrum") for d in given]
+    names = ", ".join(dict.fromkeys(one.name for one in found))
+    figure, (axes,) = blank(f"Singular values at {names}", (7.2, 3.8))
+    for of, (d, one, name) in enumerate(zip(given, found, tr.names(given), strict=True)):
+        for random in [b for b in d.baseline if (b.name, b.place) == (one.name, one.place) and b.spectrum]:
+            style = {"color": QUIET, "linestyle": "--", "linewidth": 1.2, "label": f"{name}, random weights"}
+            axes.plot(random.spectrum_ranks, random.spectrum, **style)
+        axes.plot(one.spectrum_ranks, one.spectrum, color=colour(of), linewidth=2, label=name)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], SHOWN * max(one.spectrum[0] for one in found)))
+    axes.set_xlabel("rank of the singular value", color=INK)
+    axes.set_ylabel("share of the sum", color=INK)
+    legend(axes)
+    return save(figure, path)
+
+
+def plot_heatmap(diagnoses: Diagnoses, path: str | Path = "heatmap.png", *, layer: str | None = None) -> Path:
+    """The cosines between the tokens of the example at one layer, side by side; the last layer if none is named."""
+    given = _sequence(diagnoses)
+    found = [_layer(d, layer, "heatmap") for d in given]
+    figure, all_axes = blank("Token similarity", (4.4 * len(given) + 0.8, 4.4), len(given))
+    low = min(0.0, *(value for one in found for row in one.heatmap for value in row))
+    for axes, d, one, name in zip(all_axes, given, found, tr.names(given), strict=True):
+        image = axes.imshow(one.heatmap, vmin=low, vmax=1, cmap="cividis")
+        axes.set_title(f"{name}, {one.name}" if len(given) > 1 else one.name, fontsize=10, color=INK, parse_math=False)
+        _label_tokens(axes, d.example[: len(one.heatmap)])
+    figure.colorbar(image, ax=list(all_axes), label="cosine", shrink=0.8)
+    return save(figure, path)
+
+
+def _sequence(diagnoses: Diagnoses) -> tuple[Diagnosis, ...]:
+    given = (diagnoses,) if isinstance(diagnoses, Diagnosis) else tuple(diagnoses)
+    if not given:
+        raise ValueError("A plot needs at least one diagnosis, got none.")
+    return given
+
+
+def _taken(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    return [m for m in MEASURES if any(m in layer.measures for d in diagnoses for layer in d.layers)]
+
+
+def _layer(d: Diagnosis, name: str | None, what: str) -> Layer:
+    """The layer of this name that has a spectrum or a heat map; the last that has one if there is no name."""
+    there = [layer for layer in tr.main_layers(d) if getattr(layer, what)]
+    chosen = [layer for layer in there if name in (None, layer.name)]
+    if not chosen:
+        listed = ", ".join(layer.name for layer in there) or "none"
+        raise ValueError(f"{d.model} has no {what} at layer {name!r}. Layers that have one: {listed}.")
+    return chosen[-1]
+
+
+def _draw(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], measure: str) -> None:
+    """One line; the main one with its band and the mark of the onset."""
+    values = [layer[measure] for layer in track.layers]
+    if all(map(math.isnan, values)):
+        return
+    d, name = diagnoses[track.of], tr.names(diagnoses)[track.of]
+    if track.baseline:
+        label, style = f"{name}, random weights", {"color": QUIET, "linewidth": 1.2}
+    elif track.place == tr.main_place(d):
+        label, style = name, {"color": colour(track.of), "linewidth": 2.0, "marker": MARKERS[track.of % 6]}
+        _draw_band(axes, track, measure)
+        _mark_onset(axes, track, d.verdict.onset)
+    else:
+        label, style = f"{name}, {track.place}", {"color": colour(track.of), "linewidth": 1.2}
+    dash = (0, track.dash) if track.dash else "solid"
+    axes.plot(track.x, values, label=label, linestyle=dash, markersize=4, **style)
+
+
+def _draw_band(axes: Any, track: tr.Track, measure: str) -> None:
+    bands = [band(layer.measures.get(measure)) or (math.nan, math.nan) for layer in track.layers]
+    low, high = zip(*bands, strict=True)
+    axes.fill_between(track.x, low, high, color=colour(track.of), alpha=0.16, linewidth=0)
+
+
+def _mark_onset(axes: Any, track: tr.Track, onset: str | None) -> None:
+    at = {layer.name: x for layer, x in zip(track.layers, track.x, strict=True)}
+    if onset in at:
+        axes.axvline(at[onset], color=colour(track.of), linewidth=1, linestyle="-.", label="onset")
+
+
+def _label_layers(axes: Any, names: Sequence[str]) -> None:
+    at = evenly(len(names), 16)
+    axes.set_xticks(list(at), [tr.short(names[i], i + 1) for i in at], parse_math=False)
+    axes.set_xlabel("layer", color=INK)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+
+
+def _scale_values(axes: Any, diagnoses: Sequence[Diagnosis], measure: str) -> None:
+    layers = [layer for d in diagnoses for layer in (*d.layers, *d.baseline)]
+    means = [layer[measure] for layer in layers if math.isfinite(layer[measure])]
+    edges = [edge for layer in layers for edge in band(layer.measures.get(measure)) or ()]
+    if logarithmic(MEASURES[measure], means):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(*value_range(MEASURES[measure], [*means, *edges]))
+    axes.set_ylabel(MEASURES[measure].title, color=INK)
+
+
+def _label_tokens(axes: Any, tokens: Sequence[str]) -> None:
+    at = evenly(len(tokens), 24)
+    shown = [tokens[i][:12] for i in at]
+    axes.set_xticks(list(at), shown, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks(list(at), shown, fontsize=7, parse_math=False)

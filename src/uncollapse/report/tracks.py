@@ -1,0 +1,138 @@
+"""Where the layers of several diagnoses stand on one axis, and which of them belong together."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.sites import OUTPUT
+
+ENDS = ("embed", "final")  # what comes before the first block and after the last
+LONGEST_LABEL = 8
+PLACE_DASHES = ((2, 3), (8, 3, 2, 3), (12, 4), (4, 2, 1, 2))
+RANDOM_DASH = (6, 4)
+
+
+@dataclass(frozen=True)
+class Track:
+    """The layers of one place of one diagnosis, or of its baseline, in order.
+
+    of: number of the diagnosis. x: where each layer stands on the common axis. depth: 0 = first layer, 1 = last.
+    dash: how its line is drawn, lengths of strokes and gaps; empty for a solid one.
+    """
+
+    of: int
+    place: str
+    baseline: bool
+    dash: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    x: tuple[int, ...]
+    depth: tuple[float, ...]
+
+
+def names(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """What each diagnosis is called: its model's name, numbered where two have the same."""
+    total, seen = Counter(d.model for d in diagnoses), Counter[str]()
+    found = []
+    for d in diagnoses:
+        seen[d.model] += 1
+        found.append(f"{d.model} ({seen[d.model]})" if total[d.model] > 1 else d.model)
+    return found
+
+
+def main_place(d: Diagnosis) -> str:
+    """The residual stream after each block, or the first place there is."""
+    places = [layer.place for layer in d.layers]
+    return OUTPUT if OUTPUT in places or not places else places[0]
+
+
+def main_layers(d: Diagnosis) -> tuple[Layer, ...]:
+    """The layers of the main place, in the order of the model."""
+    return tuple(layer for layer in d.layers if layer.place == main_place(d))
+
+
+def layer_name(layer: Layer) -> str:
+    """Its name, with its place where that is not the output of a block."""
+    return layer.name if layer.place == OUTPUT else f"{layer.name} ({layer.place})"
+
+
+def same_layers(diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether all have the same blocks by name; what stands before the first and after the last does not count."""
+    return len({_inner(d) for d in diagnoses}) == 1
+
+
+def axis(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """The names of the layers along the common axis: all of them, or those of the deepest model."""
+    if not same_layers(diagnoses):
+        return [layer.name for layer in max((main_layers(d) for d in diagnoses), key=len)]
+    present = {layer.name for d in diagnoses for layer in main_layers(d)}
+    first, last = ([end] if end in present else [] for end in ENDS)
+    return [*first, *_inner(diagnoses[0]), *last]
+
+
+def short(name: str, number: int) -> str:
+    """A name for the ticks of an axis: "block 3" is "3", a long one is its number in the table."""
+    block = re.fullmatch(r"block (\d+)", name)
+    return block[1] if block else name if len(name) <= LONGEST_LABEL else f"#{number}"
+
+
+def tracks(diagnoses: Sequence[Diagnosis]) -> list[Track]:
+    """All tracks in the order of drawing: of each diagnosis the baseline, other places, and the main one on top."""
+    found = []
+    for of, d in enumerate(diagnoses):
+        main, at = main_place(d), _positions(d, diagnoses)
+        found.append(_track(baselines(diagnoses)[of], main, at, of, RANDOM_DASH, baseline=True))
+        for i, place in enumerate(other_places(diagnoses)):
+            found.append(_track(d.layers, place, at, of, PLACE_DASHES[i % len(PLACE_DASHES)]))
+        found.append(_track(d.layers, main, at, of, ()))
+    return [track for track in found if track.layers]
+
+
+def baselines(diagnoses: Sequence[Diagnosis]) -> list[tuple[Layer, ...]]:
+    """The baseline of each diagnosis; none where an earlier one has the same, as two of one architecture do."""
+    return [() if d.baseline in [e.baseline for e in diagnoses[:i]] else d.baseline for i, d in enumerate(diagnoses)]
+
+
+def other_places(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """The places beside the main one, in the order in which they appear."""
+    return list(dict.fromkeys(la.place for d in diagnoses for la in d.layers if la.place != main_place(d)))
+
+
+def matched(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
+    """Layers of a and b that belong together, by name and place; of other blocks, those at the same relative depth."""
+    if same_layers([a, b]):
+        there = {(layer.name, layer.place): layer for layer in b.layers}
+        return [(layer, there[layer.name, layer.place]) for layer in a.layers if (layer.name, layer.place) in there]
+    pairs = []
+    for one in tracks([a]):
+        for other in tracks([b]):
+            if one.place == other.place and not one.baseline and not other.baseline:
+                pairs += [(_nearest(one, depth), layer) for layer, depth in zip(other.layers, other.depth, strict=True)]
+    return pairs
+
+
+def _inner(d: Diagnosis) -> tuple[str, ...]:
+    return tuple(layer.name for layer in main_layers(d) if layer.name not in ENDS)
+
+
+def _positions(d: Diagnosis, diagnoses: Sequence[Diagnosis]) -> dict[str, int]:
+    """Where the layers of one diagnosis stand on the common axis: by name, or else by number."""
+    along, own = axis(diagnoses), [layer.name for layer in main_layers(d)]
+    if same_layers(diagnoses):
+        return {name: along.index(name) for name in own}
+    shift = int(along[:1] == ["embed"] and own[:1] != ["embed"])
+    return {name: i + shift for i, name in enumerate(own)}
+
+
+def _track(
+    layers: Sequence[Layer], place: str, at: dict[str, int], of: int, dash: tuple[int, ...], *, baseline: bool = False
+) -> Track:
+    here = tuple(layer for layer in layers if layer.place == place and layer.name in at)
+    own = list(at)
+    depth = tuple(own.index(layer.name) / max(len(own) - 1, 1) for layer in here)
+    return Track(of, place, baseline, dash, here, tuple(at[layer.name] for layer in here), depth)
+
+
+def _nearest(track: Track, depth: float) -> Layer:
+    return min(zip(track.layers, track.depth, strict=True), key=lambda pair: abs(pair[1] - depth))[0]

@@ -1,0 +1,164 @@
+"""Numbers and comparisons in words."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.measures import MEASURES
+from uncollapse.report.tracks import layer_name, main_layers, matched, same_layers
+
+KINDS = {
+    "none": "no collapse",
+    "complete": "complete collapse",
+    "dimensional": "dimensional collapse",
+    "both": "complete and dimensional collapse",
+}
+COMPARED = (
+    "mean_cosine",
+    "effective_rank",
+    "dataset_rank",
+    "attention_similarity",
+    "dirichlet_energy",
+    "uniformity",
+    "alignment",
+)
+SAME_RATIO, SAME_STEP = 1.02, 0.01  # what is not worth a sentence
+
+
+@dataclass(frozen=True)
+class Change:
+    """A measure at two layers that belong together."""
+
+    before: Layer
+    after: Layer
+    measure: str
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """The measure before and after."""
+        return self.before[self.measure], self.after[self.measure]
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before, for measures that count something; None where only a difference means anything."""
+        a, b = self.values
+        low, high = MEASURES[self.measure].bounds
+        return b / a if low == 0 and high is None and a > 0 and b > 0 else None
+
+    @property
+    def size(self) -> float:
+        """How far apart the two are, to find the largest."""
+        a, b = self.values
+        return abs(math.log(self.ratio)) if self.ratio else abs(b - a)
+
+    @property
+    def matters(self) -> bool:
+        """Whether anybody would notice."""
+        return self.size > (math.log(SAME_RATIO) if self.ratio else SAME_STEP)
+
+
+def number(value: float | None) -> str:
+    """Three digits or so: 0.873, 27.3, 1,234, 3.2e-5; a dash for what was not measured."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    if 0 < size < 0.001 or size >= 1e7:
+        digits, _, power = f"{value:.1e}".partition("e")
+        text = f"{digits}e{int(power)}"
+    else:
+        text = f"{value:,.{3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0}f}"
+    return text.replace("-", "−")
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items as in a sentence: "a, b and c"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def title(measure: str) -> str:
+    """The title of a measure; its name if this version does not know it."""
+    return MEASURES[measure].title if measure in MEASURES else measure
+
+
+def inside(measure: str) -> str:
+    """The title of a measure inside a sentence."""
+    text = title(measure)
+    name = text.startswith("Dirichlet") or text[1:2].isupper()
+    return text if name else text[0].lower() + text[1:]
+
+
+def path_of(layers: Sequence[Layer], measure: str) -> str:
+    """How a measure goes through the layers: "0.21 at embed → 0.87 at block 5"."""
+    there = [layer for layer in layers if not math.isnan(layer[measure])]
+    if not there:
+        return "not measured"
+    ends = there[:1] if len(there) == 1 else [there[0], there[-1]]
+    return " → ".join(f"{number(layer[measure])} at {layer.name}" for layer in ends)
+
+
+def difference(a: Diagnosis, b: Diagnosis) -> list[str]:
+    """What distinguishes b from a, in sentences: the verdict, then where the measures differ most.
+
+    Layers are matched by name and place; if the models have different blocks, by relative depth.
+    """
+    sentences = [_verdicts(a, b)]
+    if a.data != b.data:
+        sentences.append(f"They were measured on different data: {a.data or 'not named'}; {b.data or 'not named'}.")
+    if not same_layers([a, b]):
+        counts = f"{len(main_layers(a))} and {len(main_layers(b))}"
+        sentences.append(f"The models have different layers, {counts} of them, compared at the same relative depth.")
+    changes = [found for measure in COMPARED if (found := _changes(a, b, measure))]
+    if not changes:
+        sentences.append("No measure was taken in both at layers that belong together.")
+    for found in changes:
+        sentences += _most(found)
+    return sentences
+
+
+def _verdicts(a: Diagnosis, b: Diagnosis) -> str:
+    one, other = (_verdict(d) for d in (a, b))
+    if one == other:
+        return f"The verdict stays the same: {one}."
+    return f"The verdict is {other} instead of {one}."
+
+
+def _verdict(d: Diagnosis) -> str:
+    return KINDS[d.verdict.kind] + (f" from {d.verdict.onset} on" if d.verdict.onset else "")
+
+
+def _changes(a: Diagnosis, b: Diagnosis, measure: str) -> list[Change]:
+    found = [Change(one, other, measure) for one, other in matched(a, b)]
+    return [change for change in found if all(map(math.isfinite, change.values))]
+
+
+def _most(changes: list[Change]) -> list[str]:
+    """A sentence about the layer where a measure differs most, and one about the last, if that is another."""
+    largest, last = max(changes, key=lambda change: change.size), _last(changes)
+    if not largest.matters:
+        return [f"The {inside(largest.measure)} is the same at every layer, or nearly."]
+    shown = [largest] if largest is last or not last.matters else [largest, last]
+    return [_sentence(change, "last" if change is last and len(changes) > 1 else "") for change in shown]
+
+
+def _last(changes: list[Change]) -> Change:
+    main = [change for change in changes if change.after.place == changes[0].after.place]
+    return main[-1]
+
+
+def _times(ratio: float) -> str:
+    if ratio > 1000:
+        return "more than 1,000×"
+    return f"{ratio:.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}×" if ratio >= 0.005 else "less than 0.01×"
+
+
+def _sentence(change: Change, where: str) -> str:
+    a, b = change.values
+    name, other = layer_name(change.after), layer_name(change.before)
+    notes = [f"{where} layer"] if where else []
+    notes += [f"{other} in the first"] if name != other else []
+    at = name + (f" ({', '.join(notes)})" if notes else "")
+    step = _times(change.ratio) if change.ratio else f"{'+' if b > a else ''}{number(b - a)}"
+    return f"At {at} the {inside(change.measure)} is {number(b)} instead of {number(a)} ({step})."

@@ -1,0 +1,129 @@
+"""The page as text: what is there without any script."""
+
+import dataclasses
+import math
+import re
+import sys
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from uncollapse import report
+from uncollapse.report.page import page
+
+pytest.importorskip("plotly")
+
+
+class Outline(HTMLParser):
+    """Headings, ids, and text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.headings: list[int] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self._raw = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._raw = tag in ("script", "style")
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._raw = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._raw else data
+
+
+def test_verdict_evidence_and_every_layer_are_in_the_html_itself(make) -> None:
+    d = make("MiniLM", places=("attention.residual",))
+    outline = Outline(page([d]))
+    for expected in (
+        "MiniLM",
+        "Complete collapse",
+        d.verdict.sentence,
+        "two tokens point the same way",
+        "Only 32 sequences were measured.",
+        'uc.attach(model, "contra_norm")',
+        "22.7 M parameters",
+        "2.13.0",
+        *(layer.name for layer in d.layers),
+        *(layer.path for layer in d.layers),
+    ):
+        assert expected in outline.text, expected
+    parts = ["verdict", "layers", "spectra", "tokens", "numbers", "measures", "about"]
+    assert [name for name in outline.ids if name in parts] == parts
+
+
+def test_headings_are_in_order_and_ids_are_unique(make) -> None:
+    for diagnoses in ([make()], [make("a"), make("b", 0.4)]):
+        outline = Outline(page(diagnoses))
+        assert outline.headings[0] == 1
+        assert outline.headings.count(1) == 1
+        assert all(b - a <= 1 for a, b in zip(outline.headings, outline.headings[1:], strict=False))
+        assert len(outline.ids) == len(set(outline.ids))
+
+
+def test_nothing_is_loaded_from_elsewhere(make) -> None:
+    html = unescape(page([make()]))
+    assert "default-src 'none'" in html
+    assert "unsafe-inline'; img-src" in html
+    assert not re.search(r"script-src[^;]*unsafe", html)
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", html)
+    assert "@import" not in html
+    assert "url(" not in html
+
+
+def test_every_part_that_has_no_data_is_left_out(make) -> None:
+    bare = [dataclasses.replace(layer, spectrum=(), spectrum_ranks=(), heatmap=()) for layer in make().layers]
+    ids = Outline(page([make(layers=tuple(bare), baseline=False)])).ids
+    assert "layers" in ids
+    assert not {"spectra", "tokens", "difference"} & set(ids)
+    assert "layers" not in Outline(page([make(names=["embeddings"], baseline=False)])).ids
+
+
+def test_several_diagnoses_come_with_their_difference(make) -> None:
+    text = Outline(page([make("before"), make("after", 0.4), make("later", 0.2)])).text
+    assert "before, after and later" in text
+    for sentence in report.difference(make("before"), make("after", 0.4)):
+        assert sentence in text
+
+
+def test_numbers_that_were_not_measured_do_not_stop_it(make) -> None:
+    d = make()
+    broken = {k: dataclasses.replace(s, mean=math.nan, quantiles=()) for k, s in d.layers[1].measures.items()}
+    layers = (d.layers[0], dataclasses.replace(d.layers[1], measures=broken), *d.layers[2:])
+    assert "–" in Outline(page([make(layers=layers)])).text
+
+
+def test_the_file_is_written_as_a_whole(make, tmp_path: Path) -> None:
+    target = report.write(make(), tmp_path / "deep" / "report.html", title="A <title>")
+    assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "<title>A &lt;title&gt; · uncollapse</title>" in target.read_text(encoding="utf-8")
+    assert [path.name for path in target.parent.iterdir()] == ["report.html"]
+
+
+def test_a_name_that_is_no_valid_unicode_is_written(make, tmp_path: Path) -> None:
+    assert report.write(make("bad \udc80 name"), tmp_path / "r.html").stat().st_size > 0
+
+
+def test_a_large_comparison_stays_below_six_megabytes(make, tmp_path: Path) -> None:
+    many = [make(f"model {i}", 0.9 - 0.2 * i, blocks=30, tokens=48, places=("attention.residual",)) for i in range(3)]
+    assert report.write(many, tmp_path / "r.html").stat().st_size < 6_000_000
+
+
+def test_no_diagnosis_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        report.write([], tmp_path / "r.html")
+
+
+def test_without_plotly_the_error_says_what_to_install(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ImportError, match=re.escape('pip install "uncollapse[report]"')):
+        report.write(make(), tmp_path / "r.html")
+    assert list(tmp_path.iterdir()) == []
