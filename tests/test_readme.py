@@ -24,13 +24,14 @@ def blocks() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "source"), blocks(), ids=lambda value: value if "\n" not in value else "")
-def test_snippet_runs(name: str, source: str) -> None:
+def test_snippet_runs(name: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)  # some of them write files
     exec(compile(source, name, "exec"), {"__name__": "__main__"})
 
 
-def test_readme_has_three_snippets() -> None:
-    assert [name for name, _ in blocks() if name.startswith("README")] == ["README.md-1", "README.md-2", "README.md-3"]
+def test_readme_has_snippets() -> None:
+    assert sum(name.startswith("README") for name, _ in blocks()) == 4
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -43,16 +44,6 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 def test_citation_and_changelog_have_the_version() -> None:
     assert f"\nversion: {uncollapse.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## [{uncollapse.__version__}] - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_readme_tells_the_figures_of_the_results() -> None:
-    result = json.loads((ROOT / "results" / "demo_rank.json").read_text(encoding="utf-8"))
-    first, last = (result["plain"][place]["effective_rank"] for place in (0, -1))
-    mended = result["contra_norm"][-1]["effective_rank"]
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"Transformer of {result['config']['blocks']} blocks reads random tokens." in text
-    assert f"falls from {first:.1f} to {last:.1f}." in text
-    assert f"after each attention residual end at {mended:.1f}." in text
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_a_rank_that_falls_while_similarity_stays() -> None:
     verdict = judged(*(spread(rank, rank) for rank in (64, 48, 40, 30, 20, 16)))
     assert verdict.kind == "dimensional"
     assert verdict.onset == "layer 4"  # 20/64 is below half of what it was, and below 0.4; 30/64 is not
-    assert "earlier 9" in verdict.evidence[0].says
+    assert "earlier 82%" in verdict.evidence[0].says
 
 
 def test_onset_is_where_the_last_run_begins() -> None:
