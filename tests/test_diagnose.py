@@ -352,3 +352,39 @@ def test_padding_that_only_the_layers_are_told() -> None:
 
     batch = (torch.randn(4, 10, 16), torch.tensor([10, 6, 5, 3]))
     assert uc.diagnose(Loose(), [batch], baseline=0).layers[1].tokens == 24
+
+
+def test_places_come_beside_the_residual_stream() -> None:
+    d = uc.diagnose(encoder(), batches(1), places=("attention.residual",), attention=True, baseline=0)
+    assert [layer.place for layer in d.layers] == ["block"] * 4 + ["attention.residual"] * 3
+    assert d.verdict.evidence[0].layer == "block 2"
+
+
+def test_one_batch_instead_of_several_is_told() -> None:
+    with pytest.raises(ValueError, match=r"got one dict; pass \[batch\]"):
+        uc.diagnose(encoder(), batches(1)[0])
+
+
+def test_a_model_without_weights_is_told() -> None:
+    with pytest.raises(ValueError, match="has no weights"):
+        uc.diagnose(encoder().to("meta"), batches(1))
+
+
+def test_a_last_part_of_one_row_does_not_count_as_a_cosine() -> None:
+    x = torch.ones(65, 8)
+    layer = uc.diagnose_rows(x.split(64)).layers[0]
+    assert layer.measures["mean_cosine"].count == 1
+    assert layer["mean_cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_random_twin_beside_sets_of_one_token_has_no_nan_in_words() -> None:
+    d = uc.diagnose(encoder(), [{"src": torch.randn(64, 1, 32)}])
+    assert not any("nan" in caution for caution in d.verdict.cautions)
+
+
+def test_named_layers_of_torch_with_padding() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3)  # packs padded batches
+    by_name = uc.diagnose(model, batches(1), layers=["layers.*"], baseline=0)
+    for one, other in zip(by_name.layers, uc.diagnose(model, batches(1), baseline=0).layers, strict=True):
+        assert (one.tokens, one["mean_cosine"]) == (other.tokens, other["mean_cosine"])

@@ -122,3 +122,22 @@ def test_evidence_crosses_its_bound_and_advice_is_registered() -> None:
             assert (evidence.value >= evidence.bound) == above
         assert all(advice.cure in CURES or advice.cure in LOSSES for advice in verdict.advice)
         assert verdict.advice
+
+
+def test_sets_of_one_token_are_judged_over_the_dataset() -> None:
+    healthy, narrow = judged(normal(256, 1, 32)), judged(normal(256, 1, 1) @ normal(1, 32, seed=1))
+    assert (healthy.kind, narrow.kind) == ("none", "dimensional")
+    assert narrow.evidence[0].measure == "dataset_rank_share"
+    for verdict in (healthy, narrow):
+        assert verdict.certainty != "high"
+        assert any("No set had three tokens" in caution for caution in verdict.cautions)
+
+
+def test_zero_tokens_are_alike() -> None:
+    assert judged(normal(8, 16, 32), torch.zeros(8, 16, 32)).kind == "complete"
+
+
+def test_a_ceiling_is_named_only_where_there_is_one() -> None:
+    below, above = judged(normal(8, 10, 96)).cautions[0], judged(normal(8, 16, 96)).cautions[0]
+    assert "80 tokens of 96 features bound the rank of the dataset by 79" in below
+    assert "128 tokens of 96 features are few" in above

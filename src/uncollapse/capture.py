@@ -29,6 +29,7 @@ class Capture:
     def __init__(self, model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> None:
         self.model, self.stack, self.plan = model, stack, plan
         self.view: View = "first"
+        self.graphs: Tensor | None = None  # of each node, where the model itself does not take that
         self.gauges: dict[Key, Gauge] = {}
         self._paths: dict[Key, str] = {}
         self._context = Context()
@@ -76,7 +77,8 @@ class Capture:
         return self.gauges[key].layer(label, place, self._paths[key])
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._context = self.stack.context(args, kwargs)
+        graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
+        self._context = self.stack.context(args, kwargs).filled(graphs)
         self._calls.clear()
 
     def _fill(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

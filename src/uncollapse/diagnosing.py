@@ -56,8 +56,8 @@ def diagnose(
         part: the part to measure in a model with several stacks of blocks, such as "vision_model".
         layout: how outputs of named layers are read: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors" (b, d),
             "channels_first" (b, d, h, w), "nodes" (n, d); by their shape if not given.
-        places: where in each block: "block" is the residual stream after it; "attention.residual" and "mlp.residual"
-            are after the attention and after the MLP, where the model has these places.
+        places: where in each block: "block" is the residual stream after it and always measured; "attention.residual"
+            and "mlp.residual" are after the attention and after the MLP, where the model has these places.
         attention: measure attention maps too; the model then computes attention without fused kernels.
         tokens: "patches" leaves out CLS, distillation and register tokens, "all" keeps them.
         pairs: batches with a second view of each sample, in the same order, for alignment.
@@ -82,16 +82,17 @@ def diagnose(
     """
     started = time.perf_counter()
     plan = _plan(rank_samples, attention, tokens, seed)
+    places = tuple(dict.fromkeys((OUTPUT, *places)))  # the verdict reads the residual stream
     model = running.uncompiled(model)
     stack = backbones.find(model, part=part, layers=None if layers is None else list(layers), layout=layout)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
-    capture = Capture(model, stack, tuple(places), plan)
+    capture = Capture(model, stack, places, plan)
     second = None if pairs is None else iter(pairs)
     done = 0
     random: tuple[Layer, ...] = ()
     with running.undisturbed(model, device) as home:
-        twin, why = _twin(model, stack, tuple(places), plan) if baseline else (None, "")
+        twin, why = _twin(model, stack, places, plan) if baseline else (None, "")
         for batch in _limited(batches, max_batches):
             batch = running.moved(batch, home)
             _measure(capture, call, batch, None if second is None else running.moved(_partner(second, done), home))
@@ -250,12 +251,19 @@ def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> Plan:
 def _measure(capture: Capture, call: running.Call, batch: Any, partner: Any = None) -> None:
     """Run the model on a batch, and on its second view, under hooks."""
     capture.view = "first" if partner is None else "first of two"
+    capture.graphs = _graphs(batch)
     with capture:
         call(capture.model, batch)
     if partner is not None:
-        capture.view = "second"
+        capture.view, capture.graphs = "second", _graphs(partner)
         with capture:
             call(capture.model, partner)
+
+
+def _graphs(batch: Any) -> Tensor | None:
+    """The graph of each node, if the batch says so: many models take x and edge_index only."""
+    found = batch.get("batch") if isinstance(batch, Mapping) else getattr(batch, "batch", None)
+    return found if isinstance(found, Tensor) else None
 
 
 def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> tuple[Capture | None, str]:
@@ -281,6 +289,9 @@ def _bare(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 def _limited(batches: Iterable[Any], most: int | None) -> Iterator[Any]:
     if most is not None and most < 1:
         raise ValueError(f"max_batches must be at least 1, got {most}.")
+    if isinstance(batches, Mapping) or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
+        kind = type(batches).__name__
+        raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
     return islice(iter(batches), most)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from uncollapse import inputs, metrics, outliers
 from uncollapse.diagnosis import Layer, Summary
 from uncollapse.metrics.similarity import pair_cosine
+from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.moments import Moments
 from uncollapse.reservoir import Reservoir
 from uncollapse.sites import Context
@@ -82,7 +83,8 @@ class Gauge:
         sample.update(x, mask)
         if self._moments is not None:
             self._moments.update(x, mask)
-        self._add("mean_cosine", pair_cosine(x, inputs.real_count(x, mask)), mask)
+        if mask is not None or x.shape[1] > 1:  # one token has no cosine
+            self._add("mean_cosine", pair_cosine(x, inputs.real_count(x, mask)), mask)
         self._update_sampled(x, mask, context)
 
     def update_graph(self, nodes: Tensor, edge_index: Tensor) -> None:
@@ -93,6 +95,8 @@ class Gauge:
     def update_attention(self, attn: Tensor, context: Context) -> None:
         """Add the attention maps (b, heads, n, n) of a batch."""
         prefix = 0 if self.plan.prefix else context.prefix
+        if attn.shape[-1] - prefix < 2:
+            return
         for name in ("attention_similarity", "attention_std", "attention_entropy"):
             self._add(name, metrics_of(name)(attn.detach(), context.mask, prefix=prefix), context.mask)
 
@@ -116,21 +120,21 @@ class Gauge:
         """What was gathered, as a part of a diagnosis."""
         assert self._sample is not None
         measures = {key: spread.summary() for key, spread in self._spreads.items()}
-        measures.update({key: Summary(float(value)) for key, value in self._of_dataset().items()})
         sigma = self._moments.spectrum(center=True) if self._moments else _sample_spectrum(self._sample.rows)
+        measures.update({key: Summary(float(value)) for key, value in self._of_dataset(sigma).items()})
         spectrum, ranks = thinned(sigma)
         return Layer(name, place, path, self._sample.dim, self.tokens, measures, spectrum, ranks, self.heatmap)
 
-    def _of_dataset(self) -> dict[str, Tensor]:
+    def _of_dataset(self, sigma: Tensor) -> dict[str, Tensor]:
+        """Measures of all tokens, whose singular values are at hand: they take the most time in wide layers."""
         assert self._sample is not None
         rows, moments = self._sample.rows, self._moments
         found = {"dataset_rank_share": outliers.sample_rank_share(rows), "uniformity": metrics.uniformity(rows)}
+        found["dataset_rank"] = rank_from_singular_values(sigma)
         if moments is None:  # too wide for moments: the sample has to do
-            found["dataset_rank"] = metrics.effective_rank(rows, center=True)
             found["feature_correlation"] = metrics.feature_correlation(rows)
             found["outlier_share"] = metrics.outlier_share(rows)
         else:
-            found["dataset_rank"] = moments.effective_rank(center=True)
             found["feature_correlation"] = moments.feature_correlation()
             found["outlier_share"] = moments.outlier_share()
         if self._views is not None:
@@ -211,4 +215,4 @@ def thinned(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
 
 
 def _sample_spectrum(rows: Tensor) -> Tensor:
-    return metrics.singular_values(rows, center=True).double()
+    return gram_spectrum(inputs.centred(rows.double(), None))

@@ -38,9 +38,13 @@ def without_first(mask: Tensor) -> Tensor:
 
 
 def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean cosine of the real tokens of each set, x (..., n, d) -> (...), without its largest features."""
+    """Mean cosine of the real tokens of each set, x (..., n, d) -> (...), without its largest features.
+
+    Zero tokens have no direction; where all of a set are zero, as after dead units, they are alike: 1.
+    """
     kept, _ = without_largest(inputs.prepared(x, mask).double())
-    return pair_cosine(kept, mask.sum(-1).double()).clamp(-1, 1)
+    dead = (kept == 0).all(-1).all(-1)
+    return pair_cosine(kept, mask.sum(-1).double()).clamp(-1, 1).masked_fill(dead, 1)
 
 
 def rank_share(x: Tensor, mask: Tensor) -> Tensor:

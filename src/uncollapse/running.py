@@ -18,7 +18,10 @@ def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> I
     Gives the device on which batches are wanted. Random states of the CPU and of the model's accelerators are kept.
     """
     modes = [(module, module.training) for module in model.modules()]
-    homes = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    devices = dict.fromkeys(tensor.device for tensor in [*model.parameters(), *model.buffers()])
+    homes = [device for device in devices if device.type != "meta"]  # offloaded weights are fetched when they are used
+    if devices and not homes:
+        raise ValueError("The model has no weights, only shapes: all of it lies on the device meta. Load it first.")
     home = next(iter(homes), torch.device("cpu"))
     target = torch.device(device) if device is not None else home
     if target != home and len(homes) > 1:

@@ -185,6 +185,11 @@ def _graphs(x: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Nodes (N, d) as (graphs, largest graph, d) and their mask."""
     if batch is None or len(batch) == 0 or int(batch.max()) == 0:
         return x[None], None
+    if len(batch) != len(x):
+        raise ValueError(
+            f"The batch vector of {len(batch)} nodes does not fit {len(x)} nodes: this layer has other nodes than the "
+            "input, such as after pooling; name layers that share them."
+        )
     order = torch.argsort(batch, stable=True)
     sizes = torch.bincount(batch)
     offsets = sizes.cumsum(0) - sizes

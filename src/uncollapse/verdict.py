@@ -118,7 +118,7 @@ class Case:
     def narrow(self, at: int) -> Evidence | None:
         """A rank share, of a sequence or of the dataset, that is too small in itself or beside earlier layers."""
         layer = self.spine[at]
-        if not 1 - layer["robust_cosine"] > NOISE:
+        if 1 - layer["robust_cosine"] <= NOISE:  # NaN where no set has two tokens: the dataset is judged all the same
             return None
         for name in SHARES:
             share, peak = layer[name], max(earlier[name] for earlier in self.spine[: at + 1])
@@ -155,11 +155,14 @@ class Case:
         if seen < 64:
             yield 2, f"Only {seen} {noun} were seen; give at least a few hundred."
         elif seen < 2 * dim:
-            ceiling = f"{seen} {noun} of {dim} features bound the rank of the dataset by {seen - 1}"
-            yield 1, f"{ceiling}; it is judged beside that ceiling. Give {4 * dim} or more."
+            ceiling = f"bound the rank of the dataset by {seen - 1}; it is judged beside that ceiling"
+            few = ceiling if seen <= dim else "are few: the rank of the dataset comes out too low"
+            yield 1, f"{seen} {noun} of {dim} features {few}. Give {4 * dim} or more."
         if self.sequences < 8 and seen < 512 * self.sequences:
             few = "one set was" if self.sequences == 1 else f"{self.sequences} sets were"
             yield 1, f"Only {few} seen; how much they differ is not known well."
+        if "rank_share" not in self.last.measures:
+            yield 1, f"No set had three {noun}: they are judged over the whole dataset, not within {self.nouns[1]}."
         for evidence in self.close_calls():
             yield 1, f"A close call: {evidence.says} at {evidence.layer} (bound {evidence.bound:.2f})."
         if len(self.spine) > 3 and self.first == len(self.spine) - 1:
@@ -203,11 +206,9 @@ class Case:
         own = self.last
         twin = {layer.name: layer for layer in self.random if layer.place == OUTPUT}.get(own.name)
         if twin is not None:
-            yield (
-                f"Randomly initialised, this architecture has at {own.name} a robust cosine of "
-                f"{twin['robust_cosine']:.2f} (here {own['robust_cosine']:.2f}) and a rank share of "
-                f"{twin['rank_share']:.2f} (here {own['rank_share']:.2f})."
-            )
+            taken = [name for name in ("robust_cosine", *SHARES) if name in own.measures and name in twin.measures]
+            facts = (f"a {MEASURES[name].short} of {twin[name]:.2f} (here {own[name]:.2f})" for name in taken[:2])
+            yield f"Randomly initialised, this architecture has at {own.name} {' and '.join(facts)}."
         elif self.subject.no_twin:
             yield f"There is no random model beside it: {self.subject.no_twin}"
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse.*:UserWarning")  # t
 from torch_geometric.data import Batch, Data  # noqa: E402
 from torch_geometric.nn import DeepGCNLayer, GCNConv, GENConv, SAGEConv, SAGPooling, Sequential, models  # noqa: E402
 
+import uncollapse as uc  # noqa: E402
 from uncollapse import backbones  # noqa: E402
 from uncollapse.sites import Context, Site, Stack, as_sets  # noqa: E402
 
@@ -303,3 +304,39 @@ def test_twin_of_a_model_without_shapes() -> None:
         stack.reinitialised(model)
     model(nodes(), EDGES)
     assert stack.reinitialised(model) is not model
+
+
+class Plain(nn.Module):
+    """A model that is not told which graph a node belongs to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList([GCNConv(5, 5) for _ in range(3)])
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x, edge_index)
+        return x
+
+
+def test_graphs_of_a_batch_that_the_model_does_not_take() -> None:
+    graphs = [Data(x=nodes() + shift, edge_index=EDGES) for shift in (5.0, -5.0)]
+    together, apart = uc.diagnose(Plain(), [Batch.from_data_list(graphs)]), uc.diagnose(Plain(), graphs)
+    assert together.sequences == apart.sequences == 2
+    for one, other in zip(together.layers, apart.layers, strict=True):
+        assert one["mean_cosine"] == pytest.approx(other["mean_cosine"], abs=1e-6)
+
+
+def test_other_nodes_than_those_of_the_batch_vector() -> None:
+    with pytest.raises(ValueError, match="batch vector of 6 nodes does not fit 4"):
+        as_sets(torch.randn(4, 5), "nodes", Context(batch=torch.tensor([0, 0, 0, 1, 1, 1])))
+
+
+def test_a_dataset_is_batches_and_a_graph_is_not() -> None:
+    from torch_geometric.datasets import FakeDataset  # its own attributes are those of its first graph
+
+    dataset = FakeDataset(num_graphs=3, avg_num_nodes=20, num_channels=5)
+    assert uc.diagnose(Plain(), dataset, baseline=0).batches == 3
+    with pytest.raises(ValueError, match=r"got one Data; pass \[batch\]"):
+        uc.diagnose(Plain(), dataset[0])

@@ -75,3 +75,10 @@ for name in ("small", "large"):
     (_, small), (count, large) = (map(int, line.split()) for line in done.stdout.splitlines())
     assert count == 800_000
     assert large - small < 40_000  # KiB
+
+
+def test_what_cannot_be_measured_is_bad_usage(run: Run, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "one.npy", numpy.ones((1, 8)))
+    result = run("embeddings", "one.npy", "--json")
+    assert result.exit_code == 2
+    assert "at least two" in result.stderr

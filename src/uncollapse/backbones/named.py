@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments, random_weights
+from uncollapse.backbones.torch import step_by_step
 from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 
 
@@ -38,6 +39,7 @@ def stack(model: nn.Module, layers: list[str], layout: Layout | None = None) -> 
         embed=Site(paths[0], "input"),
         layout=layout or ("nodes" if "edge_index" in signature else "auto"),
         context=partial(_context, signature),
+        running=step_by_step,  # the named layers may be torch's own
         reinitialised=random_weights.reinitialised,
     )
 

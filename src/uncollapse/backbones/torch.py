@@ -94,7 +94,7 @@ def _stack(
         layout="tokens" if getattr(attention, "batch_first", False) else "sequence_first",
         context=context,
         context_inside=None if of_layer is None else (shared[0], of_layer),
-        running=_step_by_step,
+        running=step_by_step,
         expose_attention=partial(_with_weights, maps) if maps else None,
         reinitialised=random_weights.reinitialised,
         facts={"heads": heads} if heads else {},
@@ -145,7 +145,7 @@ def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mappin
 
 
 @contextmanager
-def _step_by_step(model: nn.Module) -> Iterator[None]:
+def step_by_step(model: nn.Module) -> Iterator[None]:
     """No fast path: it runs a layer in one operator, and packs padded batches into nested tensors."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -33,13 +33,17 @@ def embeddings(
     rows = open_rows(file, key)
     second = None if pairs is None else _second(rows, pairs, key)
     with Waiting() as waiting:
-        diagnosis = diagnosing.diagnose_rows(
-            rows.parts(),
-            pairs=None if second is None else second.parts(),
-            name=name,
-            data=f"{rows.words}: {rows.count} rows",
-            progress=waiting.stage(f"Reading {file.name}", rows.part_count()),
-        )
+        progress = waiting.stage(f"Reading {file.name}", rows.part_count())
+        try:
+            diagnosis = diagnosing.diagnose_rows(
+                rows.parts(),
+                pairs=None if second is None else second.parts(),
+                name=name,
+                data=f"{rows.words}: {rows.count} rows",
+                progress=progress,
+            )
+        except ValueError as error:  # what is in the file cannot be measured
+            raise UsageError(str(error)) from error
     output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
