@@ -109,7 +109,7 @@ def test_certainty_and_its_reasons() -> None:
     assert ceiling.certainty == "medium"
     assert "bound the rank of the dataset by 127" in ceiling.cautions[0]
     close = judged(normal(64, 64, 64), spread(24, 3))
-    assert close.certainty == "medium"
+    assert close.certainty == "low"
     assert "A close call" in close.cautions[0]
 
 
@@ -141,3 +141,27 @@ def test_a_ceiling_is_named_only_where_there_is_one() -> None:
     below, above = judged(normal(8, 10, 96)).cautions[0], judged(normal(8, 16, 96)).cautions[0]
     assert "80 tokens of 96 features bound the rank of the dataset by 79" in below
     assert "128 tokens of 96 features are few" in above
+
+
+def test_sequences_that_are_all_the_same_are_noticed() -> None:
+    verdict = judged(normal(16, 128, 64), normal(1, 128, 64, seed=1).expand(16, 128, 64))
+    assert verdict.certainty == "low"
+    assert any("hardly looks at its input" in caution for caution in verdict.cautions)
+
+
+def test_some_collapsed_sequences_among_healthy_ones_are_noticed() -> None:
+    mixed = normal(4, 32, 64)
+    mixed[:2] = mixed[:2, :1].expand(2, 32, 64)
+    verdict = judged(normal(4, 32, 64), mixed)
+    assert any("a quarter of the sets or more are alike" in caution for caution in verdict.cautions)
+
+
+def test_a_smooth_spectrum_of_a_wide_layer_is_no_sure_collapse() -> None:
+    wide = (normal(16, 256, 768) / torch.arange(1, 769)) @ torch.linalg.qr(normal(768, 768, seed=1)).Q
+    verdict = judged(wide)
+    assert verdict.certainty != "high"
+    assert any("smooth spectra of wide layers" in caution for caution in verdict.cautions)
+
+
+def test_narrow_layers_are_never_sure() -> None:
+    assert judged(normal(64, 64, 8)).certainty == "medium"

@@ -58,9 +58,15 @@ class Capture:
         self._hooks.close()
 
     def layers(self) -> tuple[Layer, ...]:
-        """What was measured so far, in the order in which the model ran, one place after the other."""
+        """What was measured so far, in the order of the stack (named layers: as they ran), place by place."""
         places = sorted(dict.fromkeys(place for _, place, _ in self.gauges), key=lambda place: place != OUTPUT)
-        return tuple(self._layer(key) for place in places for key in self.gauges if key[1] == place)
+        keys = list(self.gauges) if self.stack.family == "named" else sorted(self.gauges, key=self._order)
+        return tuple(self._layer(key) for place in places for key in keys if key[1] == place)
+
+    def _order(self, key: Key) -> int:
+        """The place of a layer in its stack."""
+        names = ["embed", *(block.name for block in self.stack.blocks), "final"]
+        return names.index(key[0])
 
     def sequences(self) -> int:
         """How many sequences (images, graphs) were seen."""
@@ -132,11 +138,14 @@ class Capture:
     def _update(self, gauge: Gauge, x: Tensor) -> None:
         context, layout = self._context, self.stack.layout
         sets, mask = as_sets(x, layout, context, prefix=self.plan.prefix)
-        views = sets.transpose(0, 1) if x.dim() == 2 and layout != "nodes" else sets  # vectors: one a sample
+        vectors = x.dim() == 2 and layout != "nodes"
+        views = sets.transpose(0, 1) if vectors else sets  # a vector is a sample of its own
         if self.view == "second":
             gauge.pair(views, mask)
             return
         gauge.update(sets, mask, context)
+        if not vectors:
+            gauge.update_means(sets, mask)
         if layout == "nodes" and context.edge_index is not None:
             gauge.update_graph(x, context.edge_index)
         if self.view == "first of two":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones, running, verdict
 from uncollapse.capture import Capture
+from uncollapse.case import Subject
 from uncollapse.diagnosis import Diagnosis, Layer
 from uncollapse.gauge import Gauge, Plan, chosen_tokens
 from uncollapse.sites import OUTPUT, Context, Layout, Stack, as_sets
@@ -109,7 +110,14 @@ def diagnose(
     if not measured:
         raise ValueError(f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it.")
     _check_enough(measured[-1].tokens)
-    subject = verdict.Subject(stack.family, stack.architecture, capture.context.causal, stack.places(), why)
+    subject = Subject(
+        stack.family,
+        stack.architecture,
+        capture.context.causal,
+        stack.places(),
+        one_graph=stack.layout == "nodes" and capture.context.batch is None,
+        no_twin=why,
+    )
     return Diagnosis(
         model=name or type(model).__name__,
         architecture=stack.architecture,
@@ -159,15 +167,17 @@ def diagnose_activations(
     if not activations:
         raise ValueError("There are no activations: give one tensor (b, n, d) a layer.")
     plan, context = _plan(rank_samples, False, "all", seed), Context(mask, causal=causal)
-    layers, sets = [], 0
+    layers, count = [], 0
     for title, x in activations.items():
         gauge = Gauge(plan)
-        gauge.update(*as_sets(x, "tokens", context, prefix=True), context)
+        sets, real = as_sets(x, "tokens", context, prefix=True)
+        gauge.update(sets, real, context)
+        gauge.update_means(sets, real)
         layers.append(gauge.layer(title, OUTPUT, ""))
-        sets = gauge.sets
+        count = gauge.sets
     _check_enough(layers[-1].tokens)
-    subject = verdict.Subject("activations", "activations", causal, (OUTPUT,))
-    return _of_layers(tuple(layers), subject, sets, name, data, _chosen(example), started, plan)
+    subject = Subject("activations", "activations", causal, (OUTPUT,))
+    return _of_layers(tuple(layers), subject, count, name, data, _chosen(example), started, plan)
 
 
 def diagnose_rows(
@@ -206,13 +216,13 @@ def diagnose_rows(
     if gauge.tokens == 0:
         raise ValueError("There are no embeddings: the stream has no rows.")
     _check_enough(gauge.tokens)
-    subject = verdict.Subject("embeddings", "embeddings", False, (OUTPUT,))
+    subject = Subject("embeddings", "embeddings", False, (OUTPUT,))
     return _of_layers((gauge.layer(name, OUTPUT, ""),), subject, gauge.sets, name, data, (), started, plan)
 
 
 def _of_layers(
     layers: tuple[Layer, ...],
-    subject: verdict.Subject,
+    subject: Subject,
     sets: int,
     name: str,
     data: str,

@@ -70,6 +70,8 @@ class Gauge:
         self._pooled: Tensor | None = None  # of the last batch, until its second view comes
         self._views: Reservoir | None = None
         self._alignment = Moments(1)
+        self._means: Tensor | None = None  # sum of the mean tokens of sets at length one
+        self._mean_count = 0
         self._chooser = torch.Generator().manual_seed(plan.seed)
 
     def update(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
@@ -84,8 +86,14 @@ class Gauge:
         if self._moments is not None:
             self._moments.update(x, mask)
         if mask is not None or x.shape[1] > 1:  # one token has no cosine
-            self._add("mean_cosine", pair_cosine(x, inputs.real_count(x, mask)), mask)
+            self._add("mean_cosine", pair_cosine(x, inputs.real_count(x, mask)).clamp(-1, 1), mask)
         self._update_sampled(x, mask, context)
+
+    def update_means(self, x: Tensor, mask: Tensor | None) -> None:
+        """Add the mean tokens of the sets x (b, n, d), by which whole sets are compared."""
+        unit = inputs.unit_rows(pooled(x.detach(), mask).double())
+        self._means = unit.sum(0) if self._means is None else self._means + unit.sum(0)
+        self._mean_count += len(unit)
 
     def update_graph(self, nodes: Tensor, edge_index: Tensor) -> None:
         """Add the nodes (N, d) of a batch of graphs as the measures of its edges see them."""
@@ -137,6 +145,11 @@ class Gauge:
         else:
             found["feature_correlation"] = moments.feature_correlation()
             found["outlier_share"] = moments.outlier_share()
+        if (
+            self._means is not None and self._mean_count > 1
+        ):  # the closed form of the mean cosine, see `metrics.mean_cosine`
+            n = self._mean_count
+            found["pooled_cosine"] = ((self._means.square().sum() - n) / (n * (n - 1))).clamp(-1, 1)
         if self._views is not None:
             found["alignment"] = self._alignment.mean()[0]
             found["pooled_uniformity"] = metrics.uniformity(self._views.rows)

@@ -56,6 +56,15 @@ MEASURES: dict[str, Measure] = {
             "mean_cosine",
         ),
         _of(
+            "pooled_cosine",
+            "Similarity of sequences",
+            "pooled cosine",
+            "dataset",
+            "similarity",
+            "mean cosine of the mean tokens of two sequences; 1 = the input does not matter",
+            "mean_cosine",
+        ),
+        _of(
             "effective_rank",
             "Effective rank",
             "rank",
