@@ -1,0 +1,1 @@
+"""Experiments: they import the library, never the reverse."""

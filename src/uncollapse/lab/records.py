@@ -1,0 +1,34 @@
+"""What a run leaves behind: its figures with all that is needed to repeat it."""
+
+import dataclasses
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from uncollapse import __version__
+
+
+def record(recipe: str, config: Any, seconds: float, libraries: tuple[str, ...], **figures: Any) -> dict[str, Any]:
+    """The record of a run, which can be written as JSON.
+
+    Args:
+        recipe: its name.
+        config: a dataclass with a `seed`.
+        seconds: how long it took.
+        libraries: packages whose versions count, besides torch and this one.
+        figures: what was measured.
+    """
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "uncollapse": __version__}
+    return {
+        "recipe": recipe,
+        "config": dataclasses.asdict(config),
+        "seed": config.seed,
+        "versions": versions | {name: metadata.version(name) for name in libraries},
+        "threads": torch.get_num_threads(),  # sums over several threads differ in their last digits
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+        **figures,
+    }
