@@ -21,9 +21,6 @@ def overhead() -> Iterator[Result]:
     yield within(f"diagnose MiniLM-L6, {BATCHES} batches of 32×128", 1.3, text, tokens)
     yield within("  with attention maps", None, text, tokens, attention=True)
     yield within("  with a random model on the first batch", None, text, tokens, baseline=1)
-    yield within(
-        "  after attention and MLP too", None, text, tokens, places=("block", "attention.residual", "mlp.residual")
-    )
     yield within(f"diagnose DeiT-S, {BATCHES} batches of 32×3×224×224", 1.3, deit(), torch.randn(32, 3, 224, 224))
 
 

@@ -73,7 +73,26 @@ def _runs(prefix: str) -> Iterator[Row]:
 
 
 def _test(run: dict[str, Any]) -> float:
-    return float(run["accuracy"]["test"] if isinstance(run["accuracy"], dict) else run["test_accuracy"])
+    return float(run["accuracy"]["test"] if "accuracy" in run else run["test_accuracy"])
+
+
+def vit_rates() -> tuple[Row, list[Row]]:
+    """Validation accuracy of the deep ViT by learning rate: mean over seeds."""
+    runs_of = json.loads((RESULTS.parent / "vit_digits_rates.json").read_text(encoding="utf-8"))["runs"]
+    rates = sorted({run["config"]["lr"] for run in runs_of})
+    rows = []
+    for norm, label in (("layer", "LayerNorm"), ("contra", "ContraNorm")):
+        cells = []
+        for rate in rates:
+            key = (norm, rate)
+            got = [
+                r["epochs"][-1]["validation_accuracy"]
+                for r in runs_of
+                if (r["config"]["norm"], r["config"]["lr"]) == key
+            ]
+            cells.append(f"{100 * sum(got) / len(got):.1f} % ({len(got)})" if got else "–")
+        rows.append((label, *cells))
+    return ("norm", *(f"lr {rate:g} (seeds)" for rate in rates)), rows
 
 
 def paper_similarity() -> tuple[Row, list[Row]]:
@@ -141,6 +160,7 @@ def false_alarms() -> tuple[Row, list[Row]]:
 PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "real_models": overview,
     "vit_runs": lambda: runs("vit"),
+    "vit_rates": vit_rates,
     "gcn_runs": lambda: runs("gcn"),
     "paper_similarity": paper_similarity,
     "paper_depth": paper_depth,

@@ -35,7 +35,7 @@ def diagnose(
     pairs: Iterable[Any] | None = None,
     max_batches: int | None = None,
     baseline: int = 1,
-    rank_samples: int = 4,
+    rank_samples: int = 2,
     device: torch.device | str | None = None,
     call: running.Call = running.run,
     name: str | None = None,
@@ -64,7 +64,7 @@ def diagnose(
         pairs: batches with a second view of each sample, in the same order, for alignment.
         max_batches: stop after so many.
         baseline: on how many batches a randomly initialised copy of the architecture is measured beside it; 0 for none.
-        rank_samples: sequences of each batch whose rank is taken.
+        rank_samples: sequences of each batch whose rank is taken; at least eight of the first.
         device: run there, and move the model back afterwards; where the model is if not given.
         call: how the model is run on a batch, `call(model, batch)`, where the rule above does not fit.
         name, data: what the model and the data are called in tables and reports.
@@ -146,7 +146,7 @@ def diagnose_activations(
     name: str = "activations",
     data: str = "",
     example: Sequence[str] = (),
-    rank_samples: int = 4,
+    rank_samples: int = 16,
     seed: int = 0,
 ) -> Diagnosis:
     """Measure activations that you have already: one tensor (b, n, d), or (n, d), a layer, in the order of the model.
@@ -202,7 +202,7 @@ def diagnose_rows(
     ('none', 4096)
     """
     started = time.perf_counter()
-    plan, context = _plan(4, False, "all", seed), Context()
+    plan, context = _plan(2, False, "all", seed), Context()
     gauge, second = Gauge(plan), None if pairs is None else iter(pairs)
     for done, part in enumerate(rows):
         if part.dim() != 2:

@@ -15,7 +15,9 @@ from uncollapse.reservoir import Reservoir
 from uncollapse.sites import Context
 
 WIDEST = 1536  # features up to which the moments of all tokens are kept: 36 MiB a layer there, 9 at 768
+TOKENS = 1024  # tokens of a batch that enter measures of the dataset, or twice the features if that is more
 SAMPLE = 1024  # tokens kept for what is not a moment
+FIRST = 8  # sequences of the first batch whose ranks are taken, at least, so that short runs have some
 VALUES = 4096  # values of sequences kept for quantiles
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CURVE = 256  # singular values that a diagnosis stores
@@ -26,11 +28,12 @@ SIDE = 48  # tokens on a side of a heat map
 class Plan:
     """How a layer is measured.
 
-    rank_samples: sequences of each batch whose ranks and robust measures are taken. attention: whether maps are
+    rank_samples: sequences of each batch but the first, which gives eight at least, whose ranks and robust measures are
+    taken. attention: whether maps are
     measured. prefix: whether CLS, distillation and register tokens count. seed: of all sampling.
     """
 
-    rank_samples: int = 4
+    rank_samples: int = 2
     attention: bool = False
     prefix: bool = False
     seed: int = 0
@@ -82,9 +85,10 @@ class Gauge:
             self.heatmap = cosines(x[0], None if mask is None else mask[0])
         self.sets += len(x)
         self.tokens += x.shape[:-1].numel() if mask is None else int(mask.sum())
-        sample.update(x, mask)
+        rows = self._some(x, mask)
+        sample.update(rows)
         if self._moments is not None:
-            self._moments.update(x, mask)
+            self._moments.update(rows)
         if mask is not None or x.shape[1] > 1:  # one token has no cosine
             self._add("mean_cosine", pair_cosine(x, inputs.real_count(x, mask)).clamp(-1, 1), mask)
         self._update_sampled(x, mask, context)
@@ -166,9 +170,19 @@ class Gauge:
             raise ValueError(f"it had {self._sample.dim} features in an earlier batch and has {dim} now.")
         return self._sample
 
+    def _some(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The real tokens (m, d) of a batch, or a uniform sample of them if they are many."""
+        n, most = x.shape[1], max(TOKENS, 2 * x.shape[-1])
+        places = torch.arange(x.shape[:2].numel(), device=x.device) if mask is None else mask.flatten().nonzero()[:, 0]
+        if len(places) > most:
+            kept = torch.randperm(len(places), generator=self._chooser)[:most].sort().values
+            places = places[kept.to(x.device)]
+        return x[places // n, places % n]
+
     def _update_sampled(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
         """Measures that take more time, on some sets of the batch."""
-        chosen = torch.randperm(len(x), generator=self._chooser)[: self.plan.rank_samples].to(x.device)
+        count = self.plan.rank_samples if "effective_rank" in self._spreads else max(self.plan.rank_samples, FIRST)
+        chosen = torch.randperm(len(x), generator=self._chooser)[:count].to(x.device)
         x = x[chosen]
         real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask[chosen]
         for name in ("effective_rank", "token_variance", "feature_variance"):

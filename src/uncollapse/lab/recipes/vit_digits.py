@@ -39,7 +39,8 @@ class Config:
     """A run. norm: "layer" or "contra", with `scale` for the latter. patch: its side in pixels.
 
     position_std: deviation of the position embeddings at the start. warmup: share of the steps in which the learning
-    rate rises to `lr`; it then falls to 0 along a cosine.
+    rate rises to `lr`; it then falls to 0 along a cosine. The default `lr` lies between the best of both norms: on the
+    validation images 1e-3 was best for LayerNorm and 3e-3 for ContraNorm, which was ahead at all three.
     """
 
     norm: str = "contra"
