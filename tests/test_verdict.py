@@ -109,7 +109,7 @@ def test_certainty_and_its_reasons() -> None:
     assert ceiling.certainty == "medium"
     assert "bound the rank of the dataset by 127" in ceiling.cautions[0]
     close = judged(normal(64, 64, 64), spread(24, 3))
-    assert close.certainty == "low"
+    assert close.certainty == "medium"
     assert "A close call" in close.cautions[0]
 
 

@@ -16,6 +16,7 @@ SINK = 10.0  # times the length of other tokens from which a first token is call
 ROGUE = 0.3  # how far the largest features must raise the cosine to be called rogue
 SAME = 0.999  # mean cosine of pooled sequences from which the input hardly matters
 SMALLEST = 16  # features below which few dimensions cannot be told from many
+WIDE = 256  # dimensions from which a smooth spectrum may have a low share
 STILL = 0.6  # log rank over log ceiling from which a low share is still many dimensions
 
 
@@ -32,7 +33,7 @@ def doubts(case: Case) -> Iterator[tuple[int, str]]:
         yield 1, f"It is there at {case.spine[0].name} already: the input is alike or narrow, not only the depth."
     for finding in case.found:
         dims, most = _dimensions(case, finding.evidence[-1])
-        if finding.kind == "dimensional" and math.log(max(dims, 1)) > STILL * math.log(max(most, 2)):
+        if finding.kind == "dimensional" and most > WIDE and math.log(max(dims, 1)) > STILL * math.log(most):
             smooth = "smooth spectra of wide layers have low shares too; look at the singular values"
             yield 1, f"These are still about {dims:.0f} dimensions of {most}: {smooth}."
 
@@ -68,7 +69,7 @@ def _about_amounts(case: Case) -> Iterator[tuple[int, str]]:
 def _about_sequences(case: Case) -> Iterator[tuple[int, str]]:
     """Sequences that differ in their health, or do not differ at all."""
     cosine = case.last.measures.get("robust_cosine")
-    if cosine is not None and cosine.quantiles and cosine.mean < ALIKE <= cosine.quantiles[3]:
+    if cosine is not None and not case.found and cosine.quantiles and cosine.mean < ALIKE <= cosine.quantiles[3]:
         yield 1, f"At {case.last.name} a quarter of the sets or more are alike (cosine {cosine.quantiles[3]:.2f})."
     if case.last["pooled_cosine"] >= SAME and not any(f.kind == "complete" for f in case.found):
         yield (
