@@ -166,7 +166,7 @@ def diagnose_activations(
         activations = {f"layer {number}": x for number, x in enumerate(activations)}
     if not activations:
         raise ValueError("There are no activations: give one tensor (b, n, d) a layer.")
-    plan, context = _plan(rank_samples, False, "all", seed), Context(mask, causal=causal)
+    plan, context = _full_plan(rank_samples, seed), Context(mask, causal=causal)
     layers, count = [], 0
     for title, x in activations.items():
         gauge = Gauge(plan)
@@ -202,7 +202,7 @@ def diagnose_rows(
     ('none', 4096)
     """
     started = time.perf_counter()
-    plan, context = _plan(2, False, "all", seed), Context()
+    plan, context = _full_plan(2, seed), Context()
     gauge, second = Gauge(plan), None if pairs is None else iter(pairs)
     for done, part in enumerate(rows):
         if part.dim() != 2:
@@ -255,7 +255,12 @@ def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> Plan:
         raise ValueError(f'tokens must be "patches" or "all", got {tokens!r}.')
     if rank_samples < 1:
         raise ValueError(f"rank_samples must be at least 1, got {rank_samples}.")
-    return Plan(rank_samples, attention, tokens == "all", seed)
+    return Plan(rank_samples, attention, tokens == "all", seed=seed)
+
+
+def _full_plan(rank_samples: int, seed: int) -> Plan:
+    """For activations that are there already: no forward pass stands beside the cost of every token."""
+    return replace(_plan(rank_samples, False, "all", seed), all_tokens=True)
 
 
 def _measure(capture: Capture, call: running.Call, batch: Any, partner: Any = None) -> None:

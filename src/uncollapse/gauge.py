@@ -29,13 +29,14 @@ class Plan:
     """How a layer is measured.
 
     rank_samples: sequences of each batch but the first, which gives eight at least, whose ranks and robust measures are
-    taken. attention: whether maps are
-    measured. prefix: whether CLS, distillation and register tokens count. seed: of all sampling.
+    taken. attention: whether maps are measured. prefix: whether CLS, distillation and register tokens count. all_tokens:
+    whether measures of the dataset see every token of a batch, or a sample of at most 1,024. seed: of all sampling.
     """
 
     rank_samples: int = 2
     attention: bool = False
     prefix: bool = False
+    all_tokens: bool = False
     seed: int = 0
 
 
@@ -174,7 +175,7 @@ class Gauge:
         """The real tokens (m, d) of a batch, or a uniform sample of them if they are many."""
         n, most = x.shape[1], max(TOKENS, 2 * x.shape[-1])
         places = torch.arange(x.shape[:2].numel(), device=x.device) if mask is None else mask.flatten().nonzero()[:, 0]
-        if len(places) > most:
+        if len(places) > most and not self.plan.all_tokens:
             kept = torch.randperm(len(places), generator=self._chooser)[:most].sort().values
             places = places[kept.to(x.device)]
         return x[places // n, places % n]
