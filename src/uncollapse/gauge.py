@@ -29,8 +29,8 @@ class Plan:
     """How a layer is measured.
 
     rank_samples: sequences of each batch but the first, which gives eight at least, whose ranks and robust measures are
-    taken. attention: whether maps are measured. prefix: whether CLS, distillation and register tokens count. all_tokens:
-    whether measures of the dataset see every token of a batch, or a sample of at most 1,024. seed: of all sampling.
+    taken. attention: whether maps are measured. prefix: whether CLS, distillation and register tokens count.
+    all_tokens: whether measures of the dataset see every token of a batch, or a sample of them. seed: of all sampling.
     """
 
     rank_samples: int = 2
