@@ -9,6 +9,8 @@ True
 from typing import Any
 
 from uncollapse import cures, losses, metrics, pairwise
+from uncollapse.attachment import Attachment, attach, attachments, detach, places
+from uncollapse.cure_files import load_cure, save_cure
 from uncollapse.cures import *  # noqa: F403
 from uncollapse.diagnosing import diagnose, diagnose_activations, diagnose_rows
 from uncollapse.diagnosis import Diagnosis
@@ -36,17 +38,24 @@ __all__ = [
     "CURES",
     "LOSSES",
     "METRICS",
+    "Attachment",
     "Diagnosis",
     "Moments",
     "Reservoir",
     "__version__",
+    "attach",
+    "attachments",
     "cures",
+    "detach",
     "diagnose",
     "diagnose_activations",
     "diagnose_rows",
+    "load_cure",
     "losses",
     "metrics",
     "pairwise",
+    "places",
+    "save_cure",
     *cures.__all__,
     *losses.__all__,
     *metrics.__all__,

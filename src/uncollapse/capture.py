@@ -46,9 +46,8 @@ class Capture:
                 hooks.enter_context(self.stack.expose_attention(self.model))
             owner = self.model.get_submodule(self.stack.path)
             hooks.callback(owner.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
-            if self.stack.context_inside is not None:
-                inner = self.model.get_submodule(self.stack.context_inside[0])
-                hooks.callback(inner.register_forward_pre_hook(self._fill, with_kwargs=True).remove)
+            first = self.model.get_submodule(self.stack.blocks[0].path)
+            hooks.callback(first.register_forward_pre_hook(self._fill, with_kwargs=True).remove)
             for site in {site: None for site, _ in [*self._wanted, *self._attention]}:
                 hooks.callback(self._hook(site).remove)
             self._hooks = hooks.pop_all()
@@ -88,8 +87,8 @@ class Capture:
         self._calls.clear()
 
     def _fill(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        assert self.stack.context_inside is not None
-        self._context = self._context.filled(self.stack.context_inside[1](args, kwargs))
+        if self._context.mask is None:
+            self._context = self._context.filled(self.stack.blocks[0].context(args, kwargs))
 
     def _hook(self, site: Site) -> torch.utils.hooks.RemovableHandle:
         module = self.model.get_submodule(site.path)

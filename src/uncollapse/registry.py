@@ -7,7 +7,7 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,13 +35,17 @@ class Metric:
 
 @dataclass(frozen=True)
 class Cure:
-    """Something put into a model: the pure function, the module around it, and what it acts on."""
+    """Something put into a model: the pure function, the module around it, and what it acts on.
+
+    attached: arguments of the module that differ from its defaults when it is put into an existing model.
+    """
 
     name: str
     function: Callable[..., Any]
     layer: type
     acts_on: Literal["tokens", "attention", "edges"]
     paper: str
+    attached: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,16 @@ def metric(
 
 
 def cure(
-    function: Callable[..., Any], *, acts_on: Literal["tokens", "attention", "edges"], paper: str
+    function: Callable[..., Any],
+    *,
+    acts_on: Literal["tokens", "attention", "edges"],
+    paper: str,
+    attached: Mapping[str, Any] | None = None,
 ) -> Callable[[type[E]], type[E]]:
     """Register the decorated module as the layer around `function`, under the function's name."""
 
     def register(layer: type[E]) -> type[E]:
-        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper))
+        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper, attached or {}))
         return layer
 
     return register

@@ -4,7 +4,8 @@ A backbone (`uncollapse.backbones`) describes a model as a `Stack` of `Block`s; 
 Reading a model and writing into it go through the same sites.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -25,16 +26,20 @@ class Site:
 
     path: dotted name of the module, "" for the model itself. side: which end of it.
     what: "tokens" is the first floating-point tensor, "attention" the first with shape (b, heads, n, n).
+    carried: the module only looks at the residual stream, which runs past it, as in front of a pre-norm: who changes
+    the stream here must change it at every later look of the block at it, and after the block.
     """
 
     path: str
     side: Side = "output"
     what: Literal["tokens", "attention"] = "tokens"
+    carried: bool = False
 
     def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
         """The tensor at this site in one call of the module, or None if there is none."""
-        value = [*given[0], *given[1].values()] if self.side == "input" else output
-        return next((tensor for tensor in tensors(value) if self._fits(tensor)), None)
+        value = given if self.side == "input" else output
+        keys = where(value, self._fits)
+        return None if keys is None else at(value, keys)
 
     def _fits(self, tensor: Tensor) -> bool:
         if self.what == "attention":
@@ -46,15 +51,35 @@ class Site:
 class Block:
     """One layer of a model.
 
-    name: what people call it, such as "block 3". places: place name -> site; "block" is the residual stream after it.
+    name: what people call it, such as "block 3". path: the module that one call of is the block.
+    places: place name -> site; "block" is the residual stream after it. Tokens pass the others in this order.
+    context: arguments of the module at `path` -> Context. It can be copied and pickled.
     call: which call of these modules in one pass of the model, for layers that share their weights.
     attention: where the attention map after the softmax appears once the stack's `expose_attention` is entered.
+    values: what attention averages, for cures that act on attention.
     """
 
     name: str
+    path: str
     places: Mapping[str, Site]
+    context: "ReadContext"
     call: int = 0
     attention: Site | None = None
+    values: "Values | None" = None
+
+
+@dataclass(frozen=True)
+class Values:
+    """Where a block computes the values v of its attention.
+
+    path: the module whose output holds them. first: the feature at which they begin; features of queries and keys may
+    stand before them. heads: how many heads they belong to. repeats: heads of queries to each of them.
+    """
+
+    path: str
+    heads: int
+    first: int = 0
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,7 @@ class Context:
     mask: (b, n) bool, True = real. edge_index: (2, E). batch: (N,), the graph of each node.
     prefix: leading tokens that are not patches (CLS, distillation, registers).
     causal: a token sees only earlier ones.
+    refuse: why the tokens of this pass must not be changed, such as that earlier ones are in a cache.
     """
 
     mask: Tensor | None = None
@@ -71,6 +97,7 @@ class Context:
     batch: Tensor | None = None
     prefix: int = 0
     causal: bool = False
+    refuse: str = ""
 
     def filled(self, other: "Context") -> "Context":
         """This context, with what it leaves open taken from another one."""
@@ -81,6 +108,7 @@ class Context:
             batch=self.batch if self.batch is not None else other.batch,
             prefix=self.prefix or other.prefix,
             causal=self.causal or other.causal,
+            refuse=self.refuse or other.refuse,
         )
 
 
@@ -105,9 +133,13 @@ class Stack:
     family: name of the backbone. architecture: class name of that module.
     embed: what enters the first block. final: what leaves the last norm, where the model has one.
     layout: how tensors at its sites are laid out, see `as_sets`.
-    context: arguments of the module at `path` -> Context. Without arguments it tells what is known beforehand.
-    context_inside: a module that runs before or as the first block, and arguments of it -> Context, for what the
-    arguments at `path` leave open: `context(…).filled(context_inside[1](…))`.
+    context: arguments of the module at `path` -> Context. Without arguments it tells what is known beforehand. What it
+    leaves open is known to the blocks: `context(…).filled(block.context(…))`. It can be copied and pickled.
+    asks_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
+    arguments: names of those arguments, where a graph is among them.
+    width: features of the residual stream, None if they are not known before it runs.
+    numbers: numbers that the ContraNorm paper gives to places of this architecture.
+    held: (path, attribute, value) that must hold while something is written into the model.
     running: model -> context manager that is entered while the model runs under hooks.
     expose_attention: model -> context manager under which attention maps can be read; None if there are no maps.
     reinitialised: model -> a new one with random weights of the same architecture; None if nobody knows how.
@@ -121,7 +153,11 @@ class Stack:
     final: Site | None = None
     layout: Layout = "tokens"
     context: ReadContext = no_context
-    context_inside: tuple[str, ReadContext] | None = None
+    asks_owner: bool = False
+    arguments: tuple[str, ...] = ()
+    width: int | None = None
+    numbers: Mapping[int, str] = field(default_factory=dict)
+    held: tuple[tuple[str, str, Any], ...] = ()
     running: Callable[[nn.Module], AbstractContextManager[None]] = as_it_is
     expose_attention: Callable[[nn.Module], AbstractContextManager[None]] | None = None
     reinitialised: Callable[[nn.Module], nn.Module] | None = None
@@ -137,16 +173,72 @@ def inside(path: str, part: str) -> str:
     return f"{path}.{part}" if path and part else path or part
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and mappings, in order. Objects such as caches are not looked into."""
+def where(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
+    """The keys that lead to the first fitting tensor in nested tuples, lists and mappings; None if there is none.
+
+    Objects such as caches are not looked into.
+    """
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from tensors(item)
+        return () if fits(value) else None
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, tuple | list):
+        items = enumerate(value)
+    else:
+        return None
+    for key, item in items:
+        found = where(item, fits)
+        if found is not None:
+            return (key, *found)
+    return None
+
+
+def at(value: Any, keys: tuple[Any, ...]) -> Any:
+    """What the keys lead to."""
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def put(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
+    """A copy of nested tuples, lists and mappings, with something new where the keys lead to."""
+    if not keys:
+        return new
+    inner = put(value[keys[0]], keys[1:], new)
+    if isinstance(value, Mapping):
+        copied: Any = copy.copy(value)
+        copied[keys[0]] = inner
+        return copied
+    items = [inner if number == keys[0] else item for number, item in enumerate(value)]
+    if isinstance(value, list):
+        return items
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def sets_of(x: Tensor, layout: Layout) -> Tensor:
+    """What a site holds as sets of tokens (b, n, d). A sequence or an image is a set, and so are all vectors."""
+    match _known(layout, x):
+        case "vectors" | "nodes":
+            return x.reshape(1, -1, x.shape[-1])
+        case "sequence_first" if x.dim() == 3:
+            return x.transpose(0, 1)
+        case "channels_first":
+            return x.flatten(2).mT
+    return x[None] if x.dim() == 2 else x.flatten(1, -2)
+
+
+def laid_back(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
+    """Back from `sets_of`: the sets (b, n, d) in the shape of the tensor that they came from."""
+    match _known(layout, like):
+        case "sequence_first" if like.dim() == 3:
+            return sets.transpose(0, 1)
+        case "channels_first":
+            return sets.mT.reshape(like.shape)
+    return sets.reshape(like.shape)
+
+
+def _known(layout: Layout, x: Tensor) -> Layout:
+    return BY_RANK.get(x.dim(), "tokens") if layout == "auto" else layout
 
 
 def as_sets(x: Tensor, layout: Layout, context: Context, *, prefix: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -155,21 +247,14 @@ def as_sets(x: Tensor, layout: Layout, context: Context, *, prefix: bool = False
     A sequence, an image or a graph is a set. `prefix` keeps CLS, distillation and register tokens in.
     Layout "auto" goes by the rank: (b, n, d) tokens, (b, d) vectors, (b, d, h, w) channels first.
     """
-    mask = context.mask
-    if layout == "auto":
-        layout = BY_RANK.get(x.dim(), "tokens")
+    mask, layout = context.mask, _known(layout, x)
     if layout == "nodes":
         return _graphs(x, context.batch)
+    x = sets_of(x, layout)
     if layout == "vectors":
-        return x.reshape(1, -1, x.shape[-1]), None
-    if layout == "sequence_first":
-        x = x.transpose(0, 1) if x.dim() == 3 else x
-    elif layout == "channels_first":
-        x = x.flatten(2).mT
-    if x.dim() == 2:  # one sequence without a batch dimension
-        x, mask = x[None], mask if mask is None or mask.dim() == 2 else mask[None]
-    elif x.dim() > 3:  # tokens on a grid
-        x = x.flatten(1, -2)
+        return x, None
+    if mask is not None and mask.dim() == 1:  # one sequence without a batch dimension
+        mask = mask[None]
     if mask is not None and mask.shape != x.shape[:2]:
         raise ValueError(
             f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(x.shape)}: expected "

@@ -1,6 +1,5 @@
 """Graph networks of PyG, tiny and random: layers, graphs in every form, batches, jumping knowledge, random twins."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from torch_geometric.nn import DeepGCNLayer, GCNConv, GENConv, SAGEConv, SAGPool
 
 import uncollapse as uc  # noqa: E402
 from uncollapse import backbones  # noqa: E402
-from uncollapse.sites import Context, Site, Stack, as_sets  # noqa: E402
+from uncollapse.sites import Context, Site, as_sets  # noqa: E402
+
+from .reading import context, read_all  # noqa: E402
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 5], [1, 2, 3, 4, 5, 3, 0]])
 PNA = {"aggregators": ["mean", "max"], "scalers": ["identity"], "deg": torch.tensor([0, 5, 2])}
@@ -57,46 +58,6 @@ class Deep(nn.Module):
         for layer in self.layers:
             x = layer(x, links)
         return x
-
-
-def record(model: nn.Module, sites: dict[Any, Site], *args: Any, **kwargs: Any) -> dict[Any, Tensor | None]:
-    """Run the model; key -> what stood at its site."""
-    seen: dict[Any, Tensor | None] = dict.fromkeys(sites)
-    with ExitStack() as hooks, torch.no_grad():
-        for key, site in sites.items():
-            module = model.get_submodule(site.path)
-
-            def see(module: Any, args: Any, kwargs: Any, out: Any = None, key: Any = key, site: Site = site) -> None:
-                seen[key] = site.read((args, kwargs), out)
-
-            add = module.register_forward_pre_hook if site.side == "input" else module.register_forward_hook
-            hooks.callback(add(see, with_kwargs=True).remove)
-        model(*args, **kwargs)
-    return seen
-
-
-def read_all(model: nn.Module, stack: Stack, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-    sites = {(n, place): site for n, block in enumerate(stack.blocks) for place, site in block.places.items()}
-    ends = {"embed": stack.embed, "final": stack.final}
-    return record(model, {**sites, **{key: site for key, site in ends.items() if site is not None}}, *args, **kwargs)
-
-
-def context(model: nn.Module, stack: Stack, *args: Any, **kwargs: Any) -> Context:
-    """What the stack reads at `path` and inside, in one pass of the model."""
-    seen = [Context()]
-
-    def outer(module: Any, args: Any, kwargs: Any) -> None:
-        seen[0] = stack.context(args, kwargs)
-
-    def inner(module: Any, args: Any, kwargs: Any) -> None:
-        seen[0] = seen[0].filled(stack.context_inside[1](args, kwargs))
-
-    with ExitStack() as hooks, torch.no_grad():
-        for path, hook in ((stack.path, outer), (stack.context_inside[0], inner)):
-            module = model.get_submodule(path)
-            hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        model(*args, **kwargs)
-    return seen[0]
 
 
 def by_hand(model: Any, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,6 +1,5 @@
 """Encoders and decoders of torch itself: places, layouts, masks, attention maps, nesting, random twins."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -9,7 +8,9 @@ from torch import Tensor, nn
 
 from uncollapse import backbones
 from uncollapse.backbones import torch as torch_backbone
-from uncollapse.sites import Context, Site, Stack, as_sets
+from uncollapse.sites import as_sets
+
+from .reading import context, places, read_all, record
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 DIM, DEPTH = 8, 3
@@ -57,54 +58,6 @@ class Wrapper(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
-
-
-def record(model: nn.Module, sites: dict[Any, Site], *args: Any, **kwargs: Any) -> dict[Any, list[Tensor]]:
-    """Run the model; key -> what stood at its site in each call."""
-    seen: dict[Any, list[Tensor]] = {key: [] for key in sites}
-    with ExitStack() as hooks, torch.no_grad():
-        for key, site in sites.items():
-            module = model.get_submodule(site.path)
-
-            def see(module: Any, args: Any, kwargs: Any, out: Any = None, key: Any = key, site: Site = site) -> None:
-                found = site.read((args, kwargs), out)
-                if found is not None:
-                    seen[key].append(found)
-
-            add = module.register_forward_pre_hook if site.side == "input" else module.register_forward_hook
-            hooks.callback(add(see, with_kwargs=True).remove)
-        model(*args, **kwargs)
-    return seen
-
-
-def places(stack: Stack) -> dict[Any, Site]:
-    return {(n, place): site for n, block in enumerate(stack.blocks) for place, site in block.places.items()}
-
-
-def read_all(model: nn.Module, stack: Stack, *args: Any, **kwargs: Any) -> dict[Any, Tensor]:
-    with stack.running(model):
-        return {key: values[0] for key, values in record(model, places(stack), *args, **kwargs).items()}
-
-
-def context(model: nn.Module, stack: Stack, *args: Any, **kwargs: Any) -> Context:
-    """What the stack reads at `path` and inside, in one pass of the model."""
-    seen = [Context()]
-
-    def outer(module: Any, args: Any, kwargs: Any) -> None:
-        seen[0] = stack.context(args, kwargs)
-
-    def inner(module: Any, args: Any, kwargs: Any) -> None:
-        seen[0] = seen[0].filled(stack.context_inside[1](args, kwargs))
-
-    with ExitStack() as hooks, torch.no_grad(), stack.running(model):
-        hooks.callback(
-            model.get_submodule(stack.path).register_forward_pre_hook(outer, with_kwargs=True, prepend=True).remove
-        )
-        if stack.context_inside is not None:
-            module = model.get_submodule(stack.context_inside[0])
-            hooks.callback(module.register_forward_pre_hook(inner, with_kwargs=True).remove)
-        model(*args, **kwargs)
-    return seen[0]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -1,4 +1,4 @@
-"""The arguments of a module's forward pass by their names."""
+"""The arguments of a module's forward pass by their names, and what masks among them say."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,17 +9,21 @@ from torch import Tensor, nn
 HIDDEN = -1e4  # what is added to a logit to take its key out; models use −inf, −1e9 or the least number of the dtype
 
 
-def parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """What the forward pass of a module takes."""
-    return inspect.signature(module.forward).parameters
+Names = tuple[str, ...]
 
 
-def by_name(
-    signature: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def names(module: nn.Module) -> Names:
+    """What the forward pass of a module takes by name, in its order."""
+    return tuple(
+        p.name
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    )
+
+
+def by_name(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value of what was given; what went into **kwargs is among them."""
-    positional = [p.name for p in signature.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return {**dict(zip(positional, args, strict=False)), **kwargs}
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def real_tokens(padding: Tensor | None) -> Tensor | None:
@@ -27,6 +31,22 @@ def real_tokens(padding: Tensor | None) -> Tensor | None:
     if padding is None:
         return None
     return padding > HIDDEN if padding.is_floating_point() else ~padding.bool()
+
+
+def seen_keys(mask: Any) -> Tensor | None:
+    """Which keys (b, n) some query sees under an attention mask, which is what padding is not.
+
+    mask: (b, n) or (b, ..., n); bool or integers: True or 1 = seen; floating point: added to logits.
+    """
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise ValueError(
+            f"The padding cannot be told from an attention mask that is a {type(mask).__name__}: expected a tensor. "
+            "Load the model with another attention, such as attn_implementation='sdpa'."
+        )
+    seen = mask > HIDDEN if mask.is_floating_point() else mask.bool()
+    return seen.flatten(1, -2).any(1) if seen.dim() > 2 else seen
 
 
 def is_causal(mask: Tensor | None) -> bool:

@@ -12,7 +12,8 @@ with a mask of samples, not of tokens: it is not read, and all their tokens coun
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments
-from uncollapse.backbones.huggingface_places import names_in_forward, order_of_use, places
+from uncollapse.backbones.huggingface_places import kind_of, names_in_forward, numbers, order_of_use, places
 from uncollapse.backbones.huggingface_search import Run, above, entrance, pretrained_above, runs, takes_input
 from uncollapse.backbones.random_weights import SEED
-from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack
+from uncollapse.backbones.widths import width
+from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, Values
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
 _FINAL = (
@@ -31,6 +33,11 @@ _FINAL = (
     *("final_layer_norm", "final_layernorm", "final_norm"),
 )
 _SOUNDS = ("input_values", "input_features")
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+_CACHED = (
+    "earlier tokens are in a cache of keys and values, where the cure cannot see them; run the model with "
+    "use_cache=False, as in model.generate(..., use_cache=False)"
+)
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
@@ -45,7 +52,14 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
     module: Any = model.get_submodule(path)
     around = pretrained_above(model, run.blocks[0][0])
     config = getattr(module, "config", around[0][1].config)
-    blocks = tuple(_block(model, i, name, call, takes_input(module)) for i, (name, call) in enumerate(run.blocks))
+    prefix = _prefix(module)
+    causal = _causal(module, model.get_submodule(run.blocks[0][0]), config)
+    known = takes_input(module)
+    blocks = tuple(
+        _block(model, i, name, call, known, partial(_block_context, i, prefix, causal))
+        for i, (name, call) in enumerate(run.blocks)
+    )
+    masked = "attention_mask" in arguments.names(module)
     return Stack(
         path=path,
         family="huggingface",
@@ -54,7 +68,10 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         embed=Site(run.blocks[0][0], "input"),
         final=_final(model, run, path),
         layout="sequence_first" if config.model_type == "xlnet" else "tokens",
-        context=_reader(module, _prefix(module), _causal(module, model.get_submodule(run.blocks[0][0]), config)),
+        context=_reader(module, prefix, causal),
+        asks_owner=masked and "attention_mask" not in arguments.names(model.get_submodule(run.blocks[0][0])),
+        width=getattr(config, "hidden_size", None) if known else None,
+        numbers=numbers(blocks[0].places, config.model_type),
         expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
         reinitialised=partial(_reinitialised, path=around[-1][0]),
         facts={
@@ -65,12 +82,29 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
     )
 
 
-def _block(model: nn.Module, number: int, path: str, call: int, known: bool) -> Block:
+def _block(model: nn.Module, number: int, path: str, call: int, known: bool, read: Callable[..., Context]) -> Block:
     """`known` is false for stages, which attend within windows or to fewer tokens: only what leaves a block is sure."""
     block, owner = model.get_submodule(path), pretrained_above(model, path)[0][1]
+    context = partial(read, arguments.names(block))
     if not known:
-        return Block(f"block {number}", {OUTPUT: Site(path)}, call)
-    return Block(f"block {number}", places(block, path), call, _attention(block, path, owner))
+        return Block(f"block {number}", path, {OUTPUT: Site(path)}, context, call)
+    attention, values = _attention(block, path, owner), _values(block, path, owner.config)
+    return Block(f"block {number}", path, places(block, path), context, call, attention, values)
+
+
+def _values(block: nn.Module, path: str, config: Any) -> Values | None:
+    """The values of a block's attention; they stand behind queries and keys if one module computes all of them."""
+    kind = kind_of(block)
+    if kind is None or not kind.values or kind.values not in dict(block.named_modules()):
+        return None
+    context = width(block.get_submodule(kind.places["attention.context"].path), "input")
+    given = width(block.get_submodule(kind.values), "output")
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if context is None or given is None:
+        return None
+    own = context // heads * shared
+    return Values(f"{path}.{kind.values}", shared, given - own, heads // shared)
 
 
 def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
@@ -116,15 +150,32 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
 
 
 def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
-    signature, kind = arguments.parameters(module), type(module).__name__
-    sound = getattr(module, "main_input_name", "") in _SOUNDS
+    known = Context(prefix=prefix, causal=causal)
+    if getattr(module, "main_input_name", "") in _SOUNDS:
+        return partial(_known, known)
+    return partial(_context, known, arguments.names(module), type(module).__name__)
 
-    def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-        given = arguments.by_name(signature, args, kwargs).get("attention_mask")
-        mask = None if sound else _as_bool(given, kind)
-        return Context(mask=mask, prefix=prefix, causal=causal)
 
-    return read
+def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    return known
+
+
+def _context(
+    known: Context, names: arguments.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Context:
+    return replace(known, mask=_as_bool(arguments.by_name(names, args, kwargs).get("attention_mask"), kind))
+
+
+def _block_context(
+    number: int, prefix: int, causal: bool, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Context:
+    """A block gets the mask that the model made of the user's, or none if all tokens are real."""
+    given = arguments.by_name(names, args, kwargs)
+    caches = (given.get(name) for name in _CACHES)
+    cached = any(cache is not None and cache.get_seq_length(number) > 0 for cache in caches)
+    return Context(
+        arguments.seen_keys(given.get("attention_mask")), prefix=prefix, causal=causal, refuse=_CACHED if cached else ""
+    )
 
 
 def _as_bool(mask: Any, kind: str) -> Tensor | None:

@@ -69,7 +69,7 @@ def entrance(model: nn.Module, run: Run, others: list[Run]) -> str:
 
 def takes_input(module: nn.Module) -> bool:
     """Whether a module is a model that gets token ids, pixels or sounds, and with them the user's mask."""
-    return is_a(module, "PreTrainedModel") and str(module.main_input_name) in arguments.parameters(module)
+    return is_a(module, "PreTrainedModel") and str(module.main_input_name) in arguments.names(module)
 
 
 def above(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:

@@ -12,6 +12,8 @@ from uncollapse.backbones import arguments, random_weights
 from uncollapse.backbones.torch import step_by_step
 from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 
+MASKS = ("src_key_padding_mask", "attention_mask", "mask")  # what models call them; the first is True at padding
+
 
 def stack(model: nn.Module, layers: list[str], layout: Layout | None = None) -> Stack:
     """The modules whose names match, in the order in which the model lists them.
@@ -27,18 +29,26 @@ def stack(model: nn.Module, layers: list[str], layout: Layout | None = None) -> 
     first = {id(modules[name]): name for name in reversed(chosen)}
     paths = [first[id(modules[name])] for name in chosen]  # a layer with several names runs once for each
     blocks = tuple(
-        Block(name, {OUTPUT: Site(path)}, call=paths[:number].count(path))
+        Block(
+            name,
+            path,
+            {OUTPUT: Site(path), "input": Site(path, "input")},
+            partial(_context, arguments.names(modules[path])),
+            call=paths[:number].count(path),
+        )
         for number, (name, path) in enumerate(zip(chosen, paths, strict=True))
     )
-    signature = arguments.parameters(model)
+    names = arguments.names(model)
     return Stack(
         path="",
         family="named",
         architecture=type(model).__name__,
         blocks=blocks,
         embed=Site(paths[0], "input"),
-        layout=layout or ("nodes" if "edge_index" in signature else "auto"),
-        context=partial(_context, signature),
+        layout=layout or ("nodes" if "edge_index" in names else "auto"),
+        context=partial(_context, names),
+        arguments=names if "edge_index" in names else (),
+        asks_owner=any(name in names for name in (*MASKS, "edge_index", "batch")),
         running=step_by_step,  # the named layers may be torch's own
         reinitialised=random_weights.reinitialised,
     )
@@ -62,11 +72,10 @@ def _check(model: nn.Module, layers: list[str], names: Iterable[str]) -> None:
             raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model)}")
 
 
-def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """Masks and graphs by the names that are common for them, as far as their shapes fit what goes with them."""
-    given = {name: value for name, value in arguments.by_name(signature, args, kwargs).items() if value is not None}
-    padding = given.pop("src_key_padding_mask", None)
-    masks = [given.pop(name, None) for name in ("attention_mask", "mask")]
+    given = {name: value for name, value in arguments.by_name(names, args, kwargs).items() if value is not None}
+    padding, *masks = (given.pop(name, None) for name in MASKS)
     if isinstance(padding, Tensor):
         masks.append(arguments.real_tokens(padding))
     tokens = next((value for value in given.values() if isinstance(value, Tensor)), None)

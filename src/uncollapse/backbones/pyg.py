@@ -7,8 +7,8 @@ output of the last norm, before the activation. Layers are taken to run in the o
 Convolutions within pooling layers are left out; heterogeneous models do not fit.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,12 +73,13 @@ def _owner(unit: str, modules: Modules) -> str:
 
 def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> Stack:
     held = [[c for c in convs if c == unit or c.startswith(f"{unit}.")] for unit in units]
-    model, first = modules[owner], held[0][0]
+    model = modules[owner]
     after = [*(Site(unit, "input") for unit in units[1:]), _last(owner, units[-1], modules)]
     blocks = []
     for number, (site, own) in enumerate(zip(after, held, strict=True)):
         places = {OUTPUT: site, "conv.output": Site(own[0])} if len(own) == 1 else {OUTPUT: site}
-        blocks.append(Block(f"block {number}", places))
+        context = partial(_layer_context, arguments.names(modules[own[0]]))
+        blocks.append(Block(f"block {number}", own[0], places, context))
     return Stack(
         path=owner,
         family="pyg",
@@ -87,20 +88,18 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
         embed=Site(units[0], "input"),
         final=Site(inside(owner, "lin"), "input") if _jumping(model) not in (None, "last") else None,
         layout="nodes",
-        context=partial(_context, _parameters(model)),
-        context_inside=(first, partial(_context, arguments.parameters(modules[first]))),
+        context=partial(_context, _names(model)),
+        asks_owner=True,
+        arguments=_names(model),
         reinitialised=random_weights.reinitialised,
-        facts={"layer": type(modules[first]).__name__},
+        facts={"layer": type(modules[held[0][0]]).__name__},
     )
 
 
-def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+def _names(model: nn.Module) -> arguments.Names:
     if isinstance(model, pyg.nn.Sequential):  # its forward pass may be written as *args
-        return {
-            name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for name in model.signature.param_dict
-        }
-    return arguments.parameters(model)
+        return tuple(model.signature.param_dict)
+    return arguments.names(model)
 
 
 def _jumping(model: nn.Module) -> str | None:
@@ -118,9 +117,9 @@ def _last(owner: str, unit: str, modules: Modules) -> Site:
     return Site(inside(owner, f"norms.{unit.rpartition('.')[2]}"))
 
 
-def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """The graph among the arguments, by name or in a `Data` object; None where a model calls it otherwise."""
-    given = arguments.by_name(signature, args, kwargs)
+    given = arguments.by_name(names, args, kwargs)
     data = next((value for value in given.values() if isinstance(value, pyg.data.Data)), None)
     if data is not None:
         given = data.to_dict()
@@ -129,6 +128,12 @@ def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mappin
         edge_index=next((edges for edges in map(_edges, map(given.get, EDGES)) if edges is not None), None),
         batch=batch if isinstance(batch, Tensor) else None,
     )
+
+
+def _layer_context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    nodes = arguments.by_name(names, args, kwargs).get("x")
+    two = "its nodes come as a pair of sources and targets (a bipartite or heterogeneous graph)"
+    return replace(_context(names, args, kwargs), refuse=two if isinstance(nodes, tuple | list) else "")
 
 
 def _edges(graph: Any) -> Tensor | None:

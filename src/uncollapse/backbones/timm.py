@@ -7,6 +7,7 @@ not fit; name their layers.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,30 +15,32 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments, random_weights
-from uncollapse.sites import OUTPUT, Block, Context, Side, Site, Stack, inside
+from uncollapse.sites import OUTPUT, Block, Context, Site, Stack, Values, inside
 
-# Place -> module of the block and its side. What drop_path gives is what the residual adds, layer scale included.
-ANY_BLOCK: dict[str, tuple[str, Side]] = {OUTPUT: ("", "output"), "attention.input": ("", "input")}
-PRE_NORM: dict[str, tuple[str, Side]] = {
+# Place -> site within the block. What drop_path gives is what the residual adds, layer scale included.
+ANY_BLOCK = {OUTPUT: Site(""), "attention.input": Site("", "input")}
+PRE_NORM = {
     **ANY_BLOCK,
-    "attention.norm": ("norm1", "output"),
-    "attention.context": ("attn.proj", "input"),
-    "attention.output": ("drop_path1", "output"),
-    "attention.residual": ("norm2", "input"),
-    "mlp.norm": ("norm2", "output"),
-    "mlp.output": ("drop_path2", "output"),
-    "mlp.residual": ("", "output"),
+    "attention.norm.input": Site("norm1", "input"),
+    "attention.norm": Site("norm1"),
+    "attention.context": Site("attn.proj", "input"),
+    "attention.output": Site("drop_path1"),
+    "attention.residual": Site("norm2", "input", carried=True),
+    "mlp.norm.input": Site("norm2", "input"),
+    "mlp.norm": Site("norm2"),
+    "mlp.output": Site("drop_path2"),
+    "mlp.residual": Site(""),
 }
 # x + norm1(attn(x)): the norms are within the branches, so that nothing but the MLP sees the stream after attention.
-RES_POST_NORM: dict[str, tuple[str, Side]] = {
+RES_POST_NORM = {
     **ANY_BLOCK,
-    "attention.context": ("attn.proj", "input"),
-    "attention.output": ("drop_path1", "output"),
-    "attention.residual": ("mlp", "input"),
-    "mlp.output": ("drop_path2", "output"),
-    "mlp.residual": ("", "output"),
+    "attention.context": Site("attn.proj", "input"),
+    "attention.output": Site("drop_path1"),
+    "attention.residual": Site("mlp", "input", carried=True),
+    "mlp.output": Site("drop_path2"),
+    "mlp.residual": Site(""),
 }
-ORDERS: dict[tuple[str, ...], dict[str, tuple[str, Side]]] = {
+ORDERS: dict[tuple[str, ...], dict[str, Site]] = {
     ("norm1", "attn", "norm2", "mlp"): PRE_NORM,
     ("attn", "norm1", "mlp", "norm2"): RES_POST_NORM,
 }
@@ -64,7 +67,10 @@ def _order(block: nn.Module) -> tuple[str, ...]:
 
 def _stack(path: str, module: Any) -> Stack:
     children = enumerate(module.blocks.named_children())
-    blocks = tuple(_block(number, inside(path, f"blocks.{name}"), block) for number, (name, block) in children)
+    blocks = tuple(
+        _block(number, inside(path, f"blocks.{name}"), block, module.num_prefix_tokens)
+        for number, (name, block) in children
+    )
     has_norm = isinstance(getattr(module, "norm", None), nn.Module) and not isinstance(module.norm, nn.Identity)
     return Stack(
         path=path,
@@ -73,25 +79,45 @@ def _stack(path: str, module: Any) -> Stack:
         blocks=blocks,
         embed=blocks[0].places["attention.input"],
         final=Site(inside(path, "norm")) if has_norm else None,
-        context=partial(_context, module.num_prefix_tokens, arguments.parameters(module)),
+        context=partial(_context, module.num_prefix_tokens, arguments.names(module)),
+        width=module.embed_dim,
         expose_attention=partial(_unfused, inside(path, "blocks")) if any(b.attention for b in blocks) else None,
         reinitialised=partial(random_weights.reinitialised, initialise=_initialise),
         facts=_facts(module),
     )
 
 
-def _block(number: int, path: str, block: nn.Module) -> Block:
+def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
     parts = {name: inside(path, name) for name, _ in block.named_modules()}
     table = ORDERS.get(_order(block), ANY_BLOCK)
-    places = {place: Site(parts[part], side) for place, (part, side) in table.items() if part in parts}
+    known = [(place, site) for place, site in table.items() if site.path in parts]
+    places = {place: replace(site, path=parts[site.path]) for place, site in known}
     fused = [parts[name] for name, part in block.named_modules() if hasattr(part, "fused_attn")]
     # Blocks with several attentions side by side have no single map.
     attention = Site(f"{fused[0]}.attn_drop", "input", "attention") if len(fused) == 1 else None
-    return Block(f"block {number}", places, attention=attention)
+    context = partial(_block_context, prefix, arguments.names(block))
+    return Block(f"block {number}", path, places, context, attention=attention, values=_values(path, block))
 
 
-def _context(prefix: int, signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = arguments.by_name(signature, args, kwargs)
+def _values(path: str, block: Any) -> Values | None:
+    """Of attention whose heads go into the projection as they are."""
+    attn: Any = getattr(block, "attn", None)
+    heads, plain = getattr(attn, "num_heads", None), isinstance(getattr(attn, "norm", None), nn.Identity)
+    own = next((name for name in ("v_proj", "qkv") if isinstance(getattr(attn, name, None), nn.Linear)), None)
+    if own is None or not plain or not isinstance(heads, int) or not isinstance(getattr(attn, "proj", None), nn.Linear):
+        return None
+    width = attn.proj.in_features
+    return Values(f"{path}.attn.{own}", heads, first=getattr(attn, own).out_features - width)
+
+
+def _block_context(prefix: int, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = arguments.by_name(names, args, kwargs)
+    mask = arguments.seen_keys(given.get("attn_mask"))
+    return Context(mask=mask, prefix=prefix, causal=bool(given.get("is_causal", False)))
+
+
+def _context(prefix: int, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = arguments.by_name(names, args, kwargs)
     packed = given.get("x")
     source = packed if isinstance(packed, Mapping) else given  # NaFlex takes patches with their padding as a mapping
     valid = source.get("patch_valid")

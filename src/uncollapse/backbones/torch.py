@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from uncollapse.backbones import arguments, random_weights
-from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Side, Site, Stack, inside, no_context
+from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, inside, no_context
 
 Layer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 WHOLES = (nn.TransformerEncoder, nn.TransformerDecoder)
@@ -48,13 +48,12 @@ def _whole(path: str, modules: Mapping[str, nn.Module]) -> Stack:
     module: Any = modules[path]
     paths = [inside(path, f"layers.{number}") for number in range(len(module.layers))]
     final = Site(inside(path, "norm")) if module.norm is not None else None
-    return _stack(path, paths, modules, final=final, context=partial(_context, arguments.parameters(module)))
+    return _stack(path, paths, modules, final=final, context=partial(_context, arguments.names(module)))
 
 
 def _loose(paths: list[str], modules: Mapping[str, nn.Module]) -> Stack:
     """The masks are known to the layers only: nobody knows what the model around them calls its own."""
-    owner = _owner(paths, modules)
-    return _stack(owner, paths, modules, of_layer=partial(_context, arguments.parameters(modules[paths[0]])))
+    return _stack(_owner(paths, modules), paths, modules)
 
 
 def _owner(paths: list[str], modules: Mapping[str, nn.Module]) -> str:
@@ -75,7 +74,6 @@ def _stack(
     *,
     final: Site | None = None,
     context: ReadContext = no_context,
-    of_layer: ReadContext | None = None,
 ) -> Stack:
     layers: list[Any] = [modules[p] for p in paths]
     first = {id(module): p for p, module in zip(reversed(paths), reversed(layers), strict=True)}
@@ -93,7 +91,8 @@ def _stack(
         final=final,
         layout="tokens" if getattr(attention, "batch_first", False) else "sequence_first",
         context=context,
-        context_inside=None if of_layer is None else (shared[0], of_layer),
+        width=getattr(attention, "embed_dim", None),
+        held=((path, "use_nested_tensor", False),) if hasattr(modules[path], "use_nested_tensor") else (),
         running=step_by_step,
         expose_attention=partial(_with_weights, maps) if maps else None,
         reinitialised=random_weights.reinitialised,
@@ -104,10 +103,13 @@ def _stack(
 def _block(number: int, path: str, call: int, layer: Any) -> Block:
     places = {OUTPUT: Site(path), "attention.input": Site(path, "input")}
     if _is_as_written(layer):
-        places |= {name: Site(inside(path, part), side) for name, (part, side) in _parts(layer).items()}
+        places |= {
+            name: Site(inside(path, site.path), site.side, carried=site.carried) for name, site in _parts(layer).items()
+        }
     has_map = isinstance(getattr(layer, "self_attn", None), nn.MultiheadAttention)
     attention = Site(inside(path, "self_attn"), "output", "attention") if has_map else None
-    return Block(f"block {number}", places, call=call, attention=attention)
+    context = partial(_context, arguments.names(layer))
+    return Block(f"block {number}", path, places, context, call=call, attention=attention)
 
 
 def _is_as_written(layer: nn.Module) -> bool:
@@ -118,24 +120,31 @@ def _is_as_written(layer: nn.Module) -> bool:
     )
 
 
-def _parts(layer: Any) -> dict[str, tuple[str, Side]]:
-    """Place -> module and side: what each branch adds, the stream after it, and its norm, which follows or precedes.
+def _parts(layer: Any) -> dict[str, Site]:
+    """Place -> site within the layer: what each branch adds, the stream after it, and its norm, before or behind it.
 
     The heads before the projection ("attention.context") pass through no module of their own.
     """
     branches = next(names for base, names in BRANCHES.items() if isinstance(layer, base))
-    parts: dict[str, tuple[str, Side]] = {}
+    parts: dict[str, Site] = {}
     for number, branch in enumerate(branches, start=1):
-        parts[f"{branch}.output"] = (f"dropout{number}", "output")
-        parts[f"{branch}.norm"] = (f"norm{number}", "output")
-        reader = number + 1 if layer.norm_first else number  # the norm that reads the stream after this branch
-        parts[f"{branch}.residual"] = (f"norm{reader}", "input") if reader <= len(branches) else ("", "output")
+        norm = f"norm{number}"
+        if not layer.norm_first:
+            parts[f"{branch}.output"] = Site(f"dropout{number}")
+            parts[f"{branch}.residual"] = Site(norm, "input")
+            parts[f"{branch}.norm"] = Site(norm)
+            continue
+        parts[f"{branch}.norm.input"] = Site(norm, "input")
+        parts[f"{branch}.norm"] = Site(norm)
+        parts[f"{branch}.output"] = Site(f"dropout{number}")
+        last = number == len(branches)
+        parts[f"{branch}.residual"] = Site("") if last else Site(f"norm{number + 1}", "input", carried=True)
     return parts
 
 
-def _context(signature: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = arguments.by_name(signature, args, kwargs)
-    side = "tgt" if "tgt" in signature else "src"
+def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = arguments.by_name(names, args, kwargs)
+    side = "tgt" if "tgt" in names else "src"
     mask = given.get(f"{side}_mask", given.get("mask"))
     hint = given.get("tgt_is_causal", given.get("is_causal"))
     return Context(
@@ -170,5 +179,5 @@ def _with_weights(paths: tuple[str, ...], model: nn.Module) -> Iterator[None]:
 def _ask_for_weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    given = arguments.by_name(arguments.parameters(module), args, kwargs)
+    given = arguments.by_name(arguments.names(module), args, kwargs)
     return (), {**given, "need_weights": True, "average_attn_weights": False}

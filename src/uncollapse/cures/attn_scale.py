@@ -67,6 +67,10 @@ class AttnScale(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(heads))
 
+    def reset_parameters(self) -> None:
+        """Back to the plain attention."""
+        nn.init.zeros_(self.scale)
+
     def forward(self, context: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """Scale the context of each head."""
         return attn_scale(context, v, self.scale, mask=mask, causal=causal)

@@ -153,14 +153,14 @@ def _tokens_mean(
     return mean + column_mean(unit, unit, value, temperature, pairs, mask, query_mask=mask) if dual else mean
 
 
-@cure(contra_norm, acts_on="tokens", paper=PAPER)
+@cure(contra_norm, acts_on="tokens", paper=PAPER, attached={"after": None})  # the model has norms of its own
 class ContraNorm(nn.Module):
     """`contra_norm` with a fixed or learned scale and the norm that follows it: LayerNorm(x − s·m), Eq. 9.
 
     ContraNorm (arXiv 2303.06562).
 
     Args:
-        dim: number of features d.
+        dim: number of features d; None for any, if neither a learned scale nor a LayerNorm depends on it.
         scale: s, or its start when learned.
         learnable: one scale a feature is learned.
         positive: the learned scale is the exponential of its parameter.
@@ -189,7 +189,7 @@ class ContraNorm(nn.Module):
 
     def __init__(
         self,
-        dim: int,
+        dim: int | None,
         scale: float,
         *,
         temperature: float = 1.0,
@@ -213,6 +213,8 @@ class ContraNorm(nn.Module):
             raise ValueError(
                 f"positive needs learnable=True and a scale above 0, got learnable={learnable}, scale={scale}."
             )
+        if dim is None and (learnable or after == "layer"):
+            raise ValueError("dim, the number of features, is needed for learnable=True and for after='layer'.")
         self.dim, self.fixed_scale, self.positive, self.after, self.sample = dim, float(scale), positive, after, sample
         self.options: dict[str, Any] = {
             "temperature": temperature,
@@ -223,8 +225,8 @@ class ContraNorm(nn.Module):
             "center": center,
             "exclude_self": exclude_self,
         }
-        self.scale_param = nn.Parameter(torch.empty(dim)) if learnable else None
-        self.norm = nn.LayerNorm(dim, eps=eps) if after == "layer" else None
+        self.scale_param = nn.Parameter(torch.empty(dim)) if learnable and dim is not None else None
+        self.norm = nn.LayerNorm(dim, eps=eps) if after == "layer" and dim is not None else None
         self.reset_parameters()
 
     @classmethod
@@ -233,6 +235,12 @@ class ContraNorm(nn.Module):
         if name not in cls.PRESETS:
             raise ValueError(f"No preset is named {name!r}. There are: {', '.join(cls.PRESETS)}.")
         return cls(dim, scale, **{**cls.PRESETS[name], **changes})
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it takes beside x; the average over features has no pairs of nodes that edges could leave out."""
+        graph = ("batch",) if self.options["axis"] == "features" else ("edge_index", "batch")
+        return ("mask", "causal", *graph)
 
     @property
     def scale(self) -> float | Tensor:
@@ -251,7 +259,7 @@ class ContraNorm(nn.Module):
         batch: Tensor | None = None,
     ) -> Tensor:
         """Apply the layer to x (..., n, d); the other arguments are those of `contra_norm`."""
-        if x.shape[-1] != self.dim:
+        if self.dim is not None and x.shape[-1] != self.dim:
             raise ValueError(f"This ContraNorm was made for {self.dim} features, got x of shape {tuple(x.shape)}.")
         sample = self.sample if self.training else None
         x = contra_norm(

@@ -61,6 +61,11 @@ class FeatScale(nn.Module):
         self.low = nn.Parameter(torch.zeros(dim))
         self.high = nn.Parameter(torch.zeros(dim))
 
+    def reset_parameters(self) -> None:
+        """Back to the tokens as they are."""
+        nn.init.zeros_(self.low)
+        nn.init.zeros_(self.high)
+
     def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """Reweight the tokens."""
         return feat_scale(x, self.low, self.high, mask=mask, causal=causal)

@@ -1,0 +1,204 @@
+"""Put a cure into a model that somebody else wrote, and take it out again."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from uncollapse import backbones, running
+from uncollapse.registry import CURES, Cure
+from uncollapse.sites import Layout, Stack
+from uncollapse.writing.choosing import At, Layers, blocks_of, ends, places_of
+from uncollapse.writing.wiring import Point, Wire, plan, wire
+
+ATTACHMENTS = "_uncollapse_attachments"  # the attribute under which a model keeps its attachments
+
+
+def attach(
+    model: nn.Module,
+    cure: str,
+    *,
+    at: At | None = None,
+    layers: Layers | None = None,
+    part: str | None = None,
+    modules: Sequence[str] | None = None,
+    layout: Layout | None = None,
+    tokens: Literal["all", "patches"] = "all",
+    **options: Any,
+) -> "Attachment":
+    """Put a cure into a model; its code and its own weights do not change.
+
+    Everything is checked before anything is done. The cure's parameters are parameters of the model from then on:
+    attach before you make the optimizer or wrap the model in DDP. `remove()` of what is returned, or leaving `with`,
+    restores the model to the bit. Attach before or after `torch.compile`: compiled code is compiled again.
+
+    Args:
+        model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
+        cure: its name, one of `uncollapse list cures`.
+        at: the place or places in each block, of `uc.places(model)`, or numbers of the ContraNorm paper for BERT and
+            ALBERT. "norms" is the input of every norm, the last one too. If it is not given: "attention.residual",
+            "conv.output" in graph networks, "block" where these are not known.
+        layers: in which blocks, counted from 0: a number, a list, a slice, "first 4", "last 4" or "4:8"; all if
+            it is not given. Where blocks share their weights, as in ALBERT, passes are counted.
+        part: the part to mend in a model with several stacks of blocks, such as "vision_model".
+        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
+        layout: how tensors of named modules lie, see `diagnose`.
+        tokens: "patches" leaves CLS, distillation and register tokens as they are and out of all averages.
+        options: arguments of the cure, such as scale=0.1, and preset="bert" for a published variant of ContraNorm.
+            `dim` is needed only where the number of features cannot be told from the modules.
+
+    Returns:
+        The attachment: `remove()` takes the cure out, `cures` are its modules.
+
+    >>> import torch, uncollapse as uc
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 4)
+    >>> handle = uc.attach(model, "contra_norm", scale=0.1, at="attention.residual", layers="last 2")
+    >>> print(handle)
+    contra_norm (scale=0.1) at attention.residual in blocks 2–3 of TransformerEncoder
+    >>> handle.remove()
+    """
+    model = running.uncompiled(model)
+    entry = _entry(cure)
+    _check(model, tokens)
+    stack = backbones.find(model, part=part, layers=None if modules is None else list(modules), layout=layout)
+    names = places_of(stack, entry, at)
+    numbers = blocks_of(stack, layers)
+    points = plan(model, stack, entry, names, numbers, tokens, options)
+    _check_wrapped(model, points)
+    asked = {"part": part, "modules": None if modules is None else list(modules), "layout": layout, "tokens": tokens}
+    attachment = Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
+    attachment._enter()
+    return attachment
+
+
+class Attachment:
+    """A cure in a model. Leaving `with`, or `remove()`, takes it out.
+
+    cure: its name. at: places. blocks: numbers of the blocks. options: arguments of the cure.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stack: Stack,
+        cure: str,
+        at: tuple[str, ...],
+        blocks: tuple[int, ...],
+        points: list[Point],
+        asked: Mapping[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        self.cure, self.at, self.blocks, self.options, self.asked = cure, at, blocks, options, dict(asked)
+        self.architecture, self.family, self.count = stack.architecture, stack.family, len(stack.blocks)
+        self._model, self._points = model, points
+        self._wires: list[Wire] = []
+
+    @property
+    def cures(self) -> dict[str, nn.Module]:
+        """The modules by block and place."""
+        return {point.key: point.cure for point in self._points}
+
+    def remove(self) -> None:
+        """Take the cure out; the model is as it was before. A second call does nothing."""
+        mine = [a for a in self._model.__dict__.get(ATTACHMENTS, ()) if a is not self]
+        if len(mine) == len(self._model.__dict__.get(ATTACHMENTS, ())):
+            return
+        self._leave()
+        _keep(self._model, mine)
+
+    def _leave(self) -> None:
+        for laid in reversed(self._wires):
+            laid.undo()
+        self._wires.clear()
+
+    def _enter(self) -> None:
+        try:
+            for point in self._points:
+                self._wires.append(wire(self._model, point))
+        except BaseException:  # never a half-changed model
+            self._leave()
+            raise
+        _keep(self._model, [*self._model.__dict__.get(ATTACHMENTS, ()), self])
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        where = f" in {_counted(self.blocks, self.count)}" if self.blocks else ""
+        return f"{self.cure}{f' ({options})' if options else ''} at {', '.join(self.at)}{where} of {self.architecture}"
+
+    def __repr__(self) -> str:
+        return f"<Attachment: {self}>"
+
+
+def attachments(model: nn.Module) -> tuple[Attachment, ...]:
+    """All cures that are attached in a model or a part of it, in the order in which they were attached."""
+    return tuple(a for module in model.modules() for a in module.__dict__.get(ATTACHMENTS, ()))
+
+
+def detach(model: nn.Module) -> None:
+    """Take all cures out of a model, also out of a copy of the one that they were attached to."""
+    for attachment in reversed(attachments(model)):
+        attachment.remove()
+
+
+def places(model: nn.Module, *, part: str | None = None, modules: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The places of a model at which `attach` can put a cure.
+
+    >>> import torch, uncollapse as uc
+    >>> uc.places(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64), 2))
+    ('block', 'attention.input', 'attention.output', 'attention.residual', 'attention.norm', 'mlp.output', ...)
+    """
+    stack = backbones.find(running.uncompiled(model), part=part, layers=None if modules is None else list(modules))
+    return (*stack.places(), *ends(stack))
+
+
+def _counted(blocks: tuple[int, ...], count: int) -> str:
+    if len(blocks) == count:
+        return f"all {count} blocks" if count > 1 else "the block"
+    first, last = blocks[0], blocks[-1]
+    if len(blocks) == 1:
+        return f"block {first}"
+    is_run = last - first + 1 == len(blocks)
+    return f"blocks {first}–{last}" if is_run else f"blocks {', '.join(map(str, blocks))}"
+
+
+def _entry(cure: str) -> Cure:
+    if not isinstance(cure, str):
+        raise ValueError(
+            f"cure must be the name of a registered cure, got {type(cure).__name__}. There are: {', '.join(CURES)}. "
+            "Register your own with `uncollapse.registry.cure`."
+        )
+    return CURES[cure]
+
+
+def _check(model: nn.Module, tokens: str) -> None:
+    if tokens not in ("all", "patches"):
+        raise ValueError(f'tokens must be "all" or "patches", got {tokens!r}.')
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("Nothing can be attached to a TorchScript module. Attach before you script or trace it.")
+
+
+def _check_wrapped(model: nn.Module, points: list[Point]) -> None:
+    """What synchronises gradients knows only the parameters that were there when it was made."""
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+    kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    found = next((name for name in wrappers if name in kinds), None)
+    if found is not None and any(True for point in points for _ in point.cure.parameters()):
+        raise ValueError(f"A cure with parameters must be attached before the model is wrapped in {found}.")
+
+
+def _keep(model: nn.Module, kept: list[Attachment]) -> None:
+    """Remember the attachments, and let compiled code be compiled again: it does not notice changed hooks."""
+    if kept:
+        object.__setattr__(model, ATTACHMENTS, kept)
+    elif ATTACHMENTS in model.__dict__:
+        object.__delattr__(model, ATTACHMENTS)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -1,0 +1,151 @@
+"""Cures of a model in files of their own: what was attached as JSON, its weights as safetensors."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from uncollapse import backbones, running
+from uncollapse.attachment import Attachment, attach, attachments
+
+SCHEMA = 1
+DESCRIPTION, WEIGHTS = "uncollapse.json", "uncollapse.safetensors"
+
+
+def save_cure(model: nn.Module, folder: str | Path) -> Path:
+    """Write all cures of a model, and nothing else of it, into a folder.
+
+    The folder may be the one of `save_pretrained`: load the model from it first, then the cures.
+
+    Args:
+        model: with one attachment or more.
+        folder: gets uncollapse.json and uncollapse.safetensors; a file of these names is never half written.
+
+    Returns:
+        The folder.
+    """
+    found = attachments(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no cure to save: attach one with uc.attach.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = safetensors.torch.save({key: tensor.cpu().contiguous() for key, tensor in _weights(found).items()})
+    described = {
+        "schema": SCHEMA,
+        "cures": [_described(attachment) for attachment in found],
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    try:
+        text = json.dumps(described, indent=2, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"An option of the cure cannot be written as JSON: {error}.") from error
+    _write(folder / WEIGHTS, weights)
+    _write(folder / DESCRIPTION, text.encode() + b"\n")
+    return folder
+
+
+def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
+    """Attach the cures that `save_cure` wrote, with their weights.
+
+    Args:
+        model: of the architecture that they were in, without a cure.
+        folder: where uncollapse.json and uncollapse.safetensors are.
+
+    Returns:
+        The attachments. If anything does not fit, it is said and the model stays as it was.
+    """
+    model = running.uncompiled(model)
+    present = attachments(model)
+    if present:
+        raise ValueError(f"The model has a cure already: {present[0]}. Remove it first: uc.detach(model).")
+    described, weights = _read(Path(folder))
+    for entry in described:
+        _check(model, entry)
+    with ExitStack() as undo:
+        done = tuple(undo.enter_context(_attached(model, entry)) for entry in described)
+        _fill(done, weights)
+        undo.pop_all()
+    return done
+
+
+def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:
+    """Key -> the tensor itself: number of the attachment, block and place, name of the tensor."""
+    return {
+        f"{number}/{key}/{name}": tensor
+        for number, attachment in enumerate(found)
+        for key, cure in attachment.cures.items()
+        for name, tensor in cure.state_dict().items()
+    }
+
+
+def _described(attachment: Attachment) -> dict[str, Any]:
+    return {
+        "cure": attachment.cure,
+        "options": attachment.options,
+        "at": list(attachment.at),
+        "layers": list(attachment.blocks),
+        **attachment.asked,
+        "family": attachment.family,
+        "architecture": attachment.architecture,
+        "blocks": attachment.count,
+    }
+
+
+def _attached(model: nn.Module, entry: Mapping[str, Any]) -> Attachment:
+    asked = {name: entry[name] for name in ("layers", "part", "modules", "layout", "tokens")}
+    return attach(model, entry["cure"], at=entry["at"], **asked, **entry["options"])
+
+
+def _check(model: nn.Module, entry: Mapping[str, Any]) -> None:
+    """Raise if the model is another one than the cure was in."""
+    stack = backbones.find(model, part=entry["part"], layers=entry["modules"], layout=entry["layout"])
+    saved = (entry["architecture"], entry["blocks"])
+    given = (stack.architecture, len(stack.blocks))
+    if saved != given:
+        raise ValueError(
+            f"The cure was in a model of another kind: {saved[0]} with {saved[1]} blocks, and this one is {given[0]} "
+            f"with {given[1]}."
+        )
+
+
+def _fill(done: tuple[Attachment, ...], weights: Mapping[str, Tensor]) -> None:
+    """Copy saved weights into the cures."""
+    own = _weights(done)
+    shapes = [{key: tuple(tensor.shape) for key, tensor in side.items()} for side in (weights, own)]
+    wrong = next((key for key in {**shapes[0], **shapes[1]} if shapes[0].get(key) != shapes[1].get(key)), None)
+    if wrong is not None:
+        saved, here = (str(side.get(wrong, "nothing")) for side in shapes)
+        raise ValueError(f"The saved cure does not fit this model: {wrong} has shape {saved} in the file, {here} here.")
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(weights[key])
+
+
+def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What the two files say, if they belong together."""
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} holds no saved cure: there is no {name}. uc.save_cure writes it.")
+    content = (folder / WEIGHTS).read_bytes()
+    try:
+        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        schema, entries, digest = described["schema"], described["cures"], described["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error!r}.") from error
+    if schema != SCHEMA:
+        raise ValueError(f"{folder / DESCRIPTION} has schema {schema}; this version of uncollapse reads {SCHEMA}.")
+    if digest != hashlib.sha256(content).hexdigest():
+        raise ValueError(f"{folder / WEIGHTS} is not the file that {DESCRIPTION} was written with: one was replaced.")
+    return entries, safetensors.torch.load(content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)

@@ -1,0 +1,1 @@
+"""Writing into somebody else's model: which places are meant, and the hooks that change tokens there."""
