@@ -1,0 +1,156 @@
+"""A rule says when a measurement during training is a collapse, and what happens then."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from uncollapse.diagnosis import Layer
+from uncollapse.measures import MEASURES
+from uncollapse.monitoring.curves import label
+from uncollapse.sites import OUTPUT
+
+FINITE = "finite"  # not a measure: met when a layer holds NaN or infinite numbers
+ACTIONS = ("warn", "stop", "save")
+ENDS = ("embed", "final")  # layers that are no blocks
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a measure of a layer is a collapse.
+
+    Args:
+        measure: a name of `uncollapse.measures.MEASURES`; or "finite", met when a layer holds NaN or infinite numbers,
+            which takes no layer and no limit.
+        layer: the number of a block (-1 is the last), a name ("block 9", "embed", "final"), "last" for the last block,
+            or "any" for each layer of the place.
+        above, below: met when the value is beyond this number. Give exactly one of the four limits.
+        falls_by, rises_by: met when the value has changed by this share of what it was at the first measurement, by
+            half with 0.5. Of a negative value the share is taken without its sign.
+        place: where in the block, one of the monitor's `places`.
+        then: "warn", "stop" (the training ends) or "save" (a checkpoint is written). All three warn.
+        patience: how many measurements in a row it must hold.
+
+    >>> print(Rule("effective_rank", 9, falls_by=0.5, then="stop"))
+    effective_rank of block 9 falls by half
+    >>> print(Rule("uniformity", above=-1.5))
+    uniformity of the last block is above -1.5
+    """
+
+    measure: str
+    layer: int | str = "last"
+    _: KW_ONLY
+    above: float | None = None
+    below: float | None = None
+    falls_by: float | None = None
+    rises_by: float | None = None
+    place: str = OUTPUT
+    then: Literal["warn", "stop", "save"] = "warn"
+    patience: int = 1
+
+    def __post_init__(self) -> None:
+        if self.measure not in (*MEASURES, FINITE):
+            raise ValueError(f"No measure is named {self.measure!r}. There are: {', '.join(MEASURES)}, {FINITE}.")
+        if self.then not in ACTIONS:
+            raise ValueError(f"then must be one of {', '.join(ACTIONS)}, got {self.then!r}.")
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}.")
+        if self.measure == FINITE:
+            if self.limits or self.layer != "last" or self.place != OUTPUT:
+                raise ValueError('Rule("finite") looks at all layers: it takes no layer, no place and no limit.')
+            return
+        if len(self.limits) != 1:
+            given = ", ".join(self.limits) or "none"
+            raise ValueError(f"A rule has exactly one of above, below, falls_by and rises_by, got {given}.")
+        self._check_limit()
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are given."""
+        named = {"above": self.above, "below": self.below, "falls_by": self.falls_by, "rises_by": self.rises_by}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _check_limit(self) -> None:
+        """A limit that no value can cross is a mistake."""
+        (name, value), (least, most) = next(iter(self.limits.items())), MEASURES[self.measure].bounds
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value}.")
+        if name in ("falls_by", "rises_by") and value <= 0:
+            raise ValueError(f"{name} is a share of the first value and must be positive, got {value}.")
+        beyond = (name == "above" and most is not None and value >= most) or (
+            name == "below" and least is not None and value <= least
+        )
+        if beyond or (name == "falls_by" and least is not None and least >= 0 and value > 1):
+            span = f"lies between {_bound(least)} and {_bound(most)}"
+            raise ValueError(f"{self.measure} {span}: {name}={value} can never be met.")
+
+    def __str__(self) -> str:
+        if self.measure == FINITE:
+            return "a layer holds NaN or infinite numbers"
+        where = {"last": "the last block", "any": "any layer"}.get(str(self.layer), str(self.layer))
+        where = f"block {self.layer}" if isinstance(self.layer, int) else where
+        where = where if self.place == OUTPUT else f"{where} {self.place}"
+        name, value = next(iter(self.limits.items()))
+        share = "half" if value == 0.5 else f"{100 * value:g}%"
+        how = f"{name.replace('_', ' ')} {share}" if name.endswith("_by") else f"is {name} {value:g}"
+        often = "" if self.patience == 1 else f", {self.patience} times in a row"
+        return f"{self.measure} of {where} {how}{often}"
+
+    def chosen(self, layers: Sequence[Layer]) -> list[Layer]:
+        """The layers that it looks at. ValueError, with what there is, if there are none."""
+        if self.measure == FINITE:
+            return []
+        here = [layer for layer in layers if layer.place == self.place]
+        if not here:
+            places = ", ".join(dict.fromkeys(layer.place for layer in layers))
+            raise ValueError(f"{self!r}: nothing was measured at {self.place!r}, only at: {places}. Pass places=(…).")
+        found = [layer for layer in self._at(here) if self.measure in layer.measures]
+        if not found:
+            taken = ", ".join(dict.fromkeys(name for layer in self._at(here) for name in layer.measures))
+            raise ValueError(f"{self!r}: this measure was not taken there. There are: {taken}.")
+        return found
+
+    def _at(self, here: list[Layer]) -> list[Layer]:
+        if self.layer == "any":
+            return here
+        blocks = [layer for layer in here if layer.name not in ENDS] or here
+        if self.layer == "last":
+            return blocks[-1:]
+        name = f"block {self.layer}" if isinstance(self.layer, int) else self.layer
+        named = [layer for layer in here if layer.name == name]
+        if named:
+            return named
+        if isinstance(self.layer, int) and -len(blocks) <= self.layer < len(blocks):
+            return [blocks[self.layer]]  # from the end, or where layers have names of their own
+        names = ", ".join(layer.name for layer in here)
+        raise ValueError(f"{self!r}: there is no such layer. There are: {names}; blocks count from 0.")
+
+    def met(self, layers: Sequence[Layer], reference: Mapping[str, Mapping[str, float]]) -> str | None:
+        """What happened, in a sentence, if the rule holds for these layers; `reference` are the first values."""
+        for layer in self.chosen(layers):
+            first = reference.get(label(layer), {}).get(self.measure, math.nan)
+            told = self._told(label(layer), layer[self.measure], first)
+            if told is not None:
+                return told
+        return None
+
+    def failed(self, error: str) -> str | None:
+        """The same for a measurement that failed: a sentence if that was because of NaN or infinite numbers."""
+        return f"{self} ({error})" if self.measure == FINITE and "finite" in error else None
+
+    def _told(self, where: str, value: float, first: float) -> str | None:
+        what = f"{self.measure} of {where}"
+        if self.above is not None:
+            return f"{what} is above {self.above:g}: {value:.4g}" if value > self.above else None
+        if self.below is not None:
+            return f"{what} is below {self.below:g}: {value:.4g}" if value < self.below else None
+        share = (self.falls_by or self.rises_by or 0.0) * abs(first)
+        change = first - value if self.falls_by is not None else value - first
+        if not (change > 0 and change >= share):  # NaN, where a measure was not taken at first, is no change
+            return None
+        by = f" by {change / abs(first):.0%}" if first else ""
+        return f"{what} {'fell' if self.falls_by is not None else 'rose'}{by}: {first:.4g} → {value:.4g}"
+
+
+def _bound(value: float | None) -> str:
+    return "any number" if value is None else f"{value:g}"
