@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import diagnosing, targets
+from benchmarks import attaching, diagnosing, targets
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -22,9 +22,10 @@ GROUPS = {
     "metrics": targets.metrics,
     "losses": targets.losses,
     "diagnose": diagnosing.overhead,
+    "attach": attaching.cost,
 }
 
-KERNEL = [group for group in GROUPS if group != "diagnose"]  # kept apart from what runs whole models
+KERNEL = [group for group in GROUPS if group not in ("diagnose", "attach")]  # kept apart from what runs whole models
 
 
 def main() -> None:

@@ -86,6 +86,32 @@ def overhead() -> str:
     return _benchmarks("benchmarks_diagnose.json")
 
 
+def attaching() -> str:
+    """What an attached ContraNorm adds to a training step."""
+    return _benchmarks("benchmarks_attach.json")
+
+
+def mending() -> str:
+    """The deep vision transformer as it is and with ContraNorm attached; nothing if it was not run."""
+    file = RESULTS / "mend_vit.json"
+    if not file.exists():
+        return ""
+    runs = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (
+            name,
+            f"{run['effective_rank']:.2f}",
+            f"{run['mean_cosine']:.2f}",
+            f"{run['test_accuracy']:.1%}",
+            f"{run['seconds']:.0f} s",
+            run["verdict"],
+        )
+        for name, run in runs.items()
+    )
+    head = ("", "effective rank after the last block", "mean cosine there", "test accuracy", "training", "verdict")
+    return f"{_table(head, rows)}\n\nBy `python examples/mend_vit.py --out results/mend_vit.json`."
+
+
 def _benchmarks(name: str) -> str:
     file = RESULTS / name
     if not file.exists():
@@ -124,6 +150,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "presets": presets,
     "benchmarks": benchmarks,
     "overhead": overhead,
+    "attaching": attaching,
+    "mending": mending,
     "measures": measures,
     "backbones": backbones,
     **{name: _of_real_models(name) for name in real_models.PARTS},

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import uncollapse
+from uncollapse.backbones import torchvision_ops
 
+torchvision_ops.declare()  # before a snippet imports transformers or timm
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -17,6 +17,7 @@ from uncollapse.diagnosis import Diagnosis
 from uncollapse.losses import *  # noqa: F403
 from uncollapse.metrics import *  # noqa: F403
 from uncollapse.moments import Moments
+from uncollapse.monitor import CollapseWarning, Monitor, Rule
 from uncollapse.registry import CURES, LOSSES, METRICS
 from uncollapse.reservoir import Reservoir
 
@@ -39,9 +40,12 @@ __all__ = [
     "LOSSES",
     "METRICS",
     "Attachment",
+    "CollapseWarning",
     "Diagnosis",
     "Moments",
+    "Monitor",
     "Reservoir",
+    "Rule",
     "__version__",
     "attach",
     "attachments",

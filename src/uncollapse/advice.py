@@ -7,20 +7,32 @@ def advice(kind: Kind, onset: str, family: str, places: tuple[str, ...], causal:
     """Cures to try for a collapse that begins at a layer, the likeliest first."""
     if family == "embeddings":
         return (Advice("uniform_loss", "training", "spreads embeddings", "loss = loss + uc.uniform_loss(x)"),)
+    if family == "activations":
+        return (Advice("contra_norm", "block", f"in each block up to {onset}", "x = uc.contra_norm(x, scale=0.1)"),)
     if family == "pyg":
-        contra = "x = uc.contra_norm(x, scale=1.0, edge_index=edge_index)"
+        where = f"after each convolution from {onset} on, neighbours left out"
         return (
-            Advice(
-                "contra_norm", "conv.output", f"after each convolution from {onset} on, neighbours left out", contra
-            ),
-            Advice("pair_norm", "conv.output", "cheaper; keeps the total distance of nodes", "x = uc.pair_norm(x)"),
+            Advice("contra_norm", "conv.output", where, 'uc.attach(model, "contra_norm", scale=1.0, preset="gnn")'),
+            Advice("pair_norm", "conv.output", "keeps the total distance of nodes", 'uc.attach(model, "pair_norm")'),
         )
     place = "attention.residual" if "attention.residual" in places else "block"
-    order = ", causal=True" if causal else ""
-    first = Advice("contra_norm", place, f"in each block up to {onset}", f"x = uc.contra_norm(x, scale=0.1{order})")
+    named = ", modules=[…]" if family == "named" else ""
+    first = Advice(
+        "contra_norm",
+        place,
+        f"in each block up to {onset}",
+        f'uc.attach(model, "contra_norm", scale=0.1{_layers(onset)}{named})',
+    )
     if causal:
         return (first,)
-    if kind == "complete":
-        return first, Advice("attn_scale", "attention", "lifts what attention averages away", "uc.AttnScale(heads)")
-    dual = 'x = uc.contra_norm(x, scale=0.1, axis="features")'
+    if kind == "complete" and family in ("huggingface", "timm"):
+        lifted = "lifts what attention averages away"
+        return first, Advice("attn_scale", "attention.context", lifted, 'uc.attach(model, "attn_scale")')
+    dual = f'uc.attach(model, "contra_norm", scale=0.1, axis="features"{named})'
     return first, Advice("contra_norm", place, "its dual over features, made for few dimensions", dual)
+
+
+def _layers(onset: str) -> str:
+    """The argument that chooses the blocks up to one."""
+    number = onset.removeprefix("block ")
+    return f', layers="first {int(number) + 1}"' if number.isdigit() else ""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse import backbones, running, verdict
+from uncollapse.attachment import attachments
 from uncollapse.capture import Capture
 from uncollapse.case import Subject
 from uncollapse.diagnosis import Diagnosis, Layer
@@ -131,7 +132,12 @@ def diagnose(
         verdict=verdict.judge(measured, random, subject, capture.sequences()),
         baseline=random,
         example=_chosen(example),
-        settings={**_settings(plan, places), "baseline_batches": min(baseline, done) if random else 0, **stack.facts},
+        settings={
+            **_settings(plan, places),
+            "baseline_batches": min(baseline, done) if random else 0,
+            **_cures(model),
+            **stack.facts,
+        },
         versions=_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(time.perf_counter() - started, 3),
@@ -330,6 +336,12 @@ def _settings(plan: Plan, places: Sequence[str]) -> dict[str, Any]:
         "rank_samples": plan.rank_samples,
         "seed": plan.seed,
     }
+
+
+def _cures(model: nn.Module) -> dict[str, list[str]]:
+    """The cures that were in the model, if any."""
+    found = [str(attachment) for attachment in attachments(model)]
+    return {"cures": found} if found else {}
 
 
 def _versions() -> dict[str, str]:

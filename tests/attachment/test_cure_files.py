@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import uncollapse as uc
+from uncollapse import loading
 
 transformers = pytest.importorskip("transformers")
 
@@ -150,3 +151,21 @@ def test_broken_files(tmp_path: Path, change: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         uc.load_cure(model, tmp_path)
     assert not uc.attachments(model)
+
+
+def test_loaded_with_the_model_that_it_lies_beside(tmp_path: Path) -> None:
+    """The command diagnoses a folder as it was saved: with its cure."""
+    model = bert()
+    uc.attach(model, "contra_norm", scale=0.5, learnable=True)
+    cured = trained(model)
+    model.save_pretrained(tmp_path)
+    uc.save_cure(model, tmp_path)
+    loaded = loading.load(str(tmp_path)).model.eval()
+    assert torch.equal(output(loaded), cured)
+    random = loading.load(str(tmp_path), random_weights=True).model
+    scales = [p for a in uc.attachments(random) for cure in a.cures.values() for p in cure.parameters()]
+    assert len(scales) == 3
+    assert all(bool((scale == 0.5).all()) for scale in scales)
+    (tmp_path / "uncollapse.safetensors").unlink()
+    with pytest.raises(loading.UsageError, match="The cure beside the model cannot be loaded"):
+        loading.load(str(tmp_path))

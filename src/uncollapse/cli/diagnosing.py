@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from uncollapse import backbones, diagnosing, loading
+from uncollapse.attachment import attachments
 from uncollapse.cli import output
 from uncollapse.cli.devices import chosen
 from uncollapse.cli.errors import sentence
@@ -96,6 +97,8 @@ def _tell(loaded: Loaded, data: Data, note: Callable[[str], None]) -> None:
     """What the user did not ask for, and should know."""
     if data.built_in:
         note(f"No data was given, so {loaded.name} reads {data.words}.")
+    for attachment in attachments(loaded.model):
+        note(f"With the cure that was saved beside the model: {attachment}.")
     if loaded.filled:
         some = ", ".join(loaded.filled[:3]) + (", …" if len(loaded.filled) > 3 else "")
         note(f"{len(loaded.filled)} weights are missing in the files and are random: {some}.")

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from uncollapse import cure_files
+from uncollapse.backbones.random_weights import reset_cures
 from uncollapse.loading import builders, checkpoints
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.seeded import seeded
@@ -94,8 +96,20 @@ def _huggingface(what: str, path: Path, bare: bool, dtype: torch.dtype | None) -
     from uncollapse.loading import huggingface
 
     model, filled = huggingface.load(huggingface.Origin(what), random_weights=bare, dtype=dtype)
+    if (path / cure_files.DESCRIPTION).is_file():
+        _load_cure(model, path, random_weights=bare)
     name = _folder_name(path) if path.exists() else what
     return Loaded(model, name, what, tuple(filled))
+
+
+def _load_cure(model: nn.Module, folder: Path, *, random_weights: bool) -> None:
+    """Attach the cures that were saved beside a model: without them it is another one."""
+    try:
+        cure_files.load_cure(model, folder)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"The cure beside the model cannot be loaded: {error}") from error
+    if random_weights:
+        reset_cures(model)
 
 
 def _folder_name(path: Path) -> str:

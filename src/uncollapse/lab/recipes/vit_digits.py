@@ -1,7 +1,7 @@
 """A deep vision transformer of timm on scikit-learn's handwritten digits, with LayerNorm or with ContraNorm.
 
-As published for DeiT (arXiv 2303.06562), ContraNorm takes the place of every LayerNorm and ends in one. The two models
-start from the same weights. Settings were chosen on the validation images; test images are read once, at the end.
+As published for DeiT (arXiv 2303.06562), ContraNorm stands in front of every LayerNorm. The two models start from the
+same weights. Settings were chosen on the validation images; test images are read once, at the end.
 48 blocks are far too many for these images: that is the point. So deep, tokens grow alike from block to block.
 """
 
@@ -9,14 +9,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse.attachment import attach
 from uncollapse.backbones import torchvision_ops
-from uncollapse.cures import ContraNorm
 from uncollapse.lab.records import record
 from uncollapse.lab.threads import one_thread
 from uncollapse.loading.errors import library
@@ -79,7 +80,8 @@ def build(config: Config) -> nn.Module:
     """The model at its start. The same seed gives the same weights with both norms; the random state is not touched."""
     torchvision_ops.declare()
     transformer: Any = library("timm.models.vision_transformer", "timm").VisionTransformer
-    norm_layer = _norm_layer(config)
+    if config.norm not in NORMS:
+        raise ValueError(f"norm must be one of {NORMS}, got {config.norm!r}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = transformer(
@@ -91,28 +93,27 @@ def build(config: Config) -> nn.Module:
             depth=config.depth,
             num_heads=config.heads,
             mlp_ratio=config.mlp_ratio,
-            norm_layer=norm_layer,
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
             weight_init="jax",  # Xavier: timm's own, of deviation 0.02, is far too small for so narrow a model
         )
         # A patch is a few grey pixels: where it is says more than what it is.
         nn.init.normal_(model.pos_embed, std=config.position_std)
     built: nn.Module = model
+    if config.norm == "contra":
+        attach(built, "contra_norm", scale=config.scale, at="norms")
     return built
 
 
-def _norm_layer(config: Config) -> Callable[..., nn.Module]:
-    """What timm calls with the width, and with a device and dtype, wherever it puts a norm."""
-    if config.norm == "layer":
-        return lambda dim, **placed: nn.LayerNorm(dim, eps=1e-6, **placed)
-    if config.norm == "contra":
-        return lambda dim, **placed: ContraNorm.preset("vit", dim, config.scale).to(**placed)
-    raise ValueError(f"norm must be one of {NORMS}, got {config.norm!r}.")
+def train(config: Config, progress: Progress | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """Build a model and train it; give it in evaluation mode with the record of the run."""
+    model = build(config)
+    return model, fit(model, config, progress)
 
 
 @one_thread()
-def train(config: Config, progress: Progress | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Train a model, and give it in evaluation mode with the record of the run."""
-    parts, model = digits(), build(config)
+def fit(model: nn.Module, config: Config, progress: Progress | None = None) -> dict[str, Any]:
+    """Train a model, and give the record of the run."""
+    parts = digits()
     started = time.perf_counter()
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, config))
@@ -130,7 +131,7 @@ def train(config: Config, progress: Progress | None = None) -> tuple[nn.Module, 
         epochs.append({"epoch": epoch, "loss": sum(losses) / len(losses), "validation_accuracy": right})
     figures = {"epochs": epochs, "test_accuracy": accuracy(model, *parts["test"])}
     seconds = time.perf_counter() - started
-    return model, record(NAME, config, seconds, ("timm", "scikit-learn"), **figures)
+    return record(NAME, config, seconds, ("timm", "scikit-learn"), **figures)
 
 
 def _rate(step: int, config: Config) -> float:

@@ -1,0 +1,70 @@
+"""Mend a deep vision transformer with one line, and see what it does to the rank of its tokens.
+
+The model is the one of the demo: 48 blocks of timm's ViT, far too many for the digits of 8×8 pixels that it learns. It is
+trained twice from the same weights: as it is, and with ContraNorm attached in front of every norm, as published for DeiT.
+Both are measured on test images. With the default arguments this takes about two minutes.
+
+    python examples/mend_vit.py --out results/mend_vit.json
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import uncollapse as uc
+from uncollapse.lab.recipes import vit_digits
+
+NAMES = {"plain": "as it is", "mended": "with ContraNorm"}
+
+
+def main() -> None:
+    """Train both, print a table, and write the figures if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", type=int, default=48, help="number of blocks")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--scale", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    args = parser.parse_args()
+    config = vit_digits.Config(norm="layer", depth=args.depth, epochs=args.epochs, seed=args.seed)
+    runs = {name: trained(config, args.scale if name == "mended" else None) for name in NAMES}
+    show(runs)
+    if args.out is not None:
+        args.out.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def trained(config: vit_digits.Config, scale: float | None) -> dict[str, Any]:
+    """Build the model, attach the cure if a scale is given, train, and measure the last block."""
+    model = vit_digits.build(replace(config, norm="layer"))
+    if scale is not None:
+        print(uc.attach(model, "contra_norm", scale=scale, at="norms"))
+    record = vit_digits.fit(model, config)
+    images, _ = vit_digits.digits()["test"]
+    diagnosis = uc.diagnose(model, images.split(50), baseline=0)
+    last = [layer for layer in diagnosis.layers if layer.name.startswith("block")][-1]
+    return {
+        **record,
+        "cures": diagnosis.settings.get("cures", []),
+        "effective_rank": last["effective_rank"],
+        "mean_cosine": last["mean_cosine"],
+        "verdict": diagnosis.verdict.sentence,
+    }
+
+
+def show(runs: dict[str, dict[str, Any]]) -> None:
+    """Both runs beside each other."""
+    table = Table("", *NAMES.values())
+    for title, key in (("effective rank after the last block", "effective_rank"), ("mean cosine there", "mean_cosine")):
+        table.add_row(title, *(f"{runs[name][key]:.2f}" for name in NAMES))
+    table.add_row("test accuracy", *(f"{runs[name]['test_accuracy']:.1%}" for name in NAMES))
+    table.add_row("seconds of training", *(f"{runs[name]['seconds']:.0f}" for name in NAMES))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
