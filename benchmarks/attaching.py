@@ -1,7 +1,6 @@
 """What an attached ContraNorm adds to a training step, beside the published dense form in the same places."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,13 +26,20 @@ def cost() -> Iterator[Result]:
 
 def _model(name: str, model: nn.Module, loss: Callable[[], Tensor]) -> Iterator[Result]:
     step, rounds = training(model, loss), 7
-    places = {"": 1.25, " at every norm": None}
-    for place, most in places.items():
-        at = "norms" if place else None
-        cured = within(step, lambda at=at: uc.attach(model, "contra_norm", scale=SCALE, at=at))
-        yield _result(f"ContraNorm in every block{place}, {name}", most, step, cured, rounds)
-    dense = within(step, lambda: uc.attach(model, "dense_contra_norm", scale=SCALE))
+
+    def with_cure(cure: str, at: str | None = None) -> Callable[[], object]:
+        """Attaching takes milliseconds, a step seconds."""
+
+        def run() -> None:
+            with uc.attach(model, cure, scale=SCALE, at=at):
+                step()
+
+        return run
+
+    yield _result(f"ContraNorm in every block, {name}", 1.25, step, with_cure("contra_norm"), rounds)
+    dense = with_cure("dense_contra_norm")
     yield _result("  the published dense form there, which sees padding", None, step, dense, rounds)
+    yield _result("  ContraNorm at every norm", None, step, with_cure("contra_norm", "norms"), rounds)
 
 
 def _result(
@@ -41,16 +47,6 @@ def _result(
 ) -> Result:
     ratio, before, after = speed_ratio(step, cured, rounds)
     return Result(name, most, 1 / ratio, "× the time", False, f"{before:.2f} s plain, {after:.2f} s with it")
-
-
-def within(step: Callable[[], object], attach: Callable[[], AbstractContextManager[Any]]) -> Callable[[], object]:
-    """The step of a model with a cure. Attaching takes milliseconds, a step seconds."""
-
-    def run() -> None:
-        with attach():
-            step()
-
-    return run
 
 
 def training(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:

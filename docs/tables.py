@@ -128,6 +128,30 @@ def _benchmarks(name: str) -> str:
     return f"{table}\n\nMeasured on {result['date']} with {versions}, on {machine}, by `make bench`."
 
 
+def diverse_patch() -> str:
+    """What became of the four ways of examples/diverse_patch.py; nothing before it has run."""
+    file = RESULTS / "diverse_patch.json"
+    if not file.exists():
+        return ""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (
+            run["way"],
+            f"{100 * run['test_accuracy']:.1f} %",
+            f"{run['mean_cosine']:.2f}",
+            f"{run['effective_rank']:.1f}",
+            f"{run['cpu_seconds']:.0f} s",
+        )
+        for run in result["runs"]
+    )
+    head = ("way", "test accuracy", "cosine, last block", "effective rank, last block", "CPU time of training")
+    vit, versions = result["config"]["vit"], result["versions"]
+    return (
+        f"{_table(head, rows)}\n\n{vit['depth']} blocks, {vit['epochs']} epochs, seed {result['seed']}; "
+        f"{result['date'][:10]}, torch {versions['torch']}, timm {versions['timm']}."
+    )
+
+
 def _of_real_models(name: str) -> Callable[[], str]:
     return lambda: _table(*real_models.PARTS[name]())
 
@@ -154,5 +178,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "mending": mending,
     "measures": measures,
     "backbones": backbones,
+    "diverse_patch": diverse_patch,
     **{name: _of_real_models(name) for name in real_models.PARTS},
 }

@@ -1,8 +1,8 @@
 """Mend a deep vision transformer with one line, and see what it does to the rank of its tokens.
 
-The model is the one of the demo: 48 blocks of timm's ViT, far too many for the digits of 8×8 pixels that it learns. It is
-trained twice from the same weights: as it is, and with ContraNorm attached in front of every norm, as published for DeiT.
-Both are measured on test images. With the default arguments this takes about two minutes.
+The model is the one of the demo: 48 blocks of timm's ViT, far too many for the digits of 8×8 pixels that it learns. It
+is trained twice from the same weights: as it is, and with ContraNorm attached in front of every norm, as published for
+DeiT. Both are measured on test images. With the default arguments this takes about two minutes.
 
     python examples/mend_vit.py --out results/mend_vit.json
 """
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +46,7 @@ def trained(config: vit_digits.Config, scale: float | None) -> dict[str, Any]:
         print(uc.attach(model, "contra_norm", scale=scale, at="norms"))
     record = vit_digits.fit(model, config)
     images, _ = vit_digits.digits()["test"]
-    diagnosis = uc.diagnose(model, images.split(50), baseline=0)
+    diagnosis = uc.diagnose(model, torch.split(images, 50), baseline=0)
     last = [layer for layer in diagnosis.layers if layer.name.startswith("block")][-1]
     return {
         **record,

@@ -14,6 +14,7 @@ from uncollapse.cure_files import load_cure, save_cure
 from uncollapse.cures import *  # noqa: F403
 from uncollapse.diagnosing import diagnose, diagnose_activations, diagnose_rows
 from uncollapse.diagnosis import Diagnosis
+from uncollapse.inner import Tokens, tokens
 from uncollapse.losses import *  # noqa: F403
 from uncollapse.metrics import *  # noqa: F403
 from uncollapse.moments import Moments
@@ -46,6 +47,7 @@ __all__ = [
     "Monitor",
     "Reservoir",
     "Rule",
+    "Tokens",
     "__version__",
     "attach",
     "attachments",
@@ -60,6 +62,7 @@ __all__ = [
     "pairwise",
     "places",
     "save_cure",
+    "tokens",
     *cures.__all__,
     *losses.__all__,
     *metrics.__all__,

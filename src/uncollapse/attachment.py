@@ -1,6 +1,7 @@
 """Put a cure into a model that somebody else wrote, and take it out again."""
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from uncollapse import backbones, running
 from uncollapse.registry import CURES, Cure
 from uncollapse.sites import Layout, Stack
 from uncollapse.writing.choosing import At, Layers, blocks_of, ends, places_of
-from uncollapse.writing.wiring import Point, Wire, plan, wire
+from uncollapse.writing.wiring import Point, Wire, plan, takes, wire
 
 ATTACHMENTS = "_uncollapse_attachments"  # the attribute under which a model keeps its attachments
 
@@ -33,13 +34,14 @@ def attach(
     Everything is checked before anything is done. The cure's parameters are parameters of the model from then on:
     attach before you make the optimizer or wrap the model in DDP. `remove()` of what is returned, or leaving `with`,
     restores the model to the bit. Attach before or after `torch.compile`: compiled code is compiled again.
+    `torch.export` keeps the cure; TorchScript is refused.
 
     Args:
         model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
         cure: its name, one of `uncollapse list cures`.
         at: the place or places in each block, of `uc.places(model)`, or numbers of the ContraNorm paper for BERT and
-            ALBERT. "norms" is the input of every norm, the last one too. If it is not given: "attention.residual",
-            "conv.output" in graph networks, "block" where these are not known.
+            ALBERT. "norms" is the input of every norm, the last one too. If it is not given: that of the cure,
+            which is "attention.residual" for ContraNorm; "conv.output" in graph networks; else "block".
         layers: in which blocks, counted from 0: a number, a list, a slice, "first 4", "last 4" or "4:8"; all if
             it is not given. Where blocks share their weights, as in ALBERT, passes are counted.
         part: the part to mend in a model with several stacks of blocks, such as "vision_model".
@@ -62,11 +64,13 @@ def attach(
     model = running.uncompiled(model)
     entry = _entry(cure)
     _check(model, tokens)
-    stack = backbones.find(model, part=part, layers=None if modules is None else list(modules), layout=layout)
+    stack = backbones.find(model, part=part, layers=modules, layout=layout, by="modules")
     names = places_of(stack, entry, at)
+    _check_choice(stack, entry, layers, tokens)
     numbers = blocks_of(stack, layers)
     points = plan(model, stack, entry, names, numbers, tokens, options)
     _check_wrapped(model, points)
+    _warn_of_batches(stack, points)
     asked = {"part": part, "modules": None if modules is None else list(modules), "layout": layout, "tokens": tokens}
     attachment = Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
     attachment._enter()
@@ -152,10 +156,10 @@ def places(model: nn.Module, *, part: str | None = None, modules: Sequence[str] 
     """The places of a model at which `attach` can put a cure.
 
     >>> import torch, uncollapse as uc
-    >>> uc.places(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64), 2))
+    >>> uc.places(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2))
     ('block', 'attention.input', 'attention.output', 'attention.residual', 'attention.norm', 'mlp.output', ...)
     """
-    stack = backbones.find(running.uncompiled(model), part=part, layers=None if modules is None else list(modules))
+    stack = backbones.find(running.uncompiled(model), part=part, layers=modules, by="modules")
     return (*stack.places(), *ends(stack))
 
 
@@ -183,6 +187,27 @@ def _check(model: nn.Module, tokens: str) -> None:
         raise ValueError(f'tokens must be "all" or "patches", got {tokens!r}.')
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("Nothing can be attached to a TorchScript module. Attach before you script or trace it.")
+
+
+def _warn_of_batches(stack: Stack, points: list[Point]) -> None:
+    told = [takes(point.cure) for point in points if point.kind.acts_on == "tokens"]
+    if stack.lacks_batch and any("batch" in names for names in told):
+        warnings.warn(
+            f"{stack.architecture} takes no batch: all nodes of a call are one graph to the cure. For batches of "
+            "graphs, let its forward pass take `batch`, or a Data object.",
+            stacklevel=3,
+        )
+
+
+def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, tokens: str) -> None:
+    """Raise if an argument would do nothing."""
+    if cure.acts_on == "edges" and layers is not None:
+        raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")
+    if tokens == "patches" and (cure.acts_on != "tokens" or stack.context((), {}).prefix == 0):
+        raise ValueError(
+            f'tokens="patches" leaves out CLS, distillation and register tokens of images, and {cure.name} in '
+            f"{stack.architecture} has none of them before it. Leave out tokens."
+        )
 
 
 def _check_wrapped(model: nn.Module, points: list[Point]) -> None:

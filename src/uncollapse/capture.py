@@ -1,16 +1,15 @@
 """Hooks that measure every block of a model while it runs, and leave nothing behind."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from uncollapse.diagnosis import Layer
 from uncollapse.gauge import Gauge, Plan
 from uncollapse.sites import OUTPUT, Context, Site, Stack, as_sets
+from uncollapse.watching import Watch
 
 View = Literal["first", "first of two", "second"]
 Key = tuple[str, str, int]  # name of the layer, place, call
@@ -29,32 +28,23 @@ class Capture:
     def __init__(self, model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> None:
         self.model, self.stack, self.plan = model, stack, plan
         self.view: View = "first"
-        self.graphs: Tensor | None = None  # of each node, where the model itself does not take that
         self.gauges: dict[Key, Gauge] = {}
         self._paths: dict[Key, str] = {}
-        self._context = Context()
-        self._calls: Counter[Site] = Counter()
         self._wanted = _wanted_sites(stack, places)
         self._attention = {(b.attention, b.call): b.name for b in stack.blocks if b.attention and plan.attention}
-        self._hooks = ExitStack()
+        self._watch = Watch(model, stack, (site for site, _ in [*self._wanted, *self._attention]), self._see)
+        self._opened = ExitStack()
 
     def __enter__(self) -> "Capture":
-        self._begin(self.model, (), {})  # a wrapper may call a method of the owner, whose hook is then silent
-        with ExitStack() as hooks:  # what was entered comes out again if a later step fails
-            hooks.enter_context(self.stack.running(self.model))
+        with ExitStack() as opened:  # what was entered comes out again if a later step fails
             if self._attention and self.stack.expose_attention is not None:
-                hooks.enter_context(self.stack.expose_attention(self.model))
-            owner = self.model.get_submodule(self.stack.path)
-            hooks.callback(owner.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
-            first = self.model.get_submodule(self.stack.blocks[0].path)
-            hooks.callback(first.register_forward_pre_hook(self._fill, with_kwargs=True).remove)
-            for site in {site: None for site, _ in [*self._wanted, *self._attention]}:
-                hooks.callback(self._hook(site).remove)
-            self._hooks = hooks.pop_all()
+                opened.enter_context(self.stack.expose_attention(self.model))
+            opened.enter_context(self._watch)
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._hooks.close()
+        self._opened.close()
 
     def layers(self) -> tuple[Layer, ...]:
         """What was measured so far, in the order of the stack (named layers: as they ran), place by place."""
@@ -74,45 +64,27 @@ class Capture:
     @property
     def context(self) -> Context:
         """What goes with the tokens of the last batch."""
-        return self._context
+        return self._watch.context
+
+    @property
+    def graphs(self) -> Tensor | None:
+        """The graph of each node, where the model itself does not take that."""
+        return self._watch.graphs
+
+    @graphs.setter
+    def graphs(self, batch: Tensor | None) -> None:
+        self._watch.graphs = batch
 
     def _layer(self, key: Key) -> Layer:
         name, place, call = key
         label = name if call == 0 else f"{name} (call {call + 1})"
         return self.gauges[key].layer(label, place, self._paths[key])
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
-        self._context = self.stack.context(args, kwargs).filled(graphs)
-        self._calls.clear()
-
-    def _fill(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self._context.mask is None:
-            self._context = self._context.filled(self.stack.blocks[0].context(args, kwargs))
-
-    def _hook(self, site: Site) -> torch.utils.hooks.RemovableHandle:
-        module = self.model.get_submodule(site.path)
-        if site.side == "input":
-
-            def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                self._see(site, site.read((args, kwargs), None))
-
-            return module.register_forward_pre_hook(before, with_kwargs=True)
-
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self._see(site, site.read((args, kwargs), output))
-
-        return module.register_forward_hook(after, with_kwargs=True)
-
-    def _see(self, site: Site, x: Tensor | None) -> None:
-        call = self._calls[site]
-        self._calls[site] += 1
-        if x is None:
-            return
+    def _see(self, site: Site, call: int, x: Tensor) -> None:
         if site.what == "attention":
             name = self._attention.get((site, call))
             if name is not None and self.view != "second":
-                self._measure((name, OUTPUT, 0), site, lambda gauge: gauge.update_attention(x, self._context))
+                self._measure((name, OUTPUT, 0), site, lambda gauge: gauge.update_attention(x, self.context))
             return
         for key in self._keys(site, call):
             self._measure(key, site, lambda gauge: self._update(gauge, x))
@@ -135,7 +107,7 @@ class Capture:
             raise ValueError(f"At {key[0]} ({site.side} of {site.path or 'the model'}): {error}") from error
 
     def _update(self, gauge: Gauge, x: Tensor) -> None:
-        context, layout = self._context, self.stack.layout
+        context, layout = self.context, self.stack.layout
         sets, mask = as_sets(x, layout, context, prefix=self.plan.prefix)
         vectors = x.dim() == 2 and layout != "nodes"
         views = sets.transpose(0, 1) if vectors else sets  # a vector is a sample of its own

@@ -104,7 +104,7 @@ def _attached(model: nn.Module, entry: Mapping[str, Any]) -> Attachment:
 
 def _check(model: nn.Module, entry: Mapping[str, Any]) -> None:
     """Raise if the model is another one than the cure was in."""
-    stack = backbones.find(model, part=entry["part"], layers=entry["modules"], layout=entry["layout"])
+    stack = backbones.find(model, part=entry["part"], layers=entry["modules"], layout=entry["layout"], by="modules")
     saved = (entry["architecture"], entry["blocks"])
     given = (stack.architecture, len(stack.blocks))
     if saved != given:

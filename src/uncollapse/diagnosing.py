@@ -86,7 +86,7 @@ def diagnose(
     plan = _plan(rank_samples, attention, tokens, seed)
     places = tuple(dict.fromkeys((OUTPUT, *places)))  # the verdict reads the residual stream
     model = running.uncompiled(model)
-    stack = backbones.find(model, part=part, layers=None if layers is None else list(layers), layout=layout)
+    stack = backbones.find(model, part=part, layers=layers, layout=layout)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
     capture = Capture(model, stack, places, plan)

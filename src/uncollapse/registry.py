@@ -38,6 +38,7 @@ class Cure:
     """Something put into a model: the pure function, the module around it, and what it acts on.
 
     attached: arguments of the module that differ from its defaults when it is put into an existing model.
+    place: where it goes in a Transformer if nobody says, see `uncollapse.places`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Cure:
     acts_on: Literal["tokens", "attention", "edges"]
     paper: str
     attached: Mapping[str, Any] = field(default_factory=dict)
+    place: str = "attention.residual"
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,12 @@ def cure(
     acts_on: Literal["tokens", "attention", "edges"],
     paper: str,
     attached: Mapping[str, Any] | None = None,
+    place: str = "attention.residual",
 ) -> Callable[[type[E]], type[E]]:
     """Register the decorated module as the layer around `function`, under the function's name."""
 
     def register(layer: type[E]) -> type[E]:
-        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper, attached or {}))
+        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper, attached or {}, place))
         return layer
 
     return register

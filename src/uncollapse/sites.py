@@ -18,6 +18,7 @@ Side = Literal["input", "output"]
 BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  # what "auto" means
 
 OUTPUT = "block"  # the place that every block has: the residual stream after it
+CHILD = "uncollapse"  # the child under which a module of the model keeps the cures that were put into it
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class Stack:
     leaves open is known to the blocks: `context(…).filled(block.context(…))`. It can be copied and pickled.
     asks_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
     arguments: names of those arguments, where a graph is among them.
+    outer: (path, its arguments -> Context) of a module around the one at `path`, to ask for what that one is not told.
+    lacks_batch: no module is told which graph a node belongs to.
     width: features of the residual stream, None if they are not known before it runs.
     numbers: numbers that the ContraNorm paper gives to places of this architecture.
     held: (path, attribute, value) that must hold while something is written into the model.
@@ -155,6 +158,8 @@ class Stack:
     context: ReadContext = no_context
     asks_owner: bool = False
     arguments: tuple[str, ...] = ()
+    outer: tuple[str, ReadContext] | None = None
+    lacks_batch: bool = False
     width: int | None = None
     numbers: Mapping[int, str] = field(default_factory=dict)
     held: tuple[tuple[str, str, Any], ...] = ()
@@ -217,7 +222,7 @@ def put(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
 
 def sets_of(x: Tensor, layout: Layout) -> Tensor:
     """What a site holds as sets of tokens (b, n, d). A sequence or an image is a set, and so are all vectors."""
-    match _known(layout, x):
+    match known_layout(layout, x):
         case "vectors" | "nodes":
             return x.reshape(1, -1, x.shape[-1])
         case "sequence_first" if x.dim() == 3:
@@ -229,7 +234,7 @@ def sets_of(x: Tensor, layout: Layout) -> Tensor:
 
 def laid_back(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
     """Back from `sets_of`: the sets (b, n, d) in the shape of the tensor that they came from."""
-    match _known(layout, like):
+    match known_layout(layout, like):
         case "sequence_first" if like.dim() == 3:
             return sets.transpose(0, 1)
         case "channels_first":
@@ -237,7 +242,8 @@ def laid_back(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
     return sets.reshape(like.shape)
 
 
-def _known(layout: Layout, x: Tensor) -> Layout:
+def known_layout(layout: Layout, x: Tensor) -> Layout:
+    """The layout of a tensor; "auto" goes by its rank."""
     return BY_RANK.get(x.dim(), "tokens") if layout == "auto" else layout
 
 
@@ -247,23 +253,32 @@ def as_sets(x: Tensor, layout: Layout, context: Context, *, prefix: bool = False
     A sequence, an image or a graph is a set. `prefix` keeps CLS, distillation and register tokens in.
     Layout "auto" goes by the rank: (b, n, d) tokens, (b, d) vectors, (b, d, h, w) channels first.
     """
-    mask, layout = context.mask, _known(layout, x)
+    layout = known_layout(layout, x)
     if layout == "nodes":
         return _graphs(x, context.batch)
     x = sets_of(x, layout)
     if layout == "vectors":
         return x, None
-    if mask is not None and mask.dim() == 1:  # one sequence without a batch dimension
-        mask = mask[None]
-    if mask is not None and mask.shape != x.shape[:2]:
-        raise ValueError(
-            f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(x.shape)}: expected "
-            f"{tuple(x.shape[:2])}. This layer has other tokens than the input; name layers that share them."
-        )
+    mask = fitted(context.mask, x)
     if mask is not None and bool(mask.all()):
         mask = None  # nothing is left out
     skip = 0 if prefix else context.prefix
     return x[:, skip:], None if mask is None else mask[:, skip:]
+
+
+def fitted(mask: Tensor | None, sets: Tensor) -> Tensor | None:
+    """The mask of the sets (b, n, d); one for all of them is repeated."""
+    if mask is None:
+        return None
+    mask = mask[None] if mask.dim() == 1 else mask  # one sequence without a batch dimension
+    if mask.shape[0] == 1:
+        mask = mask.expand(sets.shape[0], -1)
+    if mask.shape != sets.shape[:2]:
+        raise ValueError(
+            f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(sets.shape)}: expected "
+            f"{tuple(sets.shape[:2])}. This layer has other tokens than the input; name layers that share them."
+        )
+    return mask
 
 
 def _graphs(x: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -22,6 +22,10 @@ ALL_PLACES = {
     *("attention.input", "attention.context", "attention.output", "attention.residual", "attention.norm"),
     *("mlp.output", "mlp.residual", "mlp.norm"),
 }
+POST_NORM = (
+    *("BertModel", "RobertaModel", "ElectraModel", "DistilBertModel", "AlbertModel", "XLMRobertaModel", "MPNetModel"),
+    "DebertaV2Model",
+)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**SIZES, "vocab_size": 40, "max_position_embeddings": 32, "pad_token_id": 0}
 DECODER = {**TEXT, "num_key_value_heads": 1, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
@@ -192,7 +196,8 @@ def test_what_is_found(case: Case) -> None:
     assert stack.family == "huggingface"
     assert stack.architecture == type(model.get_submodule(case.path)).__name__
     assert [block.name for block in stack.blocks] == ["block 0", "block 1", "block 2"]
-    assert set(stack.places()) == (ALL_PLACES if case.places else {"block"})
+    fronts = set() if case.model in POST_NORM else {"attention.norm.input", "mlp.norm.input"}
+    assert set(stack.places()) == (ALL_PLACES | fronts if case.places else {"block"})
     assert stack.embed is not None
     assert stack.embed.side == "input"
     assert stack.final == (Site(case.final) if case.final else None)

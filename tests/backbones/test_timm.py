@@ -1,7 +1,6 @@
 """The vision transformers of timm, tiny and random: places, prefix tokens, attention maps, nesting, random twins."""
 
 import json
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -11,10 +10,15 @@ from torch import Tensor, nn
 timm = pytest.importorskip("timm")
 
 from uncollapse import backbones  # noqa: E402
-from uncollapse.sites import Site, Stack, as_sets  # noqa: E402
+from uncollapse.sites import as_sets  # noqa: E402
+
+from .reading import read_all, record  # noqa: E402
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
-RES_POST = {"attention.output", "attention.residual", "mlp.output", "mlp.residual", "attention.context"}
+RES_POST = {
+    *("attention.context", "attention.norm.input", "attention.output", "attention.residual"),
+    *("mlp.norm.input", "mlp.output", "mlp.residual"),
+}
 PRE_NORM = {*RES_POST, "attention.norm", "mlp.norm"}
 # name -> options, prefix tokens, has a final norm, places beside the two that every block has
 MODELS: dict[str, tuple[dict[str, Any], int, bool, set[str]]] = {
@@ -44,28 +48,6 @@ def build(name: str, **options: Any) -> Any:
 
 def images() -> Tensor:
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def record(model: nn.Module, sites: dict[Any, Site], *args: Any) -> dict[Any, Tensor | None]:
-    """Run the model; key -> what stood at its site."""
-    seen: dict[Any, Tensor | None] = dict.fromkeys(sites)
-    with ExitStack() as hooks, torch.no_grad():
-        for key, site in sites.items():
-            module = model.get_submodule(site.path)
-
-            def see(module: Any, args: Any, kwargs: Any, out: Any = None, key: Any = key, site: Site = site) -> None:
-                seen[key] = site.read((args, kwargs), out)
-
-            add = module.register_forward_pre_hook if site.side == "input" else module.register_forward_hook
-            hooks.callback(add(see, with_kwargs=True).remove)
-        model(*args)
-    return seen
-
-
-def read_all(model: nn.Module, stack: Stack, x: Tensor) -> dict[Any, Any]:
-    sites = {(n, place): site for n, block in enumerate(stack.blocks) for place, site in block.places.items()}
-    ends = {"embed": stack.embed, "final": stack.final}
-    return record(model, {**sites, **{key: site for key, site in ends.items() if site is not None}}, x)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -112,6 +94,8 @@ def test_places_relate_as_their_names_say(name: str) -> None:
         if "attention.norm" in at:
             torch.testing.assert_close(at["attention.norm"], block.norm1(at["attention.input"]))
             torch.testing.assert_close(at["mlp.norm"], block.norm2(at["attention.residual"]))
+            assert torch.equal(at["attention.norm.input"], at["attention.input"])
+            assert torch.equal(at["mlp.norm.input"], at["attention.residual"])
             assert not torch.allclose(at["attention.norm"], at["attention.input"])
 
 
@@ -125,10 +109,10 @@ def test_attention_maps(name: str) -> None:
             maps = record(model, {n: block.attention for n, block in enumerate(stack.blocks)}, x)
             torch.testing.assert_close(model(x), fused, atol=1e-5, rtol=1e-4)
     tokens = 16 + MODELS[name][1]
-    for attention in maps.values():
+    for (attention,) in maps.values():
         assert attention.shape == (2, 2, tokens, tokens)
         torch.testing.assert_close(attention.sum(-1), torch.ones(2, 2, tokens))
-    assert record(model, {0: stack.blocks[0].attention}, x)[0] is None  # fused again
+    assert record(model, {0: stack.blocks[0].attention}, x)[0] == []  # fused again
 
 
 def test_attention_is_fused_again_after_an_error() -> None:
@@ -164,7 +148,7 @@ def test_nested_in_a_model_of_ones_own() -> None:
         expected = model.parts["eye"].forward_features(images())
     torch.testing.assert_close(seen["final"], expected)
     with stack.expose_attention(model):
-        assert record(model, {0: stack.blocks[0].attention}, images())[0].shape == (2, 2, 17, 17)
+        assert record(model, {0: stack.blocks[0].attention}, images())[0][0].shape == (2, 2, 17, 17)
     twin = stack.reinitialised(model)
     assert not torch.allclose(twin.head.weight, model.head.weight)
 
@@ -179,7 +163,7 @@ def test_padding_of_images_of_any_size() -> None:
     for args, kwargs in (((patches,), {}), ((patches["patches"],), {"patch_valid": valid})):
         found = stack.context(args, kwargs)
         assert torch.equal(found.mask, torch.cat([torch.ones(2, prefix, dtype=torch.bool), valid], 1))
-    tokens, mask = as_sets(record(model, {0: stack.blocks[0].places["block"]}, patches)[0], stack.layout, found)
+    tokens, mask = as_sets(record(model, {0: stack.blocks[0].places["block"]}, patches)[0][0], stack.layout, found)
     assert tokens.shape == (2, 6, 16)
     assert torch.equal(mask, valid)
     assert "grid" not in stack.facts

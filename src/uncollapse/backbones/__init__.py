@@ -5,6 +5,7 @@ of it. A new one needs that function and a line below.
 """
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -46,7 +47,12 @@ BACKBONES = {
 
 
 def find(
-    model: nn.Module, *, part: str | None = None, layers: list[str] | None = None, layout: Layout | None = None
+    model: nn.Module,
+    *,
+    part: str | None = None,
+    layers: Sequence[str] | None = None,
+    layout: Layout | None = None,
+    by: str = "layers",
 ) -> Stack:
     """The stack of blocks of a model.
 
@@ -56,17 +62,20 @@ def find(
             runs the blocks, or the list that holds them.
         layers: names or patterns ("blocks.*") of modules that are the blocks, for models that nobody knows.
         layout: how the outputs of named layers are to be read; guessed from their shape without it.
+        by: what the caller's argument for `layers` is called, for errors.
     """
     if layers is not None:
-        return named.stack(model, layers, layout)
+        return named.stack(model, list(layers), layout, by)
     found = _all_stacks(model)
     if part is not None:
         chosen = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
         if not chosen:
-            raise ValueError(f"No stack of blocks lies in part {part!r}. {_listed(found) or named.suggestion(model)}")
+            raise ValueError(
+                f"No stack of blocks lies in part {part!r}. {_listed(found) or named.suggestion(model, by)}"
+            )
         found = chosen
     if not found:
-        raise ValueError(f"{type(model).__name__} is no model that is known here. {named.suggestion(model)}")
+        raise ValueError(f"{type(model).__name__} is no model that is known here. {named.suggestion(model, by)}")
     if len(found) > 1:
         raise ValueError(f"{type(model).__name__} has several stacks of blocks; choose one. {_listed(found)}")
     return found[0]
@@ -101,7 +110,7 @@ def _listed(found: list[Stack]) -> str:
     owners = [stack.path for stack in found]
     names = [stack.path if owners.count(stack.path) == 1 else _list_of(stack) for stack in found]
     parts = (f"part={n!r} ({s.architecture}, {len(s.blocks)} blocks)" for n, s in zip(names, found, strict=True))
-    return f"There are: {', '.join(parts)}. On the command line it is --part."
+    return f"There are: {', '.join(parts)} (--part on the command line)."
 
 
 def _list_of(stack: Stack) -> str:

@@ -1,7 +1,7 @@
-"""The arguments of a module's forward pass by their names, and what masks among them say."""
+"""The forward pass of a module: its arguments by name, what masks among them say, and the names in its code."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +19,13 @@ def names(module: nn.Module) -> Names:
         for p in inspect.signature(module.forward).parameters.values()
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     )
+
+
+def names_in_forward(module: nn.Module) -> Names:
+    """All names in the code of a module's forward pass, in the order of the first use."""
+    forward: Callable[..., Any] = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    return code.co_names if code is not None else ()
 
 
 def by_name(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,8 +56,13 @@ def seen_keys(mask: Any) -> Tensor | None:
     return seen.flatten(1, -2).any(1) if seen.dim() > 2 else seen
 
 
+def hides_later(mask: Tensor | None) -> bool:
+    """Whether an attention mask (..., n, n), True = seen or added to logits, hides every later token."""
+    return is_causal(mask if mask is None or mask.is_floating_point() else ~mask.bool())
+
+
 def is_causal(mask: Tensor | None) -> bool:
-    """Whether a torch attention mask (..., n, n) hides every later token."""
+    """Whether an attention mask (..., n, n) of `nn.MultiheadAttention`, True = hidden, hides every later token."""
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] == 1:
         return False
     hidden = mask <= HIDDEN if mask.is_floating_point() else mask.bool()

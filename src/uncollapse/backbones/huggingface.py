@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments
-from uncollapse.backbones.huggingface_places import kind_of, names_in_forward, numbers, order_of_use, places
+from uncollapse.backbones.huggingface_places import kind_of, numbers, order_of_use, places
 from uncollapse.backbones.huggingface_search import Run, above, entrance, pretrained_above, runs, takes_input
-from uncollapse.backbones.random_weights import SEED
+from uncollapse.backbones.random_weights import SEED, is_of_cure, reset_cures
 from uncollapse.backbones.widths import width
 from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, Values
 
@@ -101,10 +101,17 @@ def _values(block: nn.Module, path: str, config: Any) -> Values | None:
     given = width(block.get_submodule(kind.values), "output")
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
-    if context is None or given is None:
+    if context is None or given is None or _mixes_values(config):
         return None
     own = context // heads * shared
+    if given not in (own, context + 2 * own):  # as in ConvBERT, where half of the heads are convolutions
+        return None
     return Values(f"{path}.{kind.values}", shared, given - own, heads // shared)
+
+
+def _mixes_values(config: Any) -> bool:
+    """Whether values leave their module otherwise than they are averaged: head by head with keys, or to be rotated."""
+    return getattr(config, "multi_query", None) is False or bool(getattr(config, "rotary_value", False))
 
 
 def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
@@ -142,11 +149,21 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
     """Whether a token sees only earlier ones: the attention says so, or the model makes no other mask."""
     if getattr(config, "use_bidirectional_attention", False):
         return False
-    names = names_in_forward(module)
+    names = arguments.names_in_forward(module)
     only_causal = "create_causal_mask" in names and "create_bidirectional_mask" not in names
-    return only_causal or any(
-        getattr(m, flag, False) for m in (module, *block.modules()) for flag in ("is_causal", "is_decoder")
-    )
+    flags = ("is_causal", "is_decoder", "causal")  # the last one is XLM's
+    if only_causal or any(getattr(m, flag, False) for m in (module, *block.modules()) for flag in flags):
+        return True
+    one_way = getattr(module, "attn_type", "") == "uni"  # XLNet
+    return one_way or any(_hides_later(buffer) for buffer in block.buffers())
+
+
+def _hides_later(buffer: Tensor) -> bool:
+    """Whether a block keeps the mask of a decoder, as the first GPT does: ones up to the diagonal."""
+    n = buffer.shape[-1] if buffer.dim() >= 2 else 0
+    if n < 2 or buffer.numel() != n * n or buffer.is_meta:
+        return False
+    return torch.equal(buffer.reshape(n, n) != 0, buffer.new_ones(n, n, dtype=torch.bool).tril())
 
 
 def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
@@ -173,9 +190,11 @@ def _block_context(
     given = arguments.by_name(names, args, kwargs)
     caches = (given.get(name) for name in _CACHES)
     cached = any(cache is not None and cache.get_seq_length(number) > 0 for cache in caches)
-    return Context(
-        arguments.seen_keys(given.get("attention_mask")), prefix=prefix, causal=causal, refuse=_CACHED if cached else ""
-    )
+    seen = arguments.seen_keys(given.get("attention_mask"))
+    hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
+    if seen is not None and hidden is not None:
+        seen = seen[:, : hidden.shape[1]]  # without the places of a cache that are not yet filled
+    return Context(seen, prefix=prefix, causal=causal, refuse=_CACHED if cached else "")
 
 
 def _as_bool(mask: Any, kind: str) -> Tensor | None:
@@ -217,11 +236,13 @@ def _reinitialised(model: nn.Module, path: str) -> nn.Module:
         missing, _ = copied.get_submodule(path).load_state_dict(new, strict=False)
     except RuntimeError as error:
         raise ValueError(f"{name} has no random twin: its weights are not those of its config. {error}") from error
+    missing = [name for name in missing if not is_of_cure(name)]
     if missing:
         raise ValueError(
             f"{name} has no random twin: a new one lacks {len(missing)} of its weights, such as {missing[0]}. "
             "Take off what was added to it, such as adapters."
         )
+    reset_cures(copied)
     return copied
 
 

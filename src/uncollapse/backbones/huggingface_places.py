@@ -4,13 +4,12 @@ transformers writes each architecture out in full, so that dozens of classes hav
 block is recognised by the children that it uses and their order, not by its class: Mistral and Qwen2 are read as Llama.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
+from uncollapse.backbones import arguments
 from uncollapse.sites import OUTPUT, Site
 
 
@@ -202,17 +201,12 @@ def kind_of(block: nn.Module) -> Kind | None:
 
 def order_of_use(module: nn.Module) -> tuple[str, ...]:
     """The names of the children that the forward pass of a module uses itself, in the order of the first use."""
-    return tuple(name for name in names_in_forward(module) if name in module._modules)
-
-
-def names_in_forward(module: nn.Module) -> tuple[str, ...]:
-    """All names in the code of a module's forward pass, in the order of the first use."""
-    forward: Callable[..., Any] = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
-    return code.co_names if code is not None else ()
+    return tuple(name for name in arguments.names_in_forward(module) if name in module._modules)
 
 
 def _acting(block: nn.Module) -> tuple[str, ...]:
     """What acts on the tokens in a block's own forward pass: its children and scales, without dropout."""
     acting = (nn.Module, nn.Parameter, float)
-    return tuple(n for n in names_in_forward(block) if "drop" not in n and isinstance(getattr(block, n, None), acting))
+    return tuple(
+        n for n in arguments.names_in_forward(block) if "drop" not in n and isinstance(getattr(block, n, None), acting)
+    )

@@ -27,9 +27,15 @@ def runs(model: nn.Module) -> list[Run]:
             continue
         if is_a(module, "AlbertTransformer"):
             found[id(module)] = Run(path, _albert_passes(module, path))
-        elif isinstance(module, nn.ModuleList) and _are_blocks(module):
+        elif isinstance(module, nn.ModuleList) and _are_blocks(module) and not _past_hooks(model, path):
             found[id(module)] = Run(path, tuple((f"{path}.{i}", 0) for i in range(len(module))))
     return list(found.values())
+
+
+def _past_hooks(model: nn.Module, path: str) -> bool:
+    """Whether blocks are run by their `forward` itself, past all hooks, as in SqueezeBERT: nothing can be seen then."""
+    holder = next(module for _, module in above(model, path))
+    return "forward" in arguments.names_in_forward(holder)
 
 
 def _are_blocks(modules: nn.ModuleList) -> bool:

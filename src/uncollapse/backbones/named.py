@@ -15,16 +15,17 @@ from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 MASKS = ("src_key_padding_mask", "attention_mask", "mask")  # what models call them; the first is True at padding
 
 
-def stack(model: nn.Module, layers: list[str], layout: Layout | None = None) -> Stack:
+def stack(model: nn.Module, layers: list[str], layout: Layout | None = None, by: str = "layers") -> Stack:
     """The modules whose names match, in the order in which the model lists them.
 
     Args:
         model: any module.
         layers: dotted names, or patterns of them: "blocks.*" is every child of `blocks`; * ? and [] stop at a dot.
+        by: what the argument is called that names them.
         layout: of the layers' outputs; without it nodes where the model takes `edge_index`, else by their rank.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    _check(model, layers, modules)
+    _check(model, layers, modules, by)
     chosen = [name for name in modules if name and any(_matches(name, pattern) for pattern in layers)]
     first = {id(modules[name]): name for name in reversed(chosen)}
     paths = [first[id(modules[name])] for name in chosen]  # a layer with several names runs once for each
@@ -59,17 +60,17 @@ def _matches(name: str, pattern: str) -> bool:
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
-def _check(model: nn.Module, layers: list[str], names: Iterable[str]) -> None:
+def _check(model: nn.Module, layers: list[str], names: Iterable[str], by: str) -> None:
     """Raise if a name or pattern fits no module."""
     if not layers:
         raise ValueError(
-            f"layers must name at least one module of {type(model).__name__}, got none. {suggestion(model)}"
+            f"{by} must name at least one module of {type(model).__name__}, got none. {suggestion(model, by)}"
         )
     for pattern in layers:
         if not any(name and _matches(name, pattern) for name in names):
             close = difflib.get_close_matches(pattern, [name for name in names if name], n=3)
             hint = f" Close to it: {', '.join(close)}." if close else ""
-            raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model)}")
+            raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model, by)}")
 
 
 def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
@@ -95,17 +96,17 @@ def _is_mask(mask: Any, tokens: Tensor | None) -> bool:
     return fits and bool(((mask == 0) | (mask == 1)).all())
 
 
-def suggestion(model: nn.Module) -> str:
-    """What blocks there seem to be in a model, and how to name them."""
+def suggestion(model: nn.Module, by: str = "layers") -> str:
+    """What blocks there seem to be in a model, and how to name them, by an argument; layers are an option as well."""
+    option = " or --layers" if by == "layers" else ""
     series = {name: list(module.children()) for name, module in model.named_modules() if _is_series(module)}
     if not series:
         parts = ", ".join(f"{name} ({type(child).__name__})" for name, child in model.named_children())
-        return f"Name the modules that are its layers, by layers=[…] or --layers. It consists of: {parts or 'nothing'}."
+        return f"Name the modules that are its layers, by {by}=[…]{option}. It consists of: {parts or 'nothing'}."
     listed = "; ".join(f"{len(c)} × {type(c[0]).__name__} in {name or 'the model'}" for name, c in series.items())
     pattern = repr(inside(next(iter(series)), "*"))
-    return (
-        f"Series of blocks: {listed}. Name them, such as layers=[{pattern}], or --layers {pattern} on the command line."
-    )
+    option = f", or --layers {pattern} on the command line" if by == "layers" else ""
+    return f"Series of blocks: {listed}. Name them, such as {by}=[{pattern}]{option}."
 
 
 def _is_series(module: nn.Module) -> bool:

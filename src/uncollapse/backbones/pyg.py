@@ -7,6 +7,7 @@ output of the last norm, before the activation. Layers are taken to run in the o
 Convolutions within pooling layers are left out; heterogeneous models do not fit.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -74,6 +75,7 @@ def _owner(unit: str, modules: Modules) -> str:
 def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> Stack:
     held = [[c for c in convs if c == unit or c.startswith(f"{unit}.")] for unit in units]
     model = modules[owner]
+    outer = next((name for name in _around(owner) if _knows_batch(modules[name])), None)
     after = [*(Site(unit, "input") for unit in units[1:]), _last(owner, units[-1], modules)]
     blocks = []
     for number, (site, own) in enumerate(zip(after, held, strict=True)):
@@ -90,7 +92,9 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
         layout="nodes",
         context=partial(_context, _names(model)),
         asks_owner=True,
-        arguments=_names(model),
+        arguments=_names(model) if "edge_index" in _names(model) or _takes_data(model) else (),
+        outer=None if outer is None else (outer, partial(_context, _names(modules[outer]))),
+        lacks_batch=outer is None and not _knows_batch(model),
         reinitialised=random_weights.reinitialised,
         facts={"layer": type(modules[held[0][0]]).__name__},
     )
@@ -100,6 +104,19 @@ def _names(model: nn.Module) -> arguments.Names:
     if isinstance(model, pyg.nn.Sequential):  # its forward pass may be written as *args
         return tuple(model.signature.param_dict)
     return arguments.names(model)
+
+
+def _knows_batch(model: nn.Module) -> bool:
+    return "batch" in _names(model) or _takes_data(model)
+
+
+def _takes_data(model: nn.Module) -> bool:
+    """Whether it takes a graph as one object, which knows its batch: by its name or type, or for want of another."""
+    names = _names(model)
+    kinds = [
+        p.annotation for p in inspect.signature(model.forward).parameters.values() if isinstance(p.annotation, type)
+    ]
+    return "data" in names or len(names) == 1 or any(issubclass(kind, pyg.data.Data) for kind in kinds)
 
 
 def _jumping(model: nn.Module) -> str | None:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from uncollapse.sites import CHILD
+
 SEED = 0
 
 
@@ -17,6 +19,18 @@ def reset(module: nn.Module) -> None:
     initialise: Callable[[], Any] | None = next((method for method in named if callable(method)), None)
     if initialise is not None:
         initialise()
+
+
+def reset_cures(model: nn.Module) -> None:
+    """Let the cures that were put into a model begin anew."""
+    for name, module in model.named_modules():
+        if is_of_cure(name):
+            reset(module)
+
+
+def is_of_cure(name: str) -> bool:
+    """Whether a module or a weight of this name belongs to a cure."""
+    return CHILD in name.split(".")
 
 
 def reinitialised(model: nn.Module, initialise: Callable[[nn.Module], None] = reset) -> nn.Module:

@@ -35,8 +35,10 @@ PRE_NORM = {
 RES_POST_NORM = {
     **ANY_BLOCK,
     "attention.context": Site("attn.proj", "input"),
+    "attention.norm.input": Site("norm1", "input"),
     "attention.output": Site("drop_path1"),
     "attention.residual": Site("mlp", "input", carried=True),
+    "mlp.norm.input": Site("norm2", "input"),
     "mlp.output": Site("drop_path2"),
     "mlp.residual": Site(""),
 }
@@ -112,8 +114,11 @@ def _values(path: str, block: Any) -> Values | None:
 
 def _block_context(prefix: int, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     given = arguments.by_name(names, args, kwargs)
-    mask = arguments.seen_keys(given.get("attn_mask"))
-    return Context(mask=mask, prefix=prefix, causal=bool(given.get("is_causal", False)))
+    mask = given.get("attn_mask")
+    if mask is not None and mask.dim() == 2:  # of queries and keys, the same for all images
+        mask = mask[None]
+    hint = bool(given.get("is_causal", False))
+    return Context(arguments.seen_keys(mask), prefix=prefix, causal=hint or arguments.hides_later(mask))
 
 
 def _context(prefix: int, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:

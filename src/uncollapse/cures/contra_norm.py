@@ -261,6 +261,8 @@ class ContraNorm(nn.Module):
         """Apply the layer to x (..., n, d); the other arguments are those of `contra_norm`."""
         if self.dim is not None and x.shape[-1] != self.dim:
             raise ValueError(f"This ContraNorm was made for {self.dim} features, got x of shape {tuple(x.shape)}.")
+        if causal and self.sample is not None:  # in evaluation too, so that it does not wait for the first step
+            raise ValueError(f"sample does not go with causal: later tokens would be drawn, got sample={self.sample}.")
         sample = self.sample if self.training else None
         x = contra_norm(
             x, self.scale, mask=mask, causal=causal, edge_index=edge_index, batch=batch, sample=sample, **self.options

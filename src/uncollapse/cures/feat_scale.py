@@ -43,7 +43,12 @@ def feat_scale(
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
 
 
-@cure(feat_scale, acts_on="tokens", paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962")
+@cure(
+    feat_scale,
+    acts_on="tokens",
+    paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962",
+    place="attention.output",
+)
 class FeatScale(nn.Module):
     """`feat_scale` with learned λ₁ and λ₂ a feature, from 0. FeatScale (arXiv 2203.05962).
 

@@ -25,8 +25,10 @@ def places_of(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
         return (fixed,)
     known = (*stack.places(), *ends(stack))
     if at is None:
-        return (next(place for place in ("attention.residual", "conv.output", "block") if place in known),)
-    wanted = [at] if isinstance(at, str | int) else list(at)
+        return (next(place for place in (cure.place, "conv.output", "block") if place in known),)
+    wanted = [at] if isinstance(at, str | int) else at
+    if not isinstance(wanted, Sequence | set) or not all(isinstance(one, str | int) for one in wanted):
+        raise ValueError(f"at must be the name of a place or a list of them, got {at!r}. {_listed(stack, known)}")
     found = [place for one in wanted for place in _named(stack, one, known)]
     if not found:
         raise ValueError(f"at must name at least one place. {_listed(stack, known)}")
@@ -39,11 +41,19 @@ def _named(stack: Stack, place: str | int, known: tuple[str, ...]) -> tuple[str,
             raise ValueError(f"{stack.architecture} has no place with the number {place}. {_listed(stack, known)}")
         return (stack.numbers[place],)
     if place == "norms":
-        fronts = tuple(name for name in known if name.endswith(".norm.input"))
-        return fronts or tuple(name for name in known if name.endswith(".residual"))
+        return _norms(stack, known)
     if place not in known:
         raise ValueError(f"{stack.architecture} has no place {place!r}. {_listed(stack, known)}")
     return (place,)
+
+
+def _norms(stack: Stack, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The inputs of all norms: in blocks with post-norm they are the sums that the norms stand behind."""
+    inner = [place for place in stack.places() if place.endswith(".norm.input")]
+    inner = inner or [place for place in stack.places() if place.endswith(".residual")]
+    if not inner:
+        raise ValueError(f"The norms within the blocks of {stack.architecture} are not known. {_listed(stack, known)}")
+    return (*inner, *(place for place in ends(stack) if place.endswith(".input")))
 
 
 def _listed(stack: Stack, known: tuple[str, ...]) -> str:

@@ -25,6 +25,10 @@ class EdgeWriter:
             return args, kwargs
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         data = next((value for value in given.values() if hasattr(value, "edge_subgraph")), None)
+        if given.get("num_sampled_edges_per_hop") is not None:
+            raise ValueError("DropEdge changes how many edges there are: call the model without the numbers per hop.")
+        if data is not None and data.edge_index is None:
+            raise ValueError("DropEdge needs edge_index (2, E), and the Data object has none.")
         if data is not None:
             kept = self._kept(data.edge_index, getattr(data, "batch", None))
             changed = {id(data): data.edge_subgraph(kept)}

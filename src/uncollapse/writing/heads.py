@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from uncollapse.sites import Context, Values
-from uncollapse.writing.ports import Frame, Writer, fitted
+from uncollapse.sites import Context, Values, fitted
+from uncollapse.writing.ports import Frame, Writer
 
 
 class ValueReader:

@@ -5,15 +5,33 @@ model has its own. What they know of a forward pass comes from the arguments of 
 checkpointing runs a block again during the backward pass, after other batches may have passed.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uncollapse.sites import Context, Layout, ReadContext, Side, at, laid_back, put, sets_of, where
+from uncollapse.sites import (
+    Context,
+    Layout,
+    ReadContext,
+    Side,
+    at,
+    fitted,
+    known_layout,
+    laid_back,
+    put,
+    sets_of,
+    where,
+)
 
 PORT = "_uncollapse_port"  # the attribute under which a module keeps its port
+NO_SCRIPT = (
+    "A model with a cure cannot become TorchScript, nor be traced for anything else such as ONNX without dynamo. Use "
+    "torch.export.export, which keeps the cure, or take it out with uncollapse.detach(model)."
+)
+JIT: Any = torch.jit  # it has no types
 OUTSIDE, RECEIVE, STREAM, PLAIN = range(4)  # the order of writers at one side of a module
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -30,13 +48,15 @@ class Frame:
 
     def __init__(self, key: str, name: str, read: ReadContext) -> None:
         self.key, self.name, self.read = key, name or "the model", read
-        self.owner: Frame | None = None  # of the module around it, if that must be asked
-        self.counted = False  # calls are counted from each start of the owner on
+        self.owner: Frame | None = None  # of the module around it, if it has to do with it
+        self.asks = False  # for what its own arguments leave open
+        self.counted = 0  # writers that count calls, from each start of the owner on
         self.followed = False  # something right behind the block asks for its context
         self.users = 0
         self.inner: list[Frame] = []
         self.held: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with what they were before
-        self.running = False
+        self.expects = False  # warns if none of the frames inside runs, which were named by the user
+        self.running = self.ran = False
         self.context: Context | None = None
         self.carried: Tensor | None = None  # what was added to the residual stream where it runs past a norm
         self.values: Tensor | None = None
@@ -45,28 +65,52 @@ class Frame:
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
         for frame in self.inner:
-            frame.calls = 0
+            frame.calls, frame.context, frame.ran = 0, None, False
         context = self.read(args, kwargs)
-        if self.owner is not None:
+        if self.owner is not None and self.asks:
             context = self._asked(context, self.owner)
-        self.call, self.calls = self.calls, self.calls + 1
-        self.context, self.carried, self.values, self.running = context, None, None, True
+        if self.counted:  # a count that nobody resets would let compiled code be compiled again in every pass
+            self.call, self.calls = self.calls, self.calls + 1
+        self.context, self.carried, self.values, self.running, self.ran = context, None, None, True, True
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """End it; the context stays for what stands right behind the block."""
+        if self.expects and not failed and not any(frame.ran for frame in self.inner):
+            self.expects = False
+            warnings.warn(
+                f"None of the modules with a cure ran in a pass of {self.name}, so that it did nothing: "
+                f"{', '.join(frame.name for frame in self.inner)}. Some modules are never called themselves, as the "
+                "out_proj of torch's attention. Name others.",
+                stacklevel=2,
+            )
         self.carried, self.values, self.running = None, None, False
         if not self.followed:
             self.context = None
 
+    def retire(self) -> None:
+        """Nobody uses it any more: attributes are as they were, and no frame asks it or waits for it."""
+        for module, attribute, before in self.held:
+            setattr(module, attribute, before)
+        for frame in self.inner:
+            frame.owner = None
+        if self.owner is not None:
+            self.owner.inner.remove(self)
+        self.held, self.inner, self.owner = [], [], None
+
     def told(self, inside: bool) -> Context:
         """The context of the call that runs now, or that has just ended."""
+        if self.context is None and not inside:
+            raise RuntimeError(
+                f"{self.name} did not run in this pass, as with layers that are dropped in training: the cure behind "
+                "it cannot know the padding of the batch. Switch that off, or remove the cure."
+            )
         if self.context is None or (inside and not self.running):
             raise RuntimeError(
                 f"A part of {self.name} runs outside of it, as when only parts of blocks are checkpointed: the cure in "
                 "it cannot know the padding of the batch. Checkpoint whole blocks, or remove the cure."
             )
         if self.context.refuse:
-            raise RuntimeError(f"The cure at {self.name} cannot act: {self.context.refuse}.")
+            raise RuntimeError(f"The cure at {self.name} cannot act: {self.context.refuse}. `remove()` takes it out.")
         return self.context
 
     def _asked(self, context: Context, owner: "Frame") -> Context:
@@ -121,9 +165,15 @@ class Writer:
         """The tokens, laid out for the cure and back."""
         if self.layout == "nodes":
             graph = {"edge_index": context.edge_index, "batch": context.batch}
+            traced = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+            if traced and context.batch is not None and "batch" in self.takes:
+                raise RuntimeError(
+                    "A cure that tells the graphs of a batch apart is exported by torch.export.export(…, strict=True) "
+                    "only: how many graphs there are is not known before it runs."
+                )
             return self._cured(x, **graph)
         sets = sets_of(x, self.layout)
-        mask = fitted(context.mask, sets)
+        mask = None if known_layout(self.layout, x) == "vectors" else fitted(context.mask, sets)
         skip = context.prefix if self.patches else 0
         new = self._cured(sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=context.causal)
         return laid_back(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, self.layout)
@@ -155,7 +205,7 @@ class Receiver:
     """A later look of the block at the residual stream, or its end: what was changed before is added."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame = frame
+        self.frame, self.users = frame, 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Tokens with the change."""
@@ -188,10 +238,11 @@ class Port:
         self.arguments = [change for change in self.arguments if id(change) not in writers]
 
     def is_idle(self) -> bool:
-        """Whether nobody needs the port any more."""
-        own = [writer for entries in self.sides.values() for _, writer in entries]
-        waits = any(not isinstance(writer, Receiver) or writer.frame.users for writer in own)
-        return not waits and not self.arguments and not any(frame.users for frame in self.opens)
+        """Whether nobody needs the port any more; frames and receivers without users are dropped."""
+        self.opens = [frame for frame in self.opens if frame.users]
+        for side, entries in self.sides.items():
+            self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver) or e[1].users]
+        return not any((self.opens, self.arguments, *self.sides.values()))
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """Before the module runs."""
@@ -200,6 +251,8 @@ class Port:
                 "A model with a cure does not run under nn.DataParallel, whose threads share one cure. Use one process "
                 "a device (torchrun, accelerate launch), or show one device only (CUDA_VISIBLE_DEVICES=0)."
             )
+        if JIT.is_tracing():
+            raise RuntimeError(NO_SCRIPT)  # a trace would keep the padding and the number of tokens of one batch
         for change in self.arguments:
             args, kwargs = change(args, kwargs)
         for frame in self.opens:
@@ -212,7 +265,7 @@ class Port:
         if output is not None:
             output = self._written("output", output)
         for frame in self.opens:
-            frame.close()
+            frame.close(failed=output is None)
         return output
 
     def _written(self, side: Side, value: Any) -> Any:
@@ -246,18 +299,3 @@ def close_idle(module: nn.Module) -> None:
 
 def _is_tokens(x: Tensor) -> bool:
     return x.is_floating_point() and x.dim() >= 2
-
-
-def fitted(mask: Tensor | None, sets: Tensor) -> Tensor | None:
-    """The mask of the sets (b, n, d); one for all of them is repeated, and places of a cache not yet filled are cut."""
-    if mask is None:
-        return None
-    mask = (mask[None] if mask.dim() == 1 else mask)[:, : sets.shape[1]]
-    if mask.shape[0] == 1:
-        mask = mask.expand(sets.shape[0], -1)
-    if mask.shape != sets.shape[:2]:
-        raise ValueError(
-            f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(sets.shape)}: expected "
-            f"{tuple(sets.shape[:2])}. This layer has other tokens than the block gets a mask for."
-        )
-    return mask

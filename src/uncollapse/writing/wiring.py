@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uncollapse.backbones import arguments, random_weights
 from uncollapse.backbones.widths import width
 from uncollapse.registry import Cure
-from uncollapse.sites import OUTPUT, Block, Site, Stack, no_context
+from uncollapse.sites import CHILD, OUTPUT, Block, Site, Stack, no_context
 from uncollapse.writing.choosing import ends
 from uncollapse.writing.edges import EdgeWriter
 from uncollapse.writing.heads import HeadWriter, ValueReader
 from uncollapse.writing.ports import (
+    NO_SCRIPT,
     OUTSIDE,
     PLAIN,
     RECEIVE,
@@ -27,7 +29,6 @@ from uncollapse.writing.ports import (
     port_of,
 )
 
-CHILD = "uncollapse"  # the child under which a module keeps its cures
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # they run or list whatever is put into them
 TELLS = ("mask", "causal", "edge_index", "batch")
 
@@ -61,7 +62,7 @@ def plan(
         if site in found:
             continue
         made = _made(model, stack, cure, site, block, options)
-        calls = _calls(stack, block, blocks)
+        calls = None if key in ends(stack) else _calls(stack, block, blocks)
         found[site] = Point(key, cure, made, site, block, stack, calls, tokens == "patches")
     points = list(found.values())
     for point in points:
@@ -109,14 +110,17 @@ def _made(model: nn.Module, stack: Stack, cure: Cure, site: Site, block: Block, 
     try:
         made: nn.Module = cure.layer(**given)
     except (ValueError, TypeError) as error:
-        lost = "dim" in given and given["dim"] is None
-        hint = " The number of features there is not known before it runs: give it as dim=…" if lost else ""
-        raise ValueError(f"{cure.name} at {site.path or 'the model'}: {error}{hint}") from error
+        where = site.path or "the model"
+        if "dim" in given and given["dim"] is None:
+            raise ValueError(
+                f"{cure.name} must know the number of features, which {where} does not tell before it runs: give dim=…"
+            ) from error
+        raise ValueError(f"{cure.name} at {where}: {error}") from error
     return _at_home(made, module, model.get_submodule(block.path), model).train(module.training)
 
 
 def _preset(cure: Cure, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, with those of a published variant where they say nothing else."""
+    """The options, with those of a published variant where they say nothing else; norms are left to the model."""
     rest = {name: value for name, value in options.items() if name != "preset"}
     name = options.get("preset")
     if name is None:
@@ -124,7 +128,7 @@ def _preset(cure: Cure, options: dict[str, Any]) -> dict[str, Any]:
     known = getattr(cure.layer, "PRESETS", {})
     if name not in known:
         raise ValueError(f"{cure.name} has no preset {name!r}. There are: {', '.join(known) or 'none'}.")
-    return {**known[name], **rest}
+    return {**known[name], **cure.attached, **rest}
 
 
 def _at_home(made: nn.Module, *modules: nn.Module) -> nn.Module:
@@ -133,7 +137,10 @@ def _at_home(made: nn.Module, *modules: nn.Module) -> nn.Module:
         p for module in modules for p in module.parameters() if p.dtype.is_floating_point and p.dtype.itemsize > 1
     )
     weight = next(weights, None)
-    return made if weight is None else made.to(weight.device, weight.dtype)
+    if weight is not None:
+        made.to(weight.device, weight.dtype)
+        made.apply(random_weights.reset)  # a number that was rounded to another dtype before
+    return made
 
 
 def _try(point: Point) -> None:
@@ -172,6 +179,14 @@ def takes(cure: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in TELLS if name in names)
 
 
+class Cures(nn.ModuleDict):
+    """The cures that a module keeps."""
+
+    def __prepare_scriptable__(self) -> "Cures":
+        """What torch.jit.script asks for first."""
+        raise RuntimeError(NO_SCRIPT)
+
+
 @dataclass
 class Wire:
     """What was put into a model for one point."""
@@ -179,6 +194,8 @@ class Wire:
     host: nn.Module
     name: str
     frames: list[Frame] = field(default_factory=list)
+    counted: list[Frame] = field(default_factory=list)
+    receivers: list[Receiver] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Callable[..., Any]] = field(default_factory=list)
 
@@ -190,9 +207,11 @@ class Wire:
         for frame in self.frames:
             frame.users -= 1
             if frame.users == 0:
-                for owner, attribute, before in frame.held:
-                    setattr(owner, attribute, before)
-                frame.held.clear()
+                frame.retire()
+        for frame in self.counted:
+            frame.counted -= 1
+        for receiver in self.receivers:
+            receiver.users -= 1
         for module in self.modules:
             close_idle(module)
         cures: Any = self.host._modules[CHILD]
@@ -215,18 +234,22 @@ def wire(model: nn.Module, point: Point) -> Wire:
 
 def _connect(model: nn.Module, point: Point, new: Wire) -> None:
     stack, block, site = point.stack, point.block, point.site
-    owner = _owner_frame(model, stack, new) if stack.asks_owner or stack.held or point.calls is not None else None
+    inside = site.path == block.path or site.path.startswith(f"{block.path}." if block.path else "")
+    asks = stack.asks_owner or point.calls is not None
+    named = stack.family == "named"
+    owner = _owner_frame(model, stack, new) if asks or stack.held or named or not inside else None
     if point.kind.acts_on == "edges":
         change = EdgeWriter(point.cure, stack.arguments)
         new.writers.append(change)
         _port(model, site.path, new).arguments.append(change)
         return
     frame = _frame(model, f"{stack.family} block", block.path, block.context, new)
-    if owner is not None and (stack.asks_owner or point.calls is not None):
-        frame.owner, frame.counted = owner, frame.counted or point.calls is not None
-        if frame not in owner.inner:
-            owner.inner.append(frame)
-    inside = site.path == block.path or site.path.startswith(f"{block.path}." if block.path else "")
+    if owner is not None and (asks or named or not inside):
+        _belong(frame, owner, asks)
+        owner.expects = named
+    if point.calls is not None:
+        frame.counted += 1
+        new.counted.append(frame)
     frame.followed = frame.followed or not inside
     writer = _writer(model, point, frame, inside, new)
     rank = STREAM if site.carried else PLAIN if inside else OUTSIDE
@@ -257,9 +280,14 @@ def _let_receive(model: nn.Module, point: Point, frame: Frame, new: Wire) -> Non
     looks = [site for site in point.block.places.values() if site.carried]
     later = looks[looks.index(point.site) + 1 :]
     for site in (*later, point.block.places[OUTPUT]):
-        entries = _port(model, site.path, new).sides[site.side]
-        if not any(isinstance(writer, Receiver) and writer.frame is frame for _, writer in entries):
-            _port(model, site.path, new).add(site.side, RECEIVE, Receiver(frame))
+        port = _port(model, site.path, new)
+        own = (w for _, w in port.sides[site.side] if isinstance(w, Receiver) and w.frame is frame)
+        receiver = next(own, None)
+        if receiver is None:
+            receiver = Receiver(frame)
+            port.add(site.side, RECEIVE, receiver)
+        receiver.users += 1
+        new.receivers.append(receiver)
 
 
 def _write(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Wire) -> None:
@@ -294,21 +322,36 @@ def _owner_frame(model: nn.Module, stack: Stack, new: Wire) -> Frame:
             module = model.get_submodule(path)
             frame.held.append((module, attribute, getattr(module, attribute)))
             setattr(module, attribute, value)
+    if stack.outer is not None:
+        _belong(frame, _frame(model, f"{stack.family} outer", *stack.outer, new), asks=True)
     return frame
+
+
+def _belong(frame: Frame, owner: Frame, asks: bool) -> None:
+    """A start of the owner is one of the frame too: its calls are counted anew, and what it was told is forgotten."""
+    frame.owner, frame.asks = owner, frame.asks or asks
+    if frame not in owner.inner:
+        owner.inner.append(frame)
 
 
 def _host(model: nn.Module, path: str) -> nn.Module:
     """The module that keeps a cure as its child: the one at the site, or the next around it that runs its own code."""
-    while path and isinstance(model.get_submodule(path), CONTAINERS):
+    while path and _runs_children(model.get_submodule(path)):
         path = path.rpartition(".")[0]
     module = model.get_submodule(path)
-    return next((inner for inner in module.modules() if not isinstance(inner, CONTAINERS)), module)
+    return next((inner for inner in module.modules() if not _runs_children(inner)), module)
+
+
+def _runs_children(module: nn.Module) -> bool:
+    """Whether a child that is added to a module would run with the others."""
+    asked = ("children", "named_children", "_modules")
+    return isinstance(module, CONTAINERS) or any(name in arguments.names_in_forward(module) for name in asked)
 
 
 def _added(host: nn.Module, kind: str, cure: nn.Module) -> str:
     """Add a cure to its host, under a name that is free."""
     if CHILD not in host._modules:
-        host.add_module(CHILD, nn.ModuleDict())
+        host.add_module(CHILD, Cures())
     cures: Any = host._modules[CHILD]
     number = next(n for n in range(1, len(cures) + 2) if (kind if n == 1 else f"{kind}_{n}") not in cures)
     name = kind if number == 1 else f"{kind}_{number}"
