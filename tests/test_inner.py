@@ -470,3 +470,32 @@ def test_kept_results_say_what_the_page_says() -> None:
     assert plain["way"] == "plain"
     assert all(run["mean_cosine"] < plain["mean_cosine"] for run in others)
     assert all(run["effective_rank"] > plain["effective_rank"] for run in others)
+
+
+def test_the_batch_that_only_a_module_around_the_network_is_told() -> None:
+    from torch_geometric.nn import GCN, global_mean_pool
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.head = GCN(4, 8, 2), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+            return self.head(global_mean_pool(self.network(x, edge_index), batch))
+
+    model, batch = Classifier(), torch.tensor([0, 0, 1, 1, 1])
+    with uc.tokens(model, "last") as t:
+        model(torch.randn(5, 4), torch.tensor([[0, 2], [1, 3]]), batch)
+        assert torch.equal(t.batch, batch)
+        model.network(torch.randn(5, 4), torch.tensor([[0, 2], [1, 3]]))  # without the module around it
+        assert t.batch is None
+
+
+def test_a_diagnosis_between_the_pass_and_the_loss_does_not_replace_tokens() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
+    with uc.tokens(model, "last") as t:
+        out = model(torch.randn(2, 5, 16))
+        diagnosis = uc.diagnose(model, [torch.randn(3, 7, 16)])
+        assert len(diagnosis.layers) == 3
+        assert torch.equal(t["last"], out)
+        t["last"].sum().backward()

@@ -33,7 +33,7 @@ def test_snippet_runs(name: str, source: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_readme_has_snippets() -> None:
-    assert sum(name.startswith("README") for name, _ in blocks()) == 4
+    assert sum(name.startswith("README") for name, _ in blocks()) == 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -25,7 +25,7 @@ def tokens(
     """Hold the tokens of some layers while the model runs, so that a loss can be put on them.
 
     Each forward pass inside `with` replaces what the one before left; what gradient checkpointing computes again during
-    a backward pass does not. Nothing is copied or detached. On leaving, hooks and tensors are gone. Tokens are those
+    a backward pass does not, nor does a diagnosis or a `Monitor`. Nothing is copied or detached. On leaving, hooks and tensors are gone. Tokens are those
     that flow on: with a cure attached at the same place, the cured ones.
 
     Open it once around the training loop if the model is compiled: on entering and leaving, `torch.compiler.reset()`
@@ -78,7 +78,7 @@ class Tokens:
         self._model, self._stack, self._spots = model, stack, spots
         self._held: dict[LayerName, tuple[Tensor, bool]] = {}  # with whether gradients were recorded there
         sites = (spot.site for spot in spots.values())
-        self._watch = Watch(running.uncompiled(model), stack, sites, self._see, self._begin)
+        self._watch = Watch(running.uncompiled(model), stack, sites, self._see, self._begin, looks=False)
         self._is_open = self._wants_gradients = False
 
     def __enter__(self) -> "Tokens":

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 Call = Callable[[nn.Module, Any], Any]
 
+_looking = 0  # how many looks at models are under way
+
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
@@ -29,7 +31,7 @@ def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> I
             f"The model lies on several devices ({', '.join(sorted(map(str, homes)))}) and is not moved to {target}; "
             "leave out device."
         )
-    with _random_states({home, target}), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with _look(), _random_states({home, target}), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
             model.eval()
             if target != home:
@@ -40,6 +42,21 @@ def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> I
                 model.to(home)
             for module, mode in modes:
                 module.training = mode
+
+
+@contextmanager
+def _look() -> Iterator[None]:
+    global _looking
+    _looking += 1
+    try:
+        yield
+    finally:
+        _looking -= 1
+
+
+def is_looking() -> bool:
+    """Whether a model runs only to be looked at, and not for its user."""
+    return _looking > 0
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from uncollapse import running
 from uncollapse.sites import Context, Site, Stack
 
 See = Callable[[Site, int, Tensor], None]
@@ -25,6 +26,7 @@ class Watch:
         sites: where to look.
         see: called with a site, the number of this call of it since the pass began, and the tensor.
         begin: called when a pass of the stack begins.
+        looks: shows passes in which a model is only looked at too, as by `diagnose`.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class Watch:
         sites: Iterable[Site],
         see: See,
         begin: Callable[[], None] = lambda: None,
+        looks: bool = True,
     ) -> None:
         self.model, self.stack, self.sites = model, stack, list(dict.fromkeys(sites))
         self.context = Context()  # what goes with the tokens of this pass
         self.graphs: Tensor | None = None  # of each node, where the model itself does not take that
         self.inside = False  # the owner of the blocks runs; a wrapper may call a method of it, which no hook tells
-        self._see, self._pass_begins = see, begin
+        self._around = Context()  # what a module around the owner was told
+        self._see, self._pass_begins, self._looks = see, begin, looks
         self._calls: Counter[int] = Counter()
         self._hooks = ExitStack()
 
@@ -50,6 +54,10 @@ class Watch:
             hooks.enter_context(self.stack.running(self.model))
             owner = self.model.get_submodule(self.stack.path)
             first = self.model.get_submodule(self.stack.blocks[0].path)
+            if self.stack.outer is not None:
+                around, read = self.model.get_submodule(self.stack.outer[0]), self.stack.outer[1]
+                hooks.callback(self._before(around, lambda args, kwargs: self._hear(read(args, kwargs))).remove)
+                hooks.callback(self._after(around, lambda *call: self._hear(Context()), always=True).remove)
             hooks.callback(self._before(owner, self._begin).remove)
             hooks.callback(self._after(owner, self._end, always=True).remove)
             hooks.callback(self._before(first, self._fill).remove)
@@ -63,7 +71,10 @@ class Watch:
 
     def _known(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Context:
         graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
-        return self.stack.context(args, kwargs or {}).filled(graphs)
+        return self.stack.context(args, kwargs or {}).filled(self._around).filled(graphs)
+
+    def _hear(self, around: Context) -> None:
+        self._around = around
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.inside, self.context = True, self._known(args, kwargs)
@@ -92,9 +103,12 @@ class Watch:
             return self._before(module, lambda args, kwargs: show(site.read((args, kwargs), None)))
         return self._after(module, lambda args, kwargs, output: show(site.read((args, kwargs), output)))
 
+    def _is_shown(self) -> bool:
+        return not _is_backward() and (self._looks or not running.is_looking())
+
     def _before(self, watched: nn.Module, act: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> RemovableHandle:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module is watched and not _is_backward():  # a deep copy of the model has the same hooks
+            if module is watched and self._is_shown():  # a deep copy of the model has the same hooks
                 act(args, kwargs)
 
         return watched.register_forward_pre_hook(hook, with_kwargs=True)
@@ -107,7 +121,7 @@ class Watch:
         always: bool = False,
     ) -> RemovableHandle:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if module is watched and not _is_backward():
+            if module is watched and self._is_shown():
                 act(args, kwargs, output)
 
         return watched.register_forward_hook(hook, with_kwargs=True, always_call=always)
