@@ -25,8 +25,8 @@ def tokens(
     """Hold the tokens of some layers while the model runs, so that a loss can be put on them.
 
     Each forward pass inside `with` replaces what the one before left; what gradient checkpointing computes again during
-    a backward pass does not, nor does a diagnosis or a `Monitor`. Nothing is copied or detached. On leaving, hooks and tensors are gone. Tokens are those
-    that flow on: with a cure attached at the same place, the cured ones.
+    a backward pass does not, nor does a diagnosis or a `Monitor`. Nothing is copied or detached. On leaving, hooks and
+    tensors are gone. Tokens are those that flow on: with a cure attached at the same place, the cured ones.
 
     Open it once around the training loop if the model is compiled: on entering and leaving, `torch.compiler.reset()`
     lets compiled code be compiled again, because it does not notice changed hooks.
