@@ -165,3 +165,19 @@ def test_a_smooth_spectrum_of_a_wide_layer_is_no_sure_collapse() -> None:
 
 def test_narrow_layers_are_never_sure() -> None:
     assert judged(normal(64, 64, 8)).certainty == "medium"
+
+
+def test_the_outputs_of_a_graph_network_are_not_judged() -> None:
+    """Its last convolution makes logits of collapsed nodes, which may look healthy."""
+    pyg = pytest.importorskip("torch_geometric")
+    torch.manual_seed(0)
+    edges = torch.randint(0, 200, (2, 1200))
+    model, data = pyg.nn.GCN(16, 32, 12, 4), pyg.data.Data(torch.randn(200, 16), edges)
+    verdict = uc.diagnose(model, [data]).verdict
+    assert verdict.collapsed
+    assert "block 11 narrows to the outputs; block 10 before it is judged." in verdict.cautions
+    assert 'uc.attach(model, "contra_norm", scale=1.0, preset="gnn", layers="first 11")' in [
+        tip.code for tip in verdict.advice
+    ]
+    verdict = uc.diagnose(pyg.nn.GCN(16, 32, 12), [data]).verdict
+    assert not any("outputs" in caution for caution in verdict.cautions)

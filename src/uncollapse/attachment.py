@@ -61,9 +61,9 @@ def attach(
     contra_norm (scale=0.1) at attention.residual in blocks 2–3 of TransformerEncoder
     >>> handle.remove()
     """
+    _check(model, tokens)
     model = running.uncompiled(model)
     entry = _entry(cure)
-    _check(model, tokens)
     stack = backbones.find(model, part=part, layers=modules, layout=layout, by="modules")
     names = places_of(stack, entry, at)
     _check_choice(stack, entry, layers, tokens)
@@ -73,6 +73,7 @@ def attach(
     _warn_of_batches(stack, points)
     asked = {"part": part, "modules": None if modules is None else list(modules), "layout": layout, "tokens": tokens}
     attachment = Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
+    _warn_if_there(attachment, attachments(model))
     attachment._enter()
     return attachment
 
@@ -98,6 +99,10 @@ class Attachment:
         self.architecture, self.family, self.count = stack.architecture, stack.family, len(stack.blocks)
         self._model, self._points = model, points
         self._wires: list[Wire] = []
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of the cure, such as for an optimizer that was made before it."""
+        return [parameter for point in self._points for parameter in point.cure.parameters()]
 
     @property
     def cures(self) -> dict[str, nn.Module]:
@@ -182,7 +187,9 @@ def _entry(cure: str) -> Cure:
     return CURES[cure]
 
 
-def _check(model: nn.Module, tokens: str) -> None:
+def _check(model: Any, tokens: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if tokens not in ("all", "patches"):
         raise ValueError(f'tokens must be "all" or "patches", got {tokens!r}.')
     if isinstance(model, torch.jit.ScriptModule):
@@ -208,6 +215,15 @@ def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, tokens: str) 
             f'tokens="patches" leaves out CLS, distillation and register tokens of images, and {cure.name} in '
             f"{stack.architecture} has none of them before it. Leave out tokens."
         )
+
+
+def _warn_if_there(new: "Attachment", present: tuple["Attachment", ...]) -> None:
+    """A cell of a notebook that runs again would put the same cure in a second time."""
+    sites = {point.site for point in new._points}
+    for old in present:
+        if old.cure == new.cure and old._model is new._model and sites & {point.site for point in old._points}:
+            warnings.warn(f"The model has this cure there already: {old}. Both act now.", stacklevel=3)
+            return
 
 
 def _check_wrapped(model: nn.Module, points: list[Point]) -> None:

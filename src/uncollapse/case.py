@@ -25,7 +25,9 @@ class Subject:
     """What is judged.
 
     family, architecture, places: of its stack. causal: whether tokens see only earlier ones. one_graph: whether nodes
-    came without saying which graph each belongs to. no_twin: why there is no random model beside it.
+    came without saying which graph each belongs to. no_twin: why there is no random model beside it. modules: the names
+    or patterns by which the user called its layers. outputs, hidden: in a graph network whose last layer gives outputs
+    and no features, its name and the number of blocks before it.
     """
 
     family: str
@@ -34,6 +36,9 @@ class Subject:
     places: tuple[str, ...]
     one_graph: bool = False
     no_twin: str = ""
+    modules: tuple[str, ...] = ()
+    outputs: str = ""
+    hidden: int = 0
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,11 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """What the two files say, if they belong together."""
     for name in (DESCRIPTION, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no saved cure: there is no {name}. uc.save_cure writes it.")
+            raise FileNotFoundError(
+                f"{folder} holds no saved cure: there is no {name}, which uc.save_cure writes. If the cure's weights "
+                "are among those of the model, as in a checkpoint of a Trainer, attach it with the same options as "
+                "before and load them with model.load_state_dict."
+            )
     content = (folder / WEIGHTS).read_bytes()
     try:
         described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))

@@ -118,6 +118,7 @@ def diagnose(
         stack.places(),
         one_graph=stack.layout == "nodes" and capture.context.batch is None,
         no_twin=why,
+        modules=() if layers is None else ((layers,) if isinstance(layers, str) else tuple(layers)),
     )
     return Diagnosis(
         model=name or type(model).__name__,

@@ -119,6 +119,16 @@ class Verdict:
         """Whether any kind of collapse was found."""
         return self.kind != "none"
 
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words."""
+        return f"Certainty: {self.certainty}."
+
+    def lines(self) -> tuple[str, ...]:
+        """All of it as text: what was found, how sure that is, what to know and what to try."""
+        tips = (line for tip in self.advice for line in (f"→ {tip.reason}", f"  {tip.code}"))
+        return (self.sentence, self.sure, *(f"· {caution}" for caution in self.cautions), *tips)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -207,6 +217,7 @@ class Diagnosis:
         """The main measures as a table for a terminal."""
         shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
         title = f"{self.model} on {self.data}" if self.data else self.model
+        title = "\nwith ".join([title, *self.settings.get("cures", ())])
         table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("layer", no_wrap=True)
         for name in shown:
@@ -217,7 +228,7 @@ class Diagnosis:
         return table
 
     def __rich__(self) -> Group:
-        return Group(self.table(), Text(self.verdict.sentence), *(Text(f"· {c}") for c in self.verdict.cautions))
+        return Group(self.table(), *(Text(line) for line in self.verdict.lines()))
 
     def __str__(self) -> str:
         console = Console(width=120, file=io.StringIO(), force_terminal=False, color_system=None)

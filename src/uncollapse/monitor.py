@@ -59,7 +59,7 @@ class Monitor:
         *,
         every: int | None = 200,
         measures: Sequence[str] = CURVES,
-        rules: Sequence[Rule] = (),
+        rules: Rule | Sequence[Rule] = (),
         folder: str | Path | None = None,
         log: Any = (),
         save: Callable[[int], Any] | None = None,
@@ -68,6 +68,7 @@ class Monitor:
         overwrite: bool = False,
         **options: Any,
     ) -> None:
+        rules = (rules,) if isinstance(rules, Rule) else rules
         checks.check_plan(every, measures, rules, max_share)
         checks.check_options(options)
         self.every, self.measures, self.rules = every, tuple(measures), tuple(rules)
@@ -80,6 +81,10 @@ class Monitor:
         self._began: float | None = None  # when the first step was seen
         self._fits = False  # whether rules and measures were seen to fit the model
         self._failing = False
+
+    def __repr__(self) -> str:
+        rules = "; ".join(map(str, self.rules)) or "none"
+        return f"<Monitor: every {self.every} steps, rules: {rules}, {self._state.measured} measurements so far>"
 
     def step(self, model: nn.Module, step: int, *, epoch: float | None = None) -> Record | None:
         """After each step of the training: measure if it is due. Gives what was measured, or None.

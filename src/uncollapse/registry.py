@@ -5,6 +5,7 @@ Contract tests, `diagnose` and the command line read the facts; nothing else kee
 
 import difflib
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,12 @@ class Cure:
     paper: str
     attached: Mapping[str, Any] = field(default_factory=dict)
     place: str = "attention.residual"
+
+    def options(self) -> tuple[str, ...]:
+        """What can be said about it when it is attached, with defaults."""
+        given = {name: p.default for name, p in inspect.signature(self.layer).parameters.items()} | dict(self.attached)
+        own = ((name, value) for name, value in given.items() if name not in ("dim", "heads"))
+        return tuple(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in own)
 
 
 @dataclass(frozen=True)

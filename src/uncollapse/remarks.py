@@ -40,6 +40,8 @@ def doubts(case: Case) -> Iterator[tuple[int, str]]:
 
 def plain(case: Case) -> Iterator[str]:
     """Remarks that do not change how sure a verdict is."""
+    if case.subject.outputs:
+        yield f"{case.subject.outputs} narrows to the outputs; {case.last.name} before it is judged."
     yield from _outliers(case)
     yield from _passing(case)
     if case.subject.one_graph:

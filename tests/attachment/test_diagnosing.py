@@ -10,6 +10,7 @@ import uncollapse as uc
 from uncollapse import backbones
 from uncollapse.advice import advice
 from uncollapse.backbones import random_weights
+from uncollapse.case import Subject
 
 
 def bert() -> Any:
@@ -55,7 +56,9 @@ def test_advice_can_be_followed(build: Any, kind: Any) -> None:
     model = build()
     stack = backbones.find(model)
     causal = stack.context((), {}).causal
-    for tip in advice(kind, "block 1", stack.family, stack.places(), causal):
+    tips = [t for onset in ("embed", "block 1") for t in advice(kind, onset, subject(stack, causal))]
+    assert len(tips) >= 2
+    for tip in tips:
         keys = list(model.state_dict())
         exec(tip.code, {"uc": uc, "model": model})
         (attachment,) = uc.attachments(model)
@@ -65,12 +68,32 @@ def test_advice_can_be_followed(build: Any, kind: Any) -> None:
         assert list(model.state_dict()) == keys
 
 
+def subject(stack: Any, causal: bool) -> Subject:
+    return Subject(stack.family, stack.architecture, causal, stack.places())
+
+
+def test_advice_for_layers_that_were_named() -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(3)))
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.copy_(torch.ones(16, 16) + 0.001 * torch.eye(16))
+    d = uc.diagnose(model, [torch.rand(4, 8, 16)], layers="*", layout="tokens")
+    assert d.verdict.collapsed
+    assert d.verdict.certainty in str(d)
+    for tip in d.verdict.advice:
+        assert tip.code in str(d)
+        exec(tip.code, {"uc": uc, "model": model})
+        assert len(uc.attachments(model)[0].cures) == 3
+        uc.detach(model)
+
+
 def test_the_diagnosis_tells_the_cures() -> None:
     model, batches = encoder(), [torch.randn(4, 8, 16)]
     assert "cures" not in uc.diagnose(model, batches).settings
     with uc.attach(model, "contra_norm", scale=0.5, layers=1):
         d = uc.diagnose(model, batches)
     assert d.settings["cures"] == ["contra_norm (scale=0.5) at attention.residual in block 1 of TransformerEncoder"]
+    assert "with contra_norm (scale=0.5) at attention.residual in block 1 of TransformerEncoder" in str(d)
     assert uc.Diagnosis.from_json(d.to_json()) == d
 
 

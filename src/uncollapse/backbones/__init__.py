@@ -7,6 +7,7 @@ of it. A new one needs that function and a line below.
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from torch import nn
 
@@ -64,6 +65,10 @@ def find(
         layout: how the outputs of named layers are to be read; guessed from their shape without it.
         by: what the caller's argument for `layers` is called, for errors.
     """
+    if layout is not None and layout not in get_args(Layout):
+        raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}.")
+    if isinstance(layers, str):
+        layers = [layers]
     if layers is not None:
         return named.stack(model, list(layers), layout, by)
     found = _all_stacks(model)

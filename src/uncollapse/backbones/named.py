@@ -27,6 +27,9 @@ def stack(model: nn.Module, layers: list[str], layout: Layout | None = None, by:
     modules = dict(model.named_modules(remove_duplicate=False))
     _check(model, layers, modules, by)
     chosen = [name for name in modules if name and any(_matches(name, pattern) for pattern in layers)]
+    lists = [name for name in chosen if isinstance(modules[name], nn.ModuleList | nn.ModuleDict)]
+    if lists:
+        raise ValueError(f"{lists[0]} is a list of modules, which never runs itself. Name those in it: '{lists[0]}.*'.")
     first = {id(modules[name]): name for name in reversed(chosen)}
     paths = [first[id(modules[name])] for name in chosen]  # a layer with several names runs once for each
     blocks = tuple(

@@ -56,6 +56,9 @@ def compare(
 def _show(diagnoses: list[Diagnosis], words: dict[str, list[str]]) -> None:
     terminal = output.console()
     terminal.print(_table(diagnoses))
+    for diagnosis in diagnoses:
+        for cure in diagnosis.settings.get("cures", ()):
+            output.paragraph(terminal, f"{diagnosis.model}: with {cure}")
     for name, sentences in words.items():
         output.paragraph(terminal, f"{diagnoses[0].model} → {name}", style="bold")
         for sentence in sentences:
@@ -63,6 +66,7 @@ def _show(diagnoses: list[Diagnosis], words: dict[str, list[str]]) -> None:
 
 
 def _read(path: Path) -> Diagnosis:
+    path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` made
     try:
         return Diagnosis.load(path)
     except OSError as error:

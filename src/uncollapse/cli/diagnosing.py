@@ -98,7 +98,7 @@ def _tell(loaded: Loaded, data: Data, note: Callable[[str], None]) -> None:
     if data.built_in:
         note(f"No data was given, so {loaded.name} reads {data.words}.")
     for attachment in attachments(loaded.model):
-        note(f"With the cure that was saved beside the model: {attachment}.")
+        note(f"The model has a cure: {attachment}.")
     if loaded.filled:
         some = ", ".join(loaded.filled[:3]) + (", …" if len(loaded.filled) > 3 else "")
         note(f"{len(loaded.filled)} weights are missing in the files and are random: {some}.")

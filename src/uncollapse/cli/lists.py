@@ -34,8 +34,8 @@ def _metrics() -> Columns:
 
 
 def _cures() -> Columns:
-    rows = [(c.name, c.layer.__name__, c.acts_on, c.paper) for c in CURES.values()]
-    return ("cure", "layer", "acts on", "paper"), rows
+    rows = [(c.name, c.layer.__name__, c.acts_on, ", ".join(c.options()), c.paper) for c in CURES.values()]
+    return ("cure", "layer", "acts on", "options", "paper"), rows
 
 
 def _losses() -> Columns:

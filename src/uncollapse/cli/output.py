@@ -59,6 +59,7 @@ def show(diagnosis: Diagnosis) -> None:
     verdict, terminal = diagnosis.verdict, console()
     terminal.print(diagnosis.table())
     paragraph(terminal, verdict.sentence, style="bold red" if verdict.collapsed else "bold green")
+    paragraph(terminal, verdict.sure, bullet=" · ")
     for caution in verdict.cautions:
         paragraph(terminal, caution, bullet=" · ")
     for advice in verdict.advice:

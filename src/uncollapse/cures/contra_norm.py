@@ -207,6 +207,8 @@ class ContraNorm(nn.Module):
     ) -> None:
         super().__init__()
         check_options(axis, average, identity, dual, False, exclude_self, sample)
+        if not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise ValueError(f"scale must be a finite number, got {scale!r}.")
         if after not in ("layer", "l2", None):
             raise ValueError(f"after must be 'layer', 'l2' or None, got {after!r}.")
         if positive and not (learnable and scale > 0):

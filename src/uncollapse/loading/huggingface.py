@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from uncollapse.backbones import torchvision_ops
+from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.loading import hub
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.quiet import quiet
@@ -35,8 +36,8 @@ class Origin:
             self.options["local_files_only"] = True
 
 
-def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> tuple[nn.Module, list[str]]:
-    """The model without its head, and the names of weights that the files lack and chance has filled in.
+def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> tuple[nn.Module, list[str], list[str]]:
+    """The model without its head, the names of weights that the files lack and chance has filled in, and of cures' own.
 
     dtype: None keeps the one in which the files are.
     """
@@ -44,11 +45,15 @@ def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> 
         if random_weights:
             config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
             model = transformers.AutoModel.from_config(config, dtype=dtype or config.dtype or torch.float32)
-            return model, []
+            return model, [], []
         model, report = transformers.AutoModel.from_pretrained(
             origin.place, dtype=dtype or "auto", output_loading_info=True, **origin.options
         )
-    return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")), _of_cures(report)
+
+
+def _of_cures(report: Any) -> list[str]:
+    return sorted(key for key in report["unexpected_keys"] if is_of_cure(key))
 
 
 def tokenizer(origin: Origin) -> Any:

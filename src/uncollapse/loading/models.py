@@ -95,9 +95,15 @@ def _built(what: str) -> Loaded:
 def _huggingface(what: str, path: Path, bare: bool, dtype: torch.dtype | None) -> Loaded:
     from uncollapse.loading import huggingface
 
-    model, filled = huggingface.load(huggingface.Origin(what), random_weights=bare, dtype=dtype)
+    model, filled, cures = huggingface.load(huggingface.Origin(what), random_weights=bare, dtype=dtype)
     if (path / cure_files.DESCRIPTION).is_file():
         _load_cure(model, path, random_weights=bare)
+    elif cures:
+        raise UsageError(
+            f"{what} holds weights of a cure, such as {cures[0]}, and no {cure_files.DESCRIPTION} that tells where it "
+            "goes: without it this is another model. Write it beside the model with uc.save_cure, or attach the cure "
+            "in a function and name module:function."
+        )
     name = _folder_name(path) if path.exists() else what
     return Loaded(model, name, what, tuple(filled))
 

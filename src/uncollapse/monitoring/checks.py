@@ -25,6 +25,9 @@ def check_plan(every: int | None, measures: Sequence[str], rules: Sequence[Rule]
     unknown = [name for name in measures if name not in MEASURES]
     if unknown:
         raise ValueError(f"No measure is named {unknown[0]!r}. There are: {', '.join(MEASURES)}.")
+    wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
+    if wrong is not None:
+        raise ValueError(f"rules must be a list of uc.Rule, got {type(wrong).__name__} in it.")
     names = [str(rule) for rule in rules]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -25,7 +25,7 @@ class Record:
     stop: bool = False
     save: bool = False
     error: str | None = None
-    diagnosis: Diagnosis | None = None
+    diagnosis: Diagnosis | None = field(default=None, repr=False)  # pages long
 
     def line(self) -> dict[str, Any]:
         """The record for a line of JSON."""

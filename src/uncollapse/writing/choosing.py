@@ -1,5 +1,6 @@
 """Which places and which blocks of a stack are meant."""
 
+import difflib
 from collections.abc import Sequence
 
 from uncollapse.registry import Cure
@@ -11,7 +12,7 @@ Layers = int | slice | str | Sequence[int]
 
 def ends(stack: Stack) -> dict[str, Site]:
     """The places behind the blocks."""
-    if stack.final is None or stack.final.side == "input":
+    if stack.final is None or stack.final.side == "input" or stack.layout == "nodes":
         return {}
     return {"final.norm.input": Site(stack.final.path, "input"), "final.norm": stack.final}
 
@@ -43,7 +44,9 @@ def _named(stack: Stack, place: str | int, known: tuple[str, ...]) -> tuple[str,
     if place == "norms":
         return _norms(stack, known)
     if place not in known:
-        raise ValueError(f"{stack.architecture} has no place {place!r}. {_listed(stack, known)}")
+        close = difflib.get_close_matches(place, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{stack.architecture} has no place {place!r}.{hint} {_listed(stack, known)}")
     return (place,)
 
 
@@ -78,7 +81,7 @@ def blocks_of(stack: Stack, layers: Layers | None) -> tuple[int, ...]:
     except (IndexError, ValueError, TypeError) as error:
         raise ValueError(
             f"layers must choose among the {count} blocks by a number from {-count} to {count - 1}, a list of them, a "
-            f'slice, "first 4", "last 4" or "4:8", got {layers!r}.'
+            f'slice, "all", "first 4", "last 4" or "4:8", got {layers!r}.'
         ) from error
     if not found:
         raise ValueError(f"layers={layers!r} chooses none of the {count} blocks.")
@@ -86,6 +89,8 @@ def blocks_of(stack: Stack, layers: Layers | None) -> tuple[int, ...]:
 
 
 def _worded(every: range, layers: str) -> list[int]:
+    if layers in ("all", "first", "last"):
+        return {"all": list(every), "first": [every[0]], "last": [every[-1]]}[layers]
     if ":" in layers:
         return list(every[slice(*(int(part) if part.strip() else None for part in layers.split(":")))])
     end, number = layers.split()
