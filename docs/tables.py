@@ -47,8 +47,11 @@ def metrics() -> str:
 
 def cures() -> str:
     """Name, layer, place and paper of each cure."""
-    rows = ((f"`{c.name}`", f"`{c.layer.__name__}`", c.acts_on, c.paper) for c in CURES.values())
-    return _table(("function", "layer", "acts on", "paper"), rows)
+    rows = (
+        (f"`{c.name}`", f"`{c.layer.__name__}`", c.acts_on, ", ".join(f"`{o}`" for o in c.options()), c.paper)
+        for c in CURES.values()
+    )
+    return _table(("function", "layer", "acts on", "options when attached", "paper"), rows)
 
 
 def losses() -> str:

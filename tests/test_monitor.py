@@ -4,11 +4,14 @@ import copy
 import json
 import random
 import time
+import warnings
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,9 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import uncollapse as uc
+from uncollapse import inputs, streams
 from uncollapse.cli import app
 from uncollapse.monitor import CollapseWarning, Monitor, Rule
-from uncollapse.monitoring import ranks
+from uncollapse.monitoring import checks, ranks
 
 DIM = 16
 
@@ -135,6 +139,36 @@ def test_held_batches_stay_the_same_and_are_bounded() -> None:
     assert len(drawn) == 4
 
 
+def test_held_batches_are_copies() -> None:
+    class Encoding(UserDict[str, Tensor]):
+        """As HuggingFace's, a mapping that is no dict."""
+
+    def loader() -> Any:
+        buffer, array = torch.zeros(2), np.zeros(2)
+        for _ in range(3):
+            buffer += 1
+            array += 1
+            yield Encoding(x=buffer), [(buffer, array)], "a"
+
+    held = checks.held(loader(), 3)
+    for number, (named, [(tensor, array)], word) in enumerate(held, 1):
+        assert isinstance(named, Encoding)
+        assert [named["x"][0], tensor[0], array[0], word] == [number, number, number, "a"]
+
+
+def test_random_states_of_python_and_numpy_are_kept() -> None:
+    def stir(x: Any) -> Any:
+        return x + random.random() + np.random.rand()  # noqa: NPY002
+
+    def states() -> Any:
+        return random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    before = states()
+    monitor = Monitor((stir(batch()) for _ in range(2)), every=1, call=lambda model, x: model(stir(x)))
+    monitor.step(encoder(), 0)
+    assert states() == before
+
+
 def test_rule_compares_with_the_first_measurement(tmp_path: Path) -> None:
     rules = [Rule("effective_rank", 1, falls_by=0.5, then="stop"), Rule("mean_cosine", 0, above=0.9)]
     model, monitor = encoder(), Monitor([batch()], every=1, rules=rules, folder=tmp_path, name="tiny")
@@ -203,6 +237,71 @@ def test_save_is_called_with_the_step() -> None:
         Monitor([batch()], rules=[rule]).step(model, 0)
 
 
+def test_a_logger_that_fails_loses_nothing(tmp_path: Path) -> None:
+    def broken(step: int, values: dict[str, float]) -> None:
+        if step > 0:
+            raise ConnectionError("no network")
+
+    seen: list[int] = []
+    log = [broken, lambda step, values: seen.append(step)]
+    rules = [Rule("mean_cosine", above=0.9, then="stop")]
+    model, monitor = encoder(), Monitor([batch()], every=1, rules=rules, folder=tmp_path, log=log)
+    monitor.step(model, 0)
+    collapse(model)
+    with pytest.warns(CollapseWarning) as told:
+        record = monitor.step(model, 1)
+    assert [str(w.message).split(":")[1] for w in told] == [
+        " mean_cosine of block 2 is above 0.9",
+        " logger 1 of 2 failed. ConnectionError",
+    ]
+    assert {w.filename for w in told} == {__file__}
+    assert record is not None
+    assert record.stop
+    assert monitor.should_stop
+    assert (tmp_path / "collapse.json").exists()
+    with warnings.catch_warnings(action="error"):
+        monitor.step(model, 2)  # it is told once
+    assert seen == [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
+
+
+def test_a_save_that_fails_is_called_again(tmp_path: Path) -> None:
+    called: list[int] = []
+
+    def save(step: int) -> None:
+        called.append(step)
+        if len(called) < 3:
+            raise OSError("disk full")
+
+    rules = [Rule("mean_cosine", above=0.9, then=then) for then in ("save", "stop")]
+    model, monitor = encoder(), Monitor([batch()], every=1, rules=rules, folder=tmp_path, save=save)
+    monitor.step(model, 0)
+    collapse(model)
+    with pytest.warns(CollapseWarning, match="mean_cosine of block 2"), pytest.warns(match="save failed"):
+        monitor.step(model, 1)
+    assert monitor.should_stop
+    assert len(lines(tmp_path)[1]["met"]) == 1  # two rules, one condition
+    with pytest.warns(CollapseWarning, match="Step 2: save failed and is called again .*OSError: disk full"):
+        monitor.step(model, 2)
+    for step in (3, 4):
+        monitor.step(model, step)
+    assert called == [1, 2, 3]
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_rule_is_not_used_up_by_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    model, monitor = encoder(), Monitor([batch()], every=1, rules=[Rule("mean_cosine", above=0.9, then="stop")])
+    monitor.step(model, 0)
+    collapse(model)
+    (tmp_path / "file").touch()
+    monitor.folder = tmp_path / "file"
+    with pytest.raises(OSError, match="file"):
+        monitor.step(model, 1)
+    monitor.folder = tmp_path / "folder"
+    with pytest.warns(CollapseWarning, match="Step 2: mean_cosine"):
+        monitor.step(model, 2)
+    assert monitor.should_stop
+
+
 def test_nan_is_told_and_the_training_goes_on(tmp_path: Path) -> None:
     model = encoder()
     rules = [Rule("mean_cosine", above=0.9, then="stop")]
@@ -236,12 +335,30 @@ def test_finite_rule_stops_on_nan() -> None:
     assert monitor.should_stop
 
 
+@pytest.mark.parametrize(
+    "refuses",
+    [
+        lambda x: inputs.check_finite(x, "x"),
+        lambda x: streams.check_entries((x, None), 1e30),
+        lambda x: streams.read_tensor({"sum": x}, "sum", torch.float32, (2, 2)),
+    ],
+)
+def test_finite_rule_knows_who_refuses_nan(refuses: Callable[[Tensor], None]) -> None:
+    with pytest.raises(inputs.NotFiniteError) as told:
+        refuses(torch.tensor([[1.0, torch.nan], [0.0, 1.0]]))
+    outer = ValueError("At block 1")
+    outer.__cause__ = told.value
+    rule = Rule("finite")
+    assert rule.failed(outer) == "a layer holds NaN or infinite numbers (ValueError: At block 1)"
+    assert rule.failed(ValueError("x must be finite")) is None
+
+
 def test_other_failures_are_no_collapse() -> None:
     broken = False
 
     def call(model: nn.Module, x: Tensor) -> Any:
         if broken:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("out of memory, which is finite")
         return model(x)
 
     model, monitor = encoder(), Monitor([batch()], every=1, rules=[Rule("finite", then="stop")], call=call)
@@ -277,7 +394,7 @@ def test_a_run_goes_on_in_its_folder_as_if_it_had_not_stopped(tmp_path: Path) ->
     with (parts / "monitor.jsonl").open("a") as file:
         file.write('{"step": 8, "epo')
     resumed = new(parts)
-    with pytest.warns(UserWarning, match="was cut off and is dropped"):
+    with pytest.warns(UserWarning, match="was cut off and is dropped"), pytest.warns(match="up to step 6, are dropped"):
         resumed.step(encoder(), 5)
     assert [line["step"] for line in lines(parts)] == [0, 2, 4]
     run(parts, resumed, range(6, 10))
@@ -300,7 +417,8 @@ def test_a_collapse_that_is_rolled_back_leaves_nothing(tmp_path: Path) -> None:
     with pytest.warns(CollapseWarning):
         monitor.step(ill, 2)
     assert (tmp_path / "collapse.json").exists()
-    Monitor([batch()], every=10, rules=rules, folder=tmp_path).step(model, 2)
+    with pytest.warns(UserWarning, match="up to step 2, are dropped"):
+        Monitor([batch()], every=10, rules=rules, folder=tmp_path).step(model, 2)
     assert not (tmp_path / "collapse.json").exists()
     assert [line["step"] for line in lines(tmp_path)] == [0, 1]
 
@@ -319,6 +437,28 @@ def test_another_run_in_the_folder_is_not_lost(tmp_path: Path, start: int) -> No
     assert (tmp_path / "monitor.jsonl").read_bytes() == before
     Monitor([batch()], every=1, folder=tmp_path, overwrite=True).step(model, start)
     assert [line["step"] for line in lines(tmp_path)] == [start]
+
+
+def test_dropped_measurements_are_told(tmp_path: Path) -> None:
+    model, monitor = encoder(), Monitor([batch()], every=1, folder=tmp_path)
+    for step in range(4):
+        monitor.step(model, step)
+    with pytest.warns(UserWarning, match="goes on after step 1: its later measurements, up to step 3, are dropped"):
+        Monitor([batch()], every=1, folder=tmp_path).step(model, 2)
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cut", range(1, 4))
+def test_a_line_cut_within_a_character_is_dropped(tmp_path: Path, cut: int) -> None:
+    model = encoder()
+    monitor = Monitor([batch()], every=1, folder=tmp_path)
+    for step in (0, 1):
+        monitor.step(model, step)
+    with (tmp_path / "monitor.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "met": ["8 ' + "→".encode()[:cut])
+    with pytest.warns(UserWarning, match="was cut off and is dropped"):
+        Monitor([batch()], every=1, folder=tmp_path).step(model, 2)
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -371,6 +511,16 @@ def test_cost_is_told_and_bounded() -> None:
     assert 0 < cost.share < 1
     assert str(cost).startswith("2 measurements in ")
     assert str(cost).endswith("% of the time, 1 skipped")
+
+
+def test_a_second_start_keeps_the_time() -> None:
+    model, monitor = encoder(), Monitor([batch()], every=1)
+    for start in (False, True):
+        for step in range(3):
+            monitor.visit(model, step + 3 * start, done=3 * start, due=True, start=start and step == 0)
+    cost = monitor.cost
+    assert cost.measurements == 6
+    assert 0 < cost.share <= 1
 
 
 class Run:

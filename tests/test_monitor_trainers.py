@@ -107,7 +107,8 @@ def test_trainer_resumes_after_a_kill(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         train(killed)
     assert [line["step"] for line in lines(tmp_path / "parts" / "collapse")] == [0, 1, 2, 3, 4, 5]
-    train(resumed, resume_from_checkpoint=True)  # of step 4
+    with pytest.warns(UserWarning, match="goes on after step 4: its later measurements, up to step 5, are dropped"):
+        train(resumed, resume_from_checkpoint=True)
     assert lines(tmp_path / "whole" / "collapse") == lines(tmp_path / "parts" / "collapse")
     references = [json.loads((tmp_path / name / "collapse" / "first.json").read_text()) for name in ("whole", "parts")]
     assert references[0]["layers"] == references[1]["layers"]
@@ -233,6 +234,22 @@ def test_lightning_resumes_from_its_checkpoint(tmp_path: Path, own: str | None) 
     assert states[0] == states[1]
     if own:
         assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+def test_lightning_test_of_a_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    class Save(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+
+    monitor = lit_monitor(tmp_path / "own")
+    runner = fit(tmp_path, monitor.lightning(), Save(), max_steps=6)
+    before = monitor.state_dict() | {"elapsed": 0}
+    runner.validate(Lit(), ckpt_path=tmp_path / "early.ckpt", verbose=False)
+    assert monitor.state_dict() | {"elapsed": 0} == before
+    runner.fit_loop.epoch_loop.max_steps = 8
+    runner.fit(Lit())
+    assert [line["step"] for line in lines(tmp_path / "own")] == [0, 2, 4, 6, 8]
 
 
 def test_lightning_stops_and_saves(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Put a cure into a model that somebody else wrote, and take it out again."""
 
+import itertools
 import sys
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,9 +14,9 @@ from uncollapse import backbones, running
 from uncollapse.registry import CURES, Cure
 from uncollapse.sites import Layout, Stack
 from uncollapse.writing.choosing import At, Layers, blocks_of, ends, places_of
-from uncollapse.writing.wiring import Point, Wire, plan, takes, wire
+from uncollapse.writing.wiring import Cures, Point, Wire, plan, takes, wire
 
-ATTACHMENTS = "_uncollapse_attachments"  # the attribute under which a model keeps its attachments
+_numbers = itertools.count()  # of attachments, in the order in which they were made
 
 
 def attach(
@@ -27,6 +29,7 @@ def attach(
     modules: Sequence[str] | None = None,
     layout: Layout | None = None,
     tokens: Literal["all", "patches"] = "all",
+    causal: bool = False,
     **options: Any,
 ) -> "Attachment":
     """Put a cure into a model; its code and its own weights do not change.
@@ -48,6 +51,7 @@ def attach(
         modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
         layout: how tensors of named modules lie, see `diagnose`.
         tokens: "patches" leaves CLS, distillation and register tokens as they are and out of all averages.
+        causal: a token sees earlier ones only. Known decoders need not say so; your own, by `modules`, must.
         options: arguments of the cure, such as scale=0.1, and preset="bert" for a published variant of ContraNorm.
             `dim` is needed only where the number of features cannot be told from the modules.
 
@@ -64,18 +68,18 @@ def attach(
     _check(model, tokens)
     model = running.uncompiled(model)
     entry = _entry(cure)
+    modules = [modules] if isinstance(modules, str) else modules
     stack = backbones.find(model, part=part, layers=modules, layout=layout, by="modules")
     names = places_of(stack, entry, at)
     _check_choice(stack, entry, layers, tokens)
     numbers = blocks_of(stack, layers)
-    points = plan(model, stack, entry, names, numbers, tokens, options)
+    points = plan(model, stack, entry, names, numbers, tokens, causal, options)
     _check_wrapped(model, points)
     _warn_of_batches(stack, points)
-    asked = {"part": part, "modules": None if modules is None else list(modules), "layout": layout, "tokens": tokens}
-    attachment = Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
-    _warn_if_there(attachment, attachments(model))
-    attachment._enter()
-    return attachment
+    asked: dict[str, Any] = {"part": part, "modules": None if modules is None else list(modules), "layout": layout}
+    asked |= {"tokens": tokens, "causal": causal}
+    _warn_if_there(model, entry.name, points)
+    return Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
 
 
 class Attachment:
@@ -97,8 +101,19 @@ class Attachment:
     ) -> None:
         self.cure, self.at, self.blocks, self.options, self.asked = cure, at, blocks, options, dict(asked)
         self.architecture, self.family, self.count = stack.architecture, stack.family, len(stack.blocks)
-        self._model, self._points = model, points
+        self.number, self.root = next(_numbers), weakref.ref(model)
+        self._points = points
         self._wires: list[Wire] = []
+        try:
+            for point in points:
+                self._wires.append(wire(model, point, self))
+        except BaseException:  # never a half-changed model
+            self._leave()
+            raise
+        _compile_again()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "root": None}  # a copy or a pickle has no reference to the original's
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of the cure, such as for an optimizer that was made before it."""
@@ -111,25 +126,14 @@ class Attachment:
 
     def remove(self) -> None:
         """Take the cure out; the model is as it was before. A second call does nothing."""
-        mine = [a for a in self._model.__dict__.get(ATTACHMENTS, ()) if a is not self]
-        if len(mine) == len(self._model.__dict__.get(ATTACHMENTS, ())):
-            return
-        self._leave()
-        _keep(self._model, mine)
+        if self._wires:
+            self._leave()
+            _compile_again()
 
     def _leave(self) -> None:
         for laid in reversed(self._wires):
             laid.undo()
         self._wires.clear()
-
-    def _enter(self) -> None:
-        try:
-            for point in self._points:
-                self._wires.append(wire(self._model, point))
-        except BaseException:  # never a half-changed model
-            self._leave()
-            raise
-        _keep(self._model, [*self._model.__dict__.get(ATTACHMENTS, ()), self])
 
     def __enter__(self) -> "Attachment":
         return self
@@ -148,7 +152,8 @@ class Attachment:
 
 def attachments(model: nn.Module) -> tuple[Attachment, ...]:
     """All cures that are attached in a model or a part of it, in the order in which they were attached."""
-    return tuple(a for module in model.modules() for a in module.__dict__.get(ATTACHMENTS, ()))
+    found = (a for module in model.modules() if isinstance(module, Cures) for a in module.parts_of.values())
+    return tuple(sorted({a.number: a for a in found}.values(), key=lambda a: a.number))
 
 
 def detach(model: nn.Module) -> None:
@@ -217,11 +222,11 @@ def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, tokens: str) 
         )
 
 
-def _warn_if_there(new: "Attachment", present: tuple["Attachment", ...]) -> None:
+def _warn_if_there(model: nn.Module, cure: str, points: list[Point]) -> None:
     """A cell of a notebook that runs again would put the same cure in a second time."""
-    sites = {point.site for point in new._points}
-    for old in present:
-        if old.cure == new.cure and old._model is new._model and sites & {point.site for point in old._points}:
+    spots = {(id(model.get_submodule(point.site.path)), point.site.side) for point in points}
+    for old in attachments(model):
+        if old.cure == cure and spots & {(id(laid.module), laid.side) for laid in old._wires}:
             warnings.warn(f"The model has this cure there already: {old}. Both act now.", stacklevel=3)
             return
 
@@ -235,11 +240,7 @@ def _check_wrapped(model: nn.Module, points: list[Point]) -> None:
         raise ValueError(f"A cure with parameters must be attached before the model is wrapped in {found}.")
 
 
-def _keep(model: nn.Module, kept: list[Attachment]) -> None:
-    """Remember the attachments, and let compiled code be compiled again: it does not notice changed hooks."""
-    if kept:
-        object.__setattr__(model, ATTACHMENTS, kept)
-    elif ATTACHMENTS in model.__dict__:
-        object.__delattr__(model, ATTACHMENTS)
+def _compile_again() -> None:
+    """Let compiled code be compiled again: it does not notice hooks that came or went."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

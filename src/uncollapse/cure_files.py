@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones, running
 from uncollapse.attachment import Attachment, attach, attachments
+from uncollapse.registry import CURES
 
 SCHEMA = 1
 DESCRIPTION, WEIGHTS = "uncollapse.json", "uncollapse.safetensors"
@@ -38,7 +39,7 @@ def save_cure(model: nn.Module, folder: str | Path) -> Path:
     weights = safetensors.torch.save({key: tensor.cpu().contiguous() for key, tensor in _weights(found).items()})
     described = {
         "schema": SCHEMA,
-        "cures": [_described(attachment) for attachment in found],
+        "cures": [_described(model, attachment) for attachment in found],
         "sha256": hashlib.sha256(weights).hexdigest(),
     }
     try:
@@ -84,8 +85,11 @@ def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:
     }
 
 
-def _described(attachment: Attachment) -> dict[str, Any]:
+def _described(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
+    """What to say to `attach`. root: the part of the model that it was said of."""
+    root = None if attachment.root is None else attachment.root()
     return {
+        "root": next((name for name, module in model.named_modules() if module is root), ""),
         "cure": attachment.cure,
         "options": attachment.options,
         "at": list(attachment.at),
@@ -98,13 +102,23 @@ def _described(attachment: Attachment) -> dict[str, Any]:
 
 
 def _attached(model: nn.Module, entry: Mapping[str, Any]) -> Attachment:
-    asked = {name: entry[name] for name in ("layers", "part", "modules", "layout", "tokens")}
-    return attach(model, entry["cure"], at=entry["at"], **asked, **entry["options"])
+    asked = {name: entry[name] for name in ("part", "modules", "layout", "tokens", "causal")}
+    if entry["cure"] in CURES and CURES[entry["cure"]].acts_on != "edges":
+        asked["layers"] = entry["layers"]
+    return attach(_root(model, entry), entry["cure"], at=entry["at"], **asked, **entry["options"])
+
+
+def _root(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
+    """The part that the cure was attached to, or the model itself if it has no such part, as one without a head."""
+    parts: dict[str, nn.Module] = dict(model.named_modules())
+    return parts.get(str(entry["root"]), model)
 
 
 def _check(model: nn.Module, entry: Mapping[str, Any]) -> None:
     """Raise if the model is another one than the cure was in."""
-    stack = backbones.find(model, part=entry["part"], layers=entry["modules"], layout=entry["layout"], by="modules")
+    stack = backbones.find(
+        _root(model, entry), part=entry["part"], layers=entry["modules"], layout=entry["layout"], by="modules"
+    )
     saved = (entry["architecture"], entry["blocks"])
     given = (stack.architecture, len(stack.blocks))
     if saved != given:

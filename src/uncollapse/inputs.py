@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 
+class NotFiniteError(ValueError):
+    """What was given holds NaN or infinite numbers."""
+
+
 def tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
     """x (..., n, d) as `prepared` gives it, or an error if it is not made of finite tokens."""
     check_tokens(x, mask, name)
@@ -50,7 +54,7 @@ def check_finite(x: Tensor, name: str) -> None:
         return  # one pass: a sum is finite only if all its terms are
     bad = int((~torch.isfinite(x.detach())).sum())
     if bad:  # otherwise only the sum overflowed
-        raise ValueError(
+        raise NotFiniteError(
             f"{name} must be finite, got {bad} NaN or Inf among {x.numel()} entries; "
             f"look for the layer that made them, or leave out those rows with mask."
         )

@@ -22,7 +22,7 @@ CURVES = ("effective_rank", "mean_cosine", "uniformity")
 
 
 class CollapseWarning(UserWarning):
-    """A rule of a monitor was met, or a measurement failed."""
+    """A rule of a monitor was met, or a measurement, a logger or `save` failed."""
 
 
 class Monitor:
@@ -39,7 +39,8 @@ class Monitor:
         folder: for monitor.jsonl, a line a measurement; first.json, the diagnosis to which rules compare; and
             collapse.json, the diagnosis at which a rule was met. A training that is taken up again goes on there.
         log: a SummaryWriter, a W&B run, an Accelerator, a function of (step, values), or a list of these.
-        save: called with the step when a rule says "save"; HF's and Lightning's trainers save by themselves.
+        save: called with the step when a rule says "save", and again at the next measurement if it failed; HF's and
+            Lightning's trainers save by themselves.
         max_batches: how many batches are held; this bounds the cost.
         max_share: leave out a measurement that is due while they have cost more than this share of the time.
         overwrite: replace what another run left in the folder, if this one starts from the beginning.
@@ -81,6 +82,9 @@ class Monitor:
         self._began: float | None = None  # when the first step was seen
         self._fits = False  # whether rules and measures were seen to fit the model
         self._failing = False
+        self._owed = False  # a rule asks for a checkpoint that could not be saved so far
+        self._broken: set[int] = set()  # positions of the loggers that failed, which is told once
+        self._problems: list[str] = []  # of loggers and `save`, still to be told
 
     def __repr__(self) -> str:
         rules = "; ".join(map(str, self.rules)) or "none"
@@ -183,17 +187,18 @@ class Monitor:
         """Take up the run that is there, or make sure that nothing of another is lost; in the first process."""
         if self.folder is None:
             self._state = self._state if self._restored or done > 0 else State()
+            self._state.elapsed = self._elapsed() if self._restored or done > 0 else 0.0
         elif self._restored:
             journal.Journal(self.folder).go_on(self._state)
         else:
             self._state = journal.Journal(self.folder).take_up(done, self.overwrite)
-        self._restored, self._began = False, time.perf_counter()
+        self._restored, self._owed, self._began = False, False, time.perf_counter()
 
     def _measured(self, model: nn.Module, step: int, epoch: float | None, log: tuple[Sink, ...]) -> Record | None:
-        """Measure, judge, log and write; in the first process only."""
+        """Measure, judge, write and log; in the first process only."""
         if not self._wanted(step):
             return None
-        started, state = time.perf_counter(), self._state
+        started, state = time.perf_counter(), self._state.copy()  # nothing counts before it is written
         found, error = self._diagnosed(ranks.unwrapped(model))
         if found is not None and not self._fits:
             checks.check_fit(found, self.rules, self.measures, state.reference)
@@ -203,16 +208,16 @@ class Monitor:
             self._keep(journal.FIRST, found, {"step": step, "epoch": epoch})
         met = state.judged(self.rules, found, error, step)
         chosen = {} if found is None else curves(found, self.measures)
-        named = {} if found is None else scalars(found, chosen)
-        for sink in (*self._sinks, *log):
-            sink(step, named | {"collapse/rules_met": float(len(state.met))})
-        then = {rule.then for rule, _ in met}
-        if "save" in then and self.save is not None:
-            self.save(step)
+        then, told = {rule.then for rule, _ in met}, tuple(dict.fromkeys(sentence for _, sentence in met))
         seconds = time.perf_counter() - started
         state.last, state.measured, state.seconds = step, state.measured + 1, state.seconds + seconds
-        told = tuple(sentence for _, sentence in met)
-        return self._written(Record(step, epoch, seconds, chosen, told, "stop" in then, "save" in then, error, found))
+        why = None if error is None else f"{type(error).__name__}: {error}"
+        record = Record(step, epoch, seconds, chosen, told, "stop" in then, "save" in then, why, found)
+        self._write(record, state)
+        self._state = state
+        self._log(record, (*self._sinks, *log))
+        self._save(record)
+        return record
 
     def _wanted(self, step: int) -> bool:
         """Whether this step is new, and measurements are not too dear."""
@@ -223,37 +228,62 @@ class Monitor:
         self._state.skipped += dear and step != last
         return not dear and step != last
 
-    def _diagnosed(self, model: nn.Module) -> tuple[Diagnosis | None, str | None]:
+    def _diagnosed(self, model: nn.Module) -> tuple[Diagnosis | None, Exception | None]:
         """The diagnosis, or why there is none."""
         ranks.check_whole(model)
         try:
-            return diagnose(model, self._batches, baseline=0, **self.options), None
+            with checks.random_kept():
+                return diagnose(model, self._batches, baseline=0, **self.options), None
         except Exception as error:
             if not self._state.reference:  # nothing is lost yet, and what was asked for may not fit the model
                 raise
-            return None, f"{type(error).__name__}: {error}"  # a measurement that fails does not end a training
+            return None, error  # a measurement that fails does not end a training
 
-    def _written(self, record: Record) -> Record:
+    def _write(self, record: Record, state: State) -> None:
         if self.folder is not None:
             if record.met and record.diagnosis is not None:
-                facts = {"step": record.step, "epoch": record.epoch, "met": list(record.met), "rules": self._state.met}
+                facts = {"step": record.step, "epoch": record.epoch, "met": list(record.met), "rules": state.met}
                 self._keep(journal.COLLAPSE, record.diagnosis, facts)
-            journal.Journal(self.folder).append(record.line() | {"state": self._state.brief(self._elapsed())})
-        return record
+            journal.Journal(self.folder).append(record.line() | {"state": state.brief(self._elapsed())})
+
+    def _log(self, record: Record, loggers: tuple[Sink, ...]) -> None:
+        """A logger that fails, such as one without a network, ends neither the training nor the other loggers."""
+        named = {} if record.diagnosis is None else scalars(record.diagnosis, record.curves)
+        for place, sink in enumerate(loggers):
+            try:
+                sink(record.step, named | {"collapse/rules_met": float(len(self._state.met))})
+            except Exception as error:
+                if place not in self._broken:
+                    problem = f"logger {place + 1} of {len(loggers)} failed. {type(error).__name__}: {error}"
+                    self._problems.append(problem)
+                self._broken.add(place)
+
+    def _save(self, record: Record) -> None:
+        """Have the checkpoint saved that a rule asks for, now or at an earlier measurement at which that failed."""
+        self._owed = self.save is not None and (self._owed or record.save)
+        if self.save is None or not self._owed:
+            return
+        try:
+            self.save(record.step)
+            self._owed = False
+        except Exception as error:
+            said = "save failed and is called again at the next measurement."
+            self._problems.append(f"{said} {type(error).__name__}: {error}")
 
     def _keep(self, name: str, found: Diagnosis, facts: dict[str, Any]) -> None:
         if self.folder is not None:
             journal.Journal(self.folder).keep(name, found, facts)
 
     def _warn(self, record: Record) -> None:
-        """One warning a rule, and one when measurements begin to fail; in the first process."""
+        """One warning a rule, and one when measurements, a logger or `save` fail; in the first process."""
         failing, self._failing = self._failing, record.error is not None
         if not ranks.is_first():
             return
         if record.error is not None and not failing and not record.met:  # a rule that was met says it
             said = f"Step {record.step}: the model could not be measured. {record.error}"
             warnings.warn(said, CollapseWarning, stacklevel=4)
-        for sentence in record.met:
+        problems, self._problems = self._problems, []
+        for sentence in (*record.met, *problems):
             warnings.warn(f"Step {record.step}: {sentence}", CollapseWarning, stacklevel=4)
 
     def _elapsed(self) -> float:

@@ -38,7 +38,7 @@ class Site:
 
     def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
         """The tensor at this site in one call of the module, or None if there is none."""
-        value = given if self.side == "input" else output
+        value = tokens_among(given) if self.side == "input" else output
         keys = where(value, self._fits)
         return None if keys is None else at(value, keys)
 
@@ -136,6 +136,7 @@ class Stack:
     layout: how tensors at its sites are laid out, see `as_sets`.
     context: arguments of the module at `path` -> Context. Without arguments it tells what is known beforehand. What it
     leaves open is known to the blocks: `context(…).filled(block.context(…))`. It can be copied and pickled.
+    refuses: the same arguments -> Context, which says no more than why nothing may be changed in this pass.
     asks_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
     arguments: names of those arguments, where a graph is among them.
     outer: (path, its arguments -> Context) of a module around the one at `path`, to ask for what that one is not told.
@@ -156,6 +157,7 @@ class Stack:
     final: Site | None = None
     layout: Layout = "tokens"
     context: ReadContext = no_context
+    refuses: ReadContext = no_context
     asks_owner: bool = False
     arguments: tuple[str, ...] = ()
     outer: tuple[str, ReadContext] | None = None
@@ -176,6 +178,11 @@ class Stack:
 def inside(path: str, part: str) -> str:
     """Dotted name of a part of the module at `path`; either may be "", the module itself."""
     return f"{path}.{part}" if path and part else path or part
+
+
+def tokens_among(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Arguments without masks that were given by name, which may stand before the tokens."""
+    return given[0], {name: value for name, value in given[1].items() if "mask" not in name}
 
 
 def where(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:

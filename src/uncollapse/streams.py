@@ -39,7 +39,7 @@ def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
         return  # one pass: a sum is finite only if all its terms are, and no finite entry is beyond the limit
     bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in chunks(flat))  # NaN is not ≤ anything
     if bad > 0:
-        raise ValueError(
+        raise inputs.NotFiniteError(
             f"x is finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
             "Mask these rows or look for their cause. Nothing was added."
         )
@@ -77,7 +77,7 @@ def read_tensor(
     if any(want not in (None, got) for want, got in zip(shape, value.shape, strict=True)):
         raise ValueError(f"{name} has the shape {shape} (None: any), got {tuple(value.shape)}.")
     if not bool(value.isfinite().all()):
-        raise ValueError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
+        raise inputs.NotFiniteError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
     return value
 
 

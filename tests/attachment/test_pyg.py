@@ -233,7 +233,8 @@ def test_the_batch_of_the_model_around(build: Any) -> None:
         handle = uc.attach(model, "contra_norm", **OPTIONS)
     alone = torch.cat([model(Batch.from_data_list([graph])) for graph in graphs])
     assert_same(model(batch), alone, original(batch))
-    inner = model.inner(batch.x, batch.edge_index)  # by itself it is not told
+    with pytest.warns(UserWarning, match="inner runs outside of a forward pass of the model"):
+        inner = model.inner(batch.x, batch.edge_index)  # by itself it is not told
     mixed = behind_convs(original.inner, lambda x: cure(x, batch.edge_index))
     assert_same(inner, mixed(batch.x, batch.edge_index), original.inner(batch.x, batch.edge_index))
     handle.remove()

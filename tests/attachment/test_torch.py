@@ -421,6 +421,9 @@ def test_several_cures_out_in_any_order(order: tuple[int, ...]) -> None:
         (":-1", (0, 1)),
         (range(2), (0, 1)),
         (None, (0, 1, 2)),
+        ("all", (0, 1, 2)),
+        ("first", (0,)),
+        ("last", (2,)),
     ],
 )
 def test_forms_of_layers(layers: Any, blocks: tuple[int, ...]) -> None:
@@ -431,7 +434,7 @@ def test_forms_of_layers(layers: Any, blocks: tuple[int, ...]) -> None:
     assert_same(model(x), by_hand(x), original(x))
 
 
-@pytest.mark.parametrize("layers", [3, -4, [0, 7], [], "first", "first 9", "middle 2", "a:b", "5:9", 1.5, [1.5], "0"])
+@pytest.mark.parametrize("layers", [3, -4, [0, 7], [], "second", "first 9", "middle 2", "a:b", "5:9", 1.5, [1.5], "0"])
 def test_wrong_layers_say_what_is_expected(layers: Any) -> None:
     model = encoder()
     with pytest.raises(ValueError, match=r"number from -3 to 2, a list.*got|chooses none of the 3 blocks"):
@@ -445,14 +448,14 @@ def test_wrong_layers_say_what_is_expected(layers: Any) -> None:
         (
             "contra_norm",
             {"at": "attention.nowhere"},
-            r"no place 'attention.nowhere'. There are: block, attention.input,",
+            r"no place 'attention.nowhere'. Did you mean .* There are: block, attention.input,",
         ),
-        ("contra_norm", {"at": "attention.context"}, r"no place 'attention.context'. There are: block"),
+        ("contra_norm", {"at": "attention.context"}, r"no place 'attention.context'.* There are: block"),
         ("contra_norm", {"at": 7}, r"no place with the number 7. There are: block"),
         ("contra_norm", {"at": []}, r"at must name at least one place. There are: block"),
         ("contra_norm", {"at": 1.5}, r"at must be.*1.5"),
         ("contra_norm", {"strength": 2}, r"does not take 'strength'. Its options are: dim, scale,"),
-        ("contra_norm", {"scale": "much"}, r"contra_norm at layers.0.norm2: could not convert"),
+        ("contra_norm", {"scale": "much"}, r"contra_norm at layers.0.norm2: scale must be a finite number, got 'much'"),
         ("contra_norm", {"preset": "best"}, r"no preset 'best'. There are: bert,"),
         ("pair_norm", {"mode": "XX"}, r"mode must be 'PN'"),
         ("contra_norm", {"tokens": "some"}, r'tokens must be "all" or "patches"'),

@@ -56,6 +56,20 @@ def seen_keys(mask: Any) -> Tensor | None:
     return seen.flatten(1, -2).any(1) if seen.dim() > 2 else seen
 
 
+PARTLY = (
+    "the attention mask hides later tokens from some tokens and not from all, as in a prefix language model, and the "
+    "cure knows only all or none"
+)
+
+
+def hides_some_later(mask: Any) -> bool:
+    """Whether a mask (..., n, n) of `nn.MultiheadAttention`, True = hidden, hides later tokens and no earlier ones."""
+    if not isinstance(mask, Tensor) or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return False
+    hidden = mask <= HIDDEN if mask.is_floating_point() else mask.bool()
+    return bool(hidden.triu(1).any()) and not bool(hidden.tril(-1).any())
+
+
 def hides_later(mask: Tensor | None) -> bool:
     """Whether an attention mask (..., n, n), True = seen or added to logits, hides every later token."""
     return is_causal(mask if mask is None or mask.is_floating_point() else ~mask.bool())

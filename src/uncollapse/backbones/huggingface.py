@@ -34,6 +34,8 @@ _FINAL = (
 )
 _SOUNDS = ("input_values", "input_features")
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
+_PACKED = "documents are packed into a row (positions begin anew), and the cure would mix them; give each its own row"
+_OWN_MASK = "a mask of queries and keys was given, which may hide any token from any other; give one of tokens (b, n)"
 _CACHED = (
     "earlier tokens are in a cache of keys and values, where the cure cannot see them; run the model with "
     "use_cache=False, as in model.generate(..., use_cache=False)"
@@ -69,6 +71,7 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         final=_final(model, run, path),
         layout="sequence_first" if config.model_type == "xlnet" else "tokens",
         context=_reader(module, prefix, causal),
+        refuses=partial(_refuses, causal, arguments.names(module)),
         asks_owner=masked and "attention_mask" not in arguments.names(model.get_submodule(run.blocks[0][0])),
         width=getattr(config, "hidden_size", None) if known else None,
         numbers=numbers(blocks[0].places, config.model_type),
@@ -180,7 +183,25 @@ def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def _context(
     known: Context, names: arguments.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
-    return replace(known, mask=_as_bool(arguments.by_name(names, args, kwargs).get("attention_mask"), kind))
+    given = arguments.by_name(names, args, kwargs)
+    mask = given.get("attention_mask")
+    made = known.causal and not (isinstance(mask, Tensor) and mask.dim() == 2)  # by generate; blocks can read it
+    return replace(known, mask=None if made else _as_bool(mask, kind))
+
+
+def _refuses(causal: bool, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = arguments.by_name(names, args, kwargs)
+    mask = given.get("attention_mask")
+    if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
+        return Context(refuse=_OWN_MASK)
+    return Context(refuse=_PACKED if _are_packed(given.get("position_ids")) else "")
+
+
+def _are_packed(position_ids: Any) -> bool:
+    """Whether positions begin anew within a row: transformers then lets no document see another."""
+    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or torch.compiler.is_compiling():
+        return False
+    return bool((position_ids.diff(dim=-1) < 0).any())
 
 
 def _block_context(

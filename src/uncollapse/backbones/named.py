@@ -12,7 +12,9 @@ from uncollapse.backbones import arguments, random_weights
 from uncollapse.backbones.torch import step_by_step
 from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 
-MASKS = ("src_key_padding_mask", "attention_mask", "mask")  # what models call them; the first is True at padding
+PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # masks that are True at padding
+MASKS = ("attention_mask", "mask")  # masks that are True at real tokens, or hide some tokens from others
+ORDERS = ("attn_mask", "src_mask", *MASKS)
 
 
 def stack(model: nn.Module, layers: list[str], layout: Layout | None = None, by: str = "layers") -> Stack:
@@ -52,7 +54,7 @@ def stack(model: nn.Module, layers: list[str], layout: Layout | None = None, by:
         layout=layout or ("nodes" if "edge_index" in names else "auto"),
         context=partial(_context, names),
         arguments=names if "edge_index" in names else (),
-        asks_owner=any(name in names for name in (*MASKS, "edge_index", "batch")),
+        asks_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch")),
         running=step_by_step,  # the named layers may be torch's own
         reinitialised=random_weights.reinitialised,
     )
@@ -79,16 +81,24 @@ def _check(model: nn.Module, layers: list[str], names: Iterable[str], by: str) -
 def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """Masks and graphs by the names that are common for them, as far as their shapes fit what goes with them."""
     given = {name: value for name, value in arguments.by_name(names, args, kwargs).items() if value is not None}
-    padding, *masks = (given.pop(name, None) for name in MASKS)
-    if isinstance(padding, Tensor):
-        masks.append(arguments.real_tokens(padding))
+    orders = [given[name] for name in ORDERS if isinstance(given.get(name), Tensor)]
+    padding = (given.pop(name, None) for name in PADDING)
+    masks = [given.pop(name, None) for name in MASKS]
+    masks += [arguments.real_tokens(mask) for mask in padding if isinstance(mask, Tensor)]
+    causal = bool(given.get("is_causal", False)) or any(map(_is_causal, orders))
     tokens = next((value for value in given.values() if isinstance(value, Tensor)), None)
     edge_index, batch = given.get("edge_index"), given.get("batch")
     return Context(
-        mask=next((mask.bool() for mask in masks if _is_mask(mask, tokens)), None),
+        mask=next((mask.bool() for mask in masks if _is_mask(mask, tokens) and not _is_causal(mask)), None),
+        causal=causal,
         edge_index=edge_index if isinstance(edge_index, Tensor) and edge_index.shape[:1] == (2,) else None,
         batch=batch if isinstance(batch, Tensor) and batch.dim() == 1 else None,
     )
+
+
+def _is_causal(mask: Tensor) -> bool:
+    """Whether it hides later tokens, whichever of its values means hidden: a mask of a triangle is no padding."""
+    return arguments.is_causal(mask) or arguments.hides_later(mask)
 
 
 def _is_mask(mask: Any, tokens: Tensor | None) -> bool:

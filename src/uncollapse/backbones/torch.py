@@ -147,9 +147,11 @@ def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str,
     side = "tgt" if "tgt" in names else "src"
     mask = given.get(f"{side}_mask", given.get("mask"))
     hint = given.get("tgt_is_causal", given.get("is_causal"))
+    causal = bool(hint) or arguments.is_causal(mask)
     return Context(
         mask=arguments.real_tokens(given.get(f"{side}_key_padding_mask")),
-        causal=bool(hint) or arguments.is_causal(mask),
+        causal=causal,
+        refuse=arguments.PARTLY if not causal and arguments.hides_some_later(mask) else "",
     )
 
 

@@ -1,10 +1,14 @@
 """What a monitor is made of, checked when it is made."""
 
+import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +32,7 @@ def check_plan(every: int | None, measures: Sequence[str], rules: Sequence[Rule]
     wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
     if wrong is not None:
         raise ValueError(f"rules must be a list of uc.Rule, got {type(wrong).__name__} in it.")
-    names = [str(rule) for rule in rules]
+    names = [rule.name for rule in rules]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"A rule is given twice: {twice[0]}. Leave one out.")
@@ -44,18 +48,49 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def held(batches: Iterable[Any], most: int) -> list[Any]:
-    """The batches to measure on; drawing them does not move the random state of the training."""
+    """Copies of the batches to measure on; drawing them does not move the random states of the training."""
     if most < 1:
         raise ValueError(f"max_batches must be at least 1, got {most}.")
     if isinstance(batches, Tensor | Mapping) or hasattr(type(batches), "edge_index"):
         raise ValueError(
             f"batches must be a list or a loader of batches, got one {type(batches).__name__}; pass [batch]."
         )
-    with torch.random.fork_rng(devices=[]):
-        held = list(islice(iter(batches), most))
+    with random_kept():
+        held = [copied(batch) for batch in islice(iter(batches), most)]
     if not held:
         raise ValueError("There are no batches: the monitor needs at least one to measure on.")
     return held
+
+
+@contextmanager
+def random_kept() -> Iterator[None]:
+    """The random states of PyTorch (on the CPU), Python and numpy are afterwards as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  trainings draw from it
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+def copied(batch: Any) -> Any:
+    """A batch with tensors and arrays of its own: a loader may fill the same ones again."""
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if hasattr(batch, "clone"):  # PyG data
+        return batch.clone()
+    if isinstance(batch, MutableMapping):
+        own = copy.copy(batch)  # HuggingFace encodings keep their type
+        for key, value in batch.items():
+            own[key] = copied(value)
+        return own
+    if isinstance(batch, tuple | list):
+        parts = [copied(value) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
 
 
 def check_fit(

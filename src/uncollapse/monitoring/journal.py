@@ -29,10 +29,10 @@ class Journal:
         if not self.lines.exists():
             return []
         found: list[dict[str, Any]] = []
-        texts = self.lines.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        texts = self.lines.read_bytes().removesuffix(b"\n").split(b"\n")  # a cut may go through a character
         for number, text in enumerate(texts, 1):
             try:
-                found.append(json.loads(text))
+                found.append(json.loads(text.decode("utf-8")))
             except ValueError as error:
                 if number < len(texts):
                     raise ValueError(
@@ -49,6 +49,12 @@ class Journal:
             raise FileExistsError(
                 f"{self.folder} holds a run that was monitored from step {lines[0]['step']} to {lines[-1]['step']}, "
                 "and this one starts before that. Give another folder, or overwrite=True to replace it."
+            )
+        if kept and len(kept) < len(lines):  # what is trained again; or a new run, which cannot be told from it
+            warnings.warn(
+                f"The run in {self.folder} goes on after step {done}: its later measurements, up to step "
+                f"{lines[-1]['step']}, are dropped. If this is a new run, give it another folder.",
+                stacklevel=2,
             )
         reference = values(Diagnosis.load(self.folder / FIRST)) if kept else {}
         self.restart(kept)

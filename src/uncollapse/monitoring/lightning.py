@@ -15,9 +15,17 @@ class Hooks:
 
     def __init__(self, monitor: "Monitor") -> None:
         self.monitor = monitor
+        self._loaded: dict[str, Any] | None = None  # the state in the checkpoint from which the trainer starts
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget a checkpoint that was loaded before this fit or test."""
+        self._loaded = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take up the run, and measure the model as it comes."""
+        if self._loaded is not None:
+            self.monitor.load_state_dict(self._loaded)
+            self._loaded = None
         due = self.monitor.every is None or self.monitor.is_due(trainer.global_step)
         self._visit(trainer, pl_module, due=due, start=True)
 
@@ -35,8 +43,8 @@ class Hooks:
         return self.monitor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.monitor.load_state_dict(state_dict)
+        """Go on from a checkpoint if a training starts from it; tests and validations load one, too."""
+        self._loaded = state_dict
 
     def _visit(self, trainer: Any, model: Any, *, due: bool, start: bool = False) -> None:
         step, monitor, epoch = trainer.global_step, self.monitor, float(trainer.current_epoch)

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from uncollapse.diagnosis import Layer
+from uncollapse.inputs import NotFiniteError
 from uncollapse.measures import MEASURES
 from uncollapse.monitoring.curves import label
 from uncollapse.sites import OUTPUT
@@ -63,6 +64,11 @@ class Rule:
             given = ", ".join(self.limits) or "none"
             raise ValueError(f"A rule has exactly one of above, below, falls_by and rises_by, got {given}.")
         self._check_limit()
+
+    @property
+    def name(self) -> str:
+        """The rule and what happens then, by which a monitor knows it."""
+        return f"{self}, then {self.then}"
 
     @property
     def limits(self) -> dict[str, float]:
@@ -134,9 +140,12 @@ class Rule:
                 return told
         return None
 
-    def failed(self, error: str) -> str | None:
+    def failed(self, error: BaseException) -> str | None:
         """The same for a measurement that failed: a sentence if that was because of NaN or infinite numbers."""
-        return f"{self} ({error})" if self.measure == FINITE and "finite" in error else None
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, NotFiniteError):
+            cause = cause.__cause__  # the error that names the layer is raised from the one of the numbers
+        return None if cause is None or self.measure != FINITE else f"{self} ({type(error).__name__}: {error})"
 
     def _told(self, where: str, value: float, first: float) -> str | None:
         what = f"{self.measure} of {where}"

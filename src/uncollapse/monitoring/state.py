@@ -1,7 +1,7 @@
 """What a monitor knows: one measurement, what carries over to the next, and what it has cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from uncollapse.diagnosis import Diagnosis
@@ -81,16 +81,22 @@ class State:
         own: dict[str, Any] = {n: dict(value) if isinstance(value, Mapping) else value for n, value in plain.items()}
         return cls(**own)
 
+    def copy(self) -> Self:
+        """Another one that can be changed without changing this."""
+        return replace(self, streaks=dict(self.streaks), met=dict(self.met))
+
     def judged(
-        self, rules: Sequence[Rule], found: Diagnosis | None, error: str | None, step: int
+        self, rules: Sequence[Rule], found: Diagnosis | None, error: Exception | None, step: int
     ) -> list[tuple[Rule, str]]:
-        """The rules that are met at this measurement and were not before, each with a sentence."""
+        """The rules that are met at this measurement and were not before, each with a sentence; they are noted here."""
         met = []
         for rule in rules:
             if found is None and rule.measure != FINITE:
                 continue  # nothing is known about it
-            told = rule.met(found.layers, self.reference) if found is not None else rule.failed(error or "")
-            name = f"{rule}, then {rule.then}"
+            told = None if error is None else rule.failed(error)
+            if found is not None:
+                told = rule.met(found.layers, self.reference)
+            name = rule.name
             self.streaks[name] = self.streaks.get(name, 0) + 1 if told is not None else 0
             if told is not None and self.streaks[name] >= rule.patience and name not in self.met:
                 self.met[name] = step

@@ -26,10 +26,13 @@ class HeadWriter(Writer):
         frame: of the block.
         values: where they are.
         calls: in which calls of the block, None for all.
+        causal: tokens see earlier ones only, also where the context does not say so.
     """
 
-    def __init__(self, cure: nn.Module, frame: Frame, values: Values, calls: frozenset[int] | None) -> None:
-        super().__init__(cure, frame, "tokens", ("mask", "causal"), calls=calls)
+    def __init__(
+        self, cure: nn.Module, frame: Frame, values: Values, calls: frozenset[int] | None, causal: bool
+    ) -> None:
+        super().__init__(cure, frame, "tokens", ("mask", "causal"), calls=calls, causal=causal)
         self.values = values
 
     def changed(self, x: Tensor, context: Context) -> Tensor:
@@ -39,7 +42,9 @@ class HeadWriter(Writer):
         heads, repeats = self.values.heads, self.values.repeats
         v = _split(self.frame.values[..., self.values.first :], heads)  # (b, heads, n, d)
         v = v.repeat_interleave(repeats, -3) if repeats > 1 else v
-        new: Tensor = self.cure(_split(x, heads * repeats), v, fitted(context.mask, x), causal=context.causal)
+        new: Tensor = self.cure(
+            _split(x, heads * repeats), v, fitted(context.mask, x), causal=self.causal or context.causal
+        )
         return new.transpose(-2, -3).reshape(x.shape)
 
 

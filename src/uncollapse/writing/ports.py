@@ -5,6 +5,7 @@ model has its own. What they know of a forward pass comes from the arguments of 
 checkpointing runs a block again during the backward pass, after other batches may have passed.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from uncollapse.sites import (
     laid_back,
     put,
     sets_of,
+    tokens_among,
     where,
 )
 
@@ -30,6 +32,10 @@ PORT = "_uncollapse_port"  # the attribute under which a module keeps its port
 NO_SCRIPT = (
     "A model with a cure cannot become TorchScript, nor be traced for anything else such as ONNX without dynamo. Use "
     "torch.export.export, which keeps the cure, or take it out with uncollapse.detach(model)."
+)
+_THREADS = (
+    "Two threads run {} at the same time, and the cure in it would take the padding of one for that of the other. Give "
+    "each thread a copy of the model."
 )
 JIT: Any = torch.jit  # it has no types
 OUTSIDE, RECEIVE, STREAM, PLAIN = range(4)  # the order of writers at one side of a module
@@ -48,15 +54,17 @@ class Frame:
 
     def __init__(self, key: str, name: str, read: ReadContext) -> None:
         self.key, self.name, self.read = key, name or "the model", read
-        self.owner: Frame | None = None  # of the module around it, if it has to do with it
-        self.asks = False  # for what its own arguments leave open
+        self.owners: list[Frame] = []  # of the modules around it that have to do with it
+        self.asks = False  # one of them, for what its own arguments leave open
+        self.thread = 0
         self.counted = 0  # writers that count calls, from each start of the owner on
         self.followed = False  # something right behind the block asks for its context
         self.users = 0
         self.inner: list[Frame] = []
         self.held: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with what they were before
+        self.warned = False
         self.expects = False  # warns if none of the frames inside runs, which were named by the user
-        self.running = self.ran = False
+        self.running = self.reached = False  # reached: one of the frames inside ran
         self.context: Context | None = None
         self.carried: Tensor | None = None  # what was added to the residual stream where it runs past a norm
         self.values: Tensor | None = None
@@ -64,18 +72,27 @@ class Frame:
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
+        if self.running and not self._is_of_this_thread():
+            raise RuntimeError(_THREADS.format(self.name))
+        self.thread = _thread()
         for frame in self.inner:
-            frame.calls, frame.context, frame.ran = 0, None, False
+            frame.calls, frame.context = 0, None
+        for owner in self.owners:
+            owner.reached = True
         context = self.read(args, kwargs)
-        if self.owner is not None and self.asks:
-            context = self._asked(context, self.owner)
+        if self.inner and context.refuse:
+            raise RuntimeError(f"The cure in {self.name} cannot act: {context.refuse}. `remove()` takes it out.")
+        if self.asks:
+            context = self._asked(context)
         if self.counted:  # a count that nobody resets would let compiled code be compiled again in every pass
             self.call, self.calls = self.calls, self.calls + 1
-        self.context, self.carried, self.values, self.running, self.ran = context, None, None, True, True
+        self.context, self.carried, self.values, self.running = context, None, None, True
 
     def close(self, failed: bool) -> None:
         """End it; the context stays for what stands right behind the block."""
-        if self.expects and not failed and not any(frame.ran for frame in self.inner):
+        if not self._is_of_this_thread():  # which was refused
+            return
+        if self.expects and not failed and not self.reached:
             self.expects = False
             warnings.warn(
                 f"None of the modules with a cure ran in a pass of {self.name}, so that it did nothing: "
@@ -83,7 +100,7 @@ class Frame:
                 "out_proj of torch's attention. Name others.",
                 stacklevel=2,
             )
-        self.carried, self.values, self.running = None, None, False
+        self.carried, self.values, self.running, self.reached = None, None, False, False
         if not self.followed:
             self.context = None
 
@@ -92,13 +109,15 @@ class Frame:
         for module, attribute, before in self.held:
             setattr(module, attribute, before)
         for frame in self.inner:
-            frame.owner = None
-        if self.owner is not None:
-            self.owner.inner.remove(self)
-        self.held, self.inner, self.owner = [], [], None
+            frame.owners.remove(self)
+        for owner in self.owners:
+            owner.inner.remove(self)
+        self.held, self.inner, self.owners = [], [], []
 
     def told(self, inside: bool) -> Context:
         """The context of the call that runs now, or that has just ended."""
+        if not self._is_of_this_thread():
+            raise RuntimeError(_THREADS.format(self.name))
         if self.context is None and not inside:
             raise RuntimeError(
                 f"{self.name} did not run in this pass, as with layers that are dropped in training: the cure behind "
@@ -113,15 +132,36 @@ class Frame:
             raise RuntimeError(f"The cure at {self.name} cannot act: {self.context.refuse}. `remove()` takes it out.")
         return self.context
 
-    def _asked(self, context: Context, owner: "Frame") -> Context:
-        if owner.running and owner.context is not None:
-            return context.filled(owner.context)
-        if self.counted or torch._C._current_graph_task_id() != -1:  # that is a backward pass: the block is recomputed
+    def _asked(self, context: Context) -> Context:
+        running = [owner.context for owner in self.owners if owner.running and owner.context is not None]
+        if running:
+            return context.filled(running[0])
+        known = context.mask is not None or context.batch is not None
+        again = torch._C._current_graph_task_id() != -1  # that is a backward pass: the block is recomputed
+        around = " or ".join(owner.name for owner in self.owners)
+        if self.counted or (again and not known):
             raise RuntimeError(
-                f"{self.name} runs outside of a forward pass of {owner.name}, as under gradient checkpointing, and the "
-                f"cure in it needs what {owner.name} was called with. Switch checkpointing off, or remove the cure."
+                f"{self.name} runs outside of a forward pass of {around}, as under gradient checkpointing, and the "
+                f"cure in it needs what {around} was called with. Switch checkpointing off, or remove the cure."
+            )
+        if not known and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"{self.name} runs outside of a forward pass of {around}, such as by another method of it: the cure in "
+                "it does not know the mask or the batch that was given there, and takes all tokens for real, all nodes "
+                "for one graph.",
+                stacklevel=2,
             )
         return context
+
+    def _is_of_this_thread(self) -> bool:
+        """What goes with the tokens is kept here while a block runs, for one thread at a time."""
+        return self.thread in (0, _thread()) or _thread() == 0
+
+
+def _thread() -> int:
+    """The number of this thread; 0 in code that is being compiled, which cannot tell."""
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
 class Writer:
@@ -135,6 +175,7 @@ class Writer:
         inside: whether the place is within the block; else right behind it.
         calls: in which calls of the block, None for all.
         patches: leaves CLS and other prefix tokens as they are.
+        causal: tokens see earlier ones only, also where the context does not say so.
     """
 
     def __init__(
@@ -147,9 +188,10 @@ class Writer:
         inside: bool = True,
         calls: frozenset[int] | None = None,
         patches: bool = False,
+        causal: bool = False,
     ) -> None:
         self.cure, self.frame, self.layout, self.takes = cure, frame, layout, takes
-        self.inside, self.calls, self.patches = inside, calls, patches
+        self.inside, self.calls, self.patches, self.causal = inside, calls, patches, causal
 
     def __call__(self, x: Tensor) -> Tensor:
         """Tokens with the cure."""
@@ -175,7 +217,9 @@ class Writer:
         sets = sets_of(x, self.layout)
         mask = None if known_layout(self.layout, x) == "vectors" else fitted(context.mask, sets)
         skip = context.prefix if self.patches else 0
-        new = self._cured(sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=context.causal)
+        new = self._cured(
+            sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=self.causal or context.causal
+        )
         return laid_back(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, self.layout)
 
     def _cured(self, x: Tensor, **context: Any) -> Tensor:
@@ -271,7 +315,7 @@ class Port:
     def _written(self, side: Side, value: Any) -> Any:
         if not self.sides[side]:
             return value
-        keys = where(value, _is_tokens)
+        keys = where(tokens_among(value) if side == "input" else value, _is_tokens)
         if keys is None:
             raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
         x: Tensor = at(value, keys)

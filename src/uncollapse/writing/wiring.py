@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from uncollapse.backbones import arguments, random_weights
 from uncollapse.backbones.widths import width
 from uncollapse.registry import Cure
-from uncollapse.sites import CHILD, OUTPUT, Block, Site, Stack, no_context
+from uncollapse.sites import CHILD, OUTPUT, Block, Side, Site, Stack
 from uncollapse.writing.choosing import ends
 from uncollapse.writing.edges import EdgeWriter
 from uncollapse.writing.heads import HeadWriter, ValueReader
@@ -45,6 +45,7 @@ class Point:
     stack: Stack
     calls: frozenset[int] | None
     patches: bool
+    causal: bool
 
 
 def plan(
@@ -54,6 +55,7 @@ def plan(
     places: tuple[str, ...],
     blocks: tuple[int, ...],
     tokens: str,
+    causal: bool,
     options: dict[str, Any],
 ) -> list[Point]:
     """The points of an attachment. Nothing of the model is changed; whatever does not fit is an error."""
@@ -63,7 +65,7 @@ def plan(
             continue
         made = _made(model, stack, cure, site, block, options)
         calls = None if key in ends(stack) else _calls(stack, block, blocks)
-        found[site] = Point(key, cure, made, site, block, stack, calls, tokens == "patches")
+        found[site] = Point(key, cure, made, site, block, stack, calls, tokens == "patches", causal)
     points = list(found.values())
     for point in points:
         _try(point)
@@ -147,16 +149,16 @@ def _try(point: Point) -> None:
     """Run the cure on a few tokens, with what will be told to it, so that options that do not fit fail now."""
     if point.kind.acts_on != "tokens" or any(p.is_meta for p in point.cure.parameters()):
         return
-    known = point.stack.context((), {})
+    causal = point.causal or point.stack.context((), {}).causal
     tells = takes(point.cure)
-    if known.causal and "causal" not in tells:
+    if causal and "causal" not in tells:
         raise ValueError(
             f"{point.kind.name} reads later tokens and does not fit {point.stack.architecture}, a decoder."
         )
     weight = next(point.cure.parameters(), torch.empty(0))
     dim = getattr(point.cure, "dim", None) or weight.shape[-1] or 4
     x = torch.zeros(4, dim, dtype=weight.dtype, device=weight.device)
-    context: dict[str, Any] = {"mask": torch.ones(1, 4, dtype=torch.bool, device=x.device), "causal": known.causal}
+    context: dict[str, Any] = {"mask": torch.ones(1, 4, dtype=torch.bool, device=x.device), "causal": causal}
     if point.stack.layout == "nodes":
         context = {"edge_index": torch.zeros(2, 1, dtype=torch.long, device=x.device), "batch": None}
     mode = point.cure.training
@@ -180,7 +182,11 @@ def takes(cure: nn.Module) -> tuple[str, ...]:
 
 
 class Cures(nn.ModuleDict):
-    """The cures that a module keeps."""
+    """The cures that a module keeps, and what each of them is a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts_of: dict[str, Any] = {}
 
     def __prepare_scriptable__(self) -> "Cures":
         """What torch.jit.script asks for first."""
@@ -189,10 +195,12 @@ class Cures(nn.ModuleDict):
 
 @dataclass
 class Wire:
-    """What was put into a model for one point."""
+    """What was put into a model for one point: at a side of a module, with the cure as a child of its host."""
 
     host: nn.Module
     name: str
+    module: nn.Module
+    side: Side
     frames: list[Frame] = field(default_factory=list)
     counted: list[Frame] = field(default_factory=list)
     receivers: list[Receiver] = field(default_factory=list)
@@ -215,15 +223,16 @@ class Wire:
         for module in self.modules:
             close_idle(module)
         cures: Any = self.host._modules[CHILD]
-        del cures[self.name]
+        del cures[self.name], cures.parts_of[self.name]
         if not len(cures):
             del self.host._modules[CHILD]
 
 
-def wire(model: nn.Module, point: Point) -> Wire:
-    """Put a point into a model."""
+def wire(model: nn.Module, point: Point, whole: Any) -> Wire:
+    """Put a point into a model. whole: what it is a part of, for whoever finds it there."""
     host = _host(model, point.site.path)
-    new = Wire(host, _added(host, point.kind.name, point.cure))
+    name = _added(host, point.kind.name, point.cure, whole)
+    new = Wire(host, name, model.get_submodule(point.site.path), point.site.side)
     try:
         _connect(model, point, new)
     except BaseException:
@@ -235,18 +244,16 @@ def wire(model: nn.Module, point: Point) -> Wire:
 def _connect(model: nn.Module, point: Point, new: Wire) -> None:
     stack, block, site = point.stack, point.block, point.site
     inside = site.path == block.path or site.path.startswith(f"{block.path}." if block.path else "")
-    asks = stack.asks_owner or point.calls is not None
-    named = stack.family == "named"
-    owner = _owner_frame(model, stack, new) if asks or stack.held or named or not inside else None
+    asks = (stack.asks_owner and not stack.lacks_batch) or point.calls is not None
+    owner = _owner_frame(model, stack, new)
     if point.kind.acts_on == "edges":
         change = EdgeWriter(point.cure, stack.arguments)
         new.writers.append(change)
         _port(model, site.path, new).arguments.append(change)
         return
     frame = _frame(model, f"{stack.family} block", block.path, block.context, new)
-    if owner is not None and (asks or named or not inside):
-        _belong(frame, owner, asks)
-        owner.expects = named
+    _belong(frame, owner, asks)
+    owner.expects = stack.family == "named"
     if point.calls is not None:
         frame.counted += 1
         new.counted.append(frame)
@@ -262,7 +269,7 @@ def _writer(model: nn.Module, point: Point, frame: Frame, inside: bool, new: Wir
     if point.kind.acts_on == "attention":
         assert point.block.values is not None
         _write(model, Site(point.block.values.path), OUTSIDE, ValueReader(frame), new)
-        return HeadWriter(point.cure, frame, point.block.values, point.calls)
+        return HeadWriter(point.cure, frame, point.block.values, point.calls, point.causal)
     kind = StreamWriter if point.site.carried else Writer
     return kind(
         point.cure,
@@ -272,6 +279,7 @@ def _writer(model: nn.Module, point: Point, frame: Frame, inside: bool, new: Wir
         inside=inside,
         calls=point.calls,
         patches=point.patches,
+        causal=point.causal,
     )
 
 
@@ -315,7 +323,7 @@ def _frame(model: nn.Module, key: str, path: str, read: Any, new: Wire) -> Frame
 
 
 def _owner_frame(model: nn.Module, stack: Stack, new: Wire) -> Frame:
-    read = stack.context if stack.asks_owner else no_context
+    read = stack.context if stack.asks_owner else stack.refuses
     frame = _frame(model, f"{stack.family} owner", stack.path, read, new)
     if not frame.held:
         for path, attribute, value in stack.held:
@@ -329,8 +337,9 @@ def _owner_frame(model: nn.Module, stack: Stack, new: Wire) -> Frame:
 
 def _belong(frame: Frame, owner: Frame, asks: bool) -> None:
     """A start of the owner is one of the frame too: its calls are counted anew, and what it was told is forgotten."""
-    frame.owner, frame.asks = owner, frame.asks or asks
-    if frame not in owner.inner:
+    frame.asks = frame.asks or asks
+    if not any(known is owner for known in frame.owners):
+        frame.owners.append(owner)
         owner.inner.append(frame)
 
 
@@ -348,12 +357,12 @@ def _runs_children(module: nn.Module) -> bool:
     return isinstance(module, CONTAINERS) or any(name in arguments.names_in_forward(module) for name in asked)
 
 
-def _added(host: nn.Module, kind: str, cure: nn.Module) -> str:
+def _added(host: nn.Module, kind: str, cure: nn.Module, whole: Any) -> str:
     """Add a cure to its host, under a name that is free."""
     if CHILD not in host._modules:
         host.add_module(CHILD, Cures())
     cures: Any = host._modules[CHILD]
     number = next(n for n in range(1, len(cures) + 2) if (kind if n == 1 else f"{kind}_{n}") not in cures)
     name = kind if number == 1 else f"{kind}_{number}"
-    cures[name] = cure
+    cures[name], cures.parts_of[name] = cure, whole
     return name
