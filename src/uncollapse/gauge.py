@@ -45,15 +45,24 @@ class Spread:
 
     def __init__(self, seed: int) -> None:
         self._moments, self._sample = Moments(1), Reservoir(VALUES, 1, seed)
+        self._waiting: list[Tensor] = []  # a few values at a time are not worth the work of adding them
 
     def update(self, values: Tensor) -> None:
         """Add values (...)."""
-        rows = values.detach().reshape(-1, 1).double().cpu()
-        self._moments.update(rows)
-        self._sample.update(rows)
+        self._waiting.append(values.detach().reshape(-1, 1))
+        if sum(map(len, self._waiting)) >= VALUES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            rows = torch.cat(self._waiting).double().cpu()
+            self._moments.update(rows)
+            self._sample.update(rows)
+            self._waiting.clear()
 
     def summary(self) -> Summary:
         """What a diagnosis stores."""
+        self._flush()
         mean, deviation = float(self._moments.mean()), float(self._moments.variance().sqrt())
         wanted = torch.tensor(QUANTILES, dtype=torch.float64)
         quantiles = torch.quantile(self._sample.rows[:, 0].double(), wanted).tolist()

@@ -1,4 +1,4 @@
-"""Cures put in at random and taken out again; `python -m tests.attachment.fuzzing` runs as many as you like."""
+"""Cures put in at random and taken out again; `PYTHONPATH=tests python -m attachment.fuzzing` runs as many as asked."""
 
 import random
 
