@@ -134,8 +134,10 @@ class Frame:
 
     def _asked(self, context: Context) -> Context:
         running = [owner.context for owner in self.owners if owner.running and owner.context is not None]
+        for told in running:
+            context = context.filled(told)
         if running:
-            return context.filled(running[0])
+            return context
         known = context.mask is not None or context.batch is not None
         again = torch._C._current_graph_task_id() != -1  # that is a backward pass: the block is recomputed
         around = " or ".join(owner.name for owner in self.owners)
