@@ -14,7 +14,8 @@ from uncollapse import backbones, running
 from uncollapse.registry import CURES, Cure
 from uncollapse.sites import Layout, Stack
 from uncollapse.writing.choosing import At, Layers, blocks_of, ends, places_of
-from uncollapse.writing.wiring import Cures, Point, Wire, plan, takes, wire
+from uncollapse.writing.planning import Point, plan, takes
+from uncollapse.writing.wiring import Cures, Wire, wire
 
 _numbers = itertools.count()  # of attachments, in the order in which they were made
 
@@ -26,7 +27,7 @@ def attach(
     at: At | None = None,
     layers: Layers | None = None,
     part: str | None = None,
-    modules: Sequence[str] | None = None,
+    modules: str | Sequence[str] | None = None,
     layout: Layout | None = None,
     tokens: Literal["all", "patches"] = "all",
     causal: bool = False,

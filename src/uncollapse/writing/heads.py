@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from uncollapse.sites import Context, Values, fitted
-from uncollapse.writing.ports import Frame, Writer
+from uncollapse.writing.frames import Frame
+from uncollapse.writing.writers import Writer
 
 
 class ValueReader:
