@@ -133,6 +133,8 @@ def test_packed_documents_are_refused() -> None:
     with pytest.raises(RuntimeError, match="documents are packed"):
         model(torch.arange(6)[None], position_ids=positions, use_cache=False)
     model(torch.arange(6)[None], position_ids=torch.arange(6)[None], use_cache=False)
+    padded = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]]), "position_ids": torch.tensor([[1, 1, 0, 1, 2, 3]])}
+    model(torch.arange(6)[None], **padded, use_cache=False)  # as `generate` numbers tokens behind padding
 
 
 def test_a_mask_that_hides_some_later_tokens_is_refused() -> None:

@@ -194,7 +194,8 @@ def _refuses(causal: bool, names: arguments.Names, args: tuple[Any, ...], kwargs
     mask = given.get("attention_mask")
     if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
         return Context(refuse=_OWN_MASK)
-    return Context(refuse=_PACKED if _are_packed(given.get("position_ids")) else "")
+    packed = mask is None and _are_packed(given.get("position_ids"))  # with a mask, positions may begin behind padding
+    return Context(refuse=_PACKED if packed else "")
 
 
 def _are_packed(position_ids: Any) -> bool:
