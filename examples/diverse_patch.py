@@ -97,7 +97,7 @@ def train(way: str, config: Vit, progress: Console) -> nn.Module:
                 )
                 loss = F.cross_entropy(model(mix.images), mix.labels.mean(1)) + inner_loss(t, mix, head)
                 optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward(loss)
                 nn.utils.clip_grad_norm_(weights, config.clip)
                 optimiser.step()
                 schedule.step()

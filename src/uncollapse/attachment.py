@@ -1,7 +1,6 @@
 """Put a cure into a model that somebody else wrote, and take it out again."""
 
 import itertools
-import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -111,7 +110,7 @@ class Attachment:
         except BaseException:  # never a half-changed model
             self._leave()
             raise
-        _compile_again()
+        running.compile_again()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "root": None}  # a copy or a pickle has no reference to the original's
@@ -129,7 +128,7 @@ class Attachment:
         """Take the cure out; the model is as it was before. A second call does nothing."""
         if self._wires:
             self._leave()
-            _compile_again()
+            running.compile_again()
 
     def _leave(self) -> None:
         for laid in reversed(self._wires):
@@ -235,13 +234,7 @@ def _warn_if_there(model: nn.Module, cure: str, points: list[Point]) -> None:
 def _check_wrapped(model: nn.Module, points: list[Point]) -> None:
     """What synchronises gradients knows only the parameters that were there when it was made."""
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-    kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    kinds = running.class_names(model)
     found = next((name for name in wrappers if name in kinds), None)
     if found is not None and any(True for point in points for _ in point.cure.parameters()):
         raise ValueError(f"A cure with parameters must be attached before the model is wrapped in {found}.")
-
-
-def _compile_again() -> None:
-    """Let compiled code be compiled again: it does not notice hooks that came or went."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()

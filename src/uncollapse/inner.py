@@ -86,7 +86,8 @@ class Tokens:
             raise RuntimeError("These tokens are held already: `with` was entered a second time before it was left.")
         self._watch.__enter__()
         self._is_open = True
-        _compile_again(self._model)
+        if running.is_compiled(self._model):
+            running.compile_again()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -94,7 +95,8 @@ class Tokens:
         self._is_open = False
         self._held.clear()
         self._watch.context = Context()  # masks and edges go too
-        _compile_again(self._model)
+        if running.is_compiled(self._model):
+            running.compile_again()
 
     def __getitem__(self, layer: LayerName) -> Tensor:
         """Tokens (b, n, d) without CLS, distillation and register tokens; padding is among them, see `mask`.
@@ -203,9 +205,3 @@ def _listed(stack: Stack) -> str:
     ends = [name for name, site in (("embed", stack.embed), ("final", stack.final)) if site is not None]
     count = len(stack.blocks)
     return f'There are: "first", "last", {", ".join(map(repr, ends))}, and numbers from {-count} to {count - 1}.'
-
-
-def _compile_again(model: nn.Module) -> None:
-    """Let compiled code be compiled again: it does not notice hooks that came or went."""
-    if any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules()):
-        torch.compiler.reset()

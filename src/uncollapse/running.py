@@ -1,6 +1,7 @@
 """Run a model that somebody else wrote, for looking at it, and leave it as it was."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -72,6 +73,22 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, whose parts have the names that the user knows."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it was compiled."""
+    return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
+
+
+def compile_again() -> None:
+    """Let all compiled code be compiled again: it does not notice hooks that came or went."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def class_names(model: nn.Module) -> set[str]:
+    """The names of the classes of all modules of a model, and of those that they are made from."""
+    return {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
 
 
 def moved(batch: Any, device: torch.device) -> Any:

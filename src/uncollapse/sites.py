@@ -45,7 +45,12 @@ class Site:
     def _fits(self, tensor: Tensor) -> bool:
         if self.what == "attention":
             return tensor.is_floating_point() and tensor.dim() == 4 and tensor.shape[-1] == tensor.shape[-2]
-        return tensor.is_floating_point() and tensor.dim() >= 2
+        return is_tokens(tensor)
+
+
+def is_tokens(tensor: Tensor) -> bool:
+    """Whether a tensor may hold tokens, nodes or vectors."""
+    return tensor.is_floating_point() and tensor.dim() >= 2
 
 
 @dataclass(frozen=True)

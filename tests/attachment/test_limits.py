@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import uncollapse as uc
 
@@ -314,3 +315,27 @@ def test_a_second_attachment_by_another_path_leaves_the_first_its_mask() -> None
     with uc.attach(model.inner, "feat_scale", modules="blocks.*"):
         assert torch.equal(model(x, mask), expected)
     assert torch.equal(model(x, mask), expected)
+
+
+def test_a_choice_of_passes_that_is_gone_asks_for_nothing_any_more() -> None:
+    """Blocks of ALBERT that a checkpoint runs again need no model around them unless passes are chosen."""
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        embedding_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=24,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = transformers.AlbertModel(config)
+    uc.attach(model, "contra_norm", scale=0.5)
+    uc.attach(model, "feat_scale", layers=[0]).remove()
+    layer = model.encoder.albert_layer_groups[0].albert_layers[0]
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert bool((x.grad != 0).any())

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 from torch import distributed, nn
 
+from uncollapse import running
+
 T = TypeVar("T")
 WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -45,7 +47,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def check_whole(model: nn.Module) -> None:
     """Raise if the weights are spread over processes: one process alone cannot run such a model."""
-    kinds = {c.__name__ for module in model.modules() for c in type(module).__mro__}
+    kinds = running.class_names(model)
     spread = any(type(p).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())
     if spread or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise ValueError(

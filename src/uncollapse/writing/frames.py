@@ -27,7 +27,7 @@ class Frame:
     def __init__(self, key: str, name: str, read: ReadContext) -> None:
         self.key, self.name, self.read = key, name or "the model", read
         self.owners: list[Frame] = []  # of the modules around it that have to do with it
-        self.asks = False  # one of them, for what its own arguments leave open
+        self.asks = False  # one of them, for what its own arguments leave open; who counts its calls asks as well
         self.thread = 0
         self.counted = 0  # writers that count calls, from each start of the owner on
         self.followed = False  # something right behind the block asks for its context
@@ -54,7 +54,7 @@ class Frame:
         context = self.read(args, kwargs)
         if self.inner and context.refuse:
             raise RuntimeError(f"The cure in {self.name} cannot act: {context.refuse}. `remove()` takes it out.")
-        if self.asks:
+        if self.asks or self.counted:
             context = self._asked(context)
         if self.counted:  # a count that nobody resets would let compiled code be compiled again in every pass
             self.call, self.calls = self.calls, self.calls + 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.sites import Side, at, put, tokens_among, where
+from uncollapse.sites import Side, at, is_tokens, put, tokens_among, where
 from uncollapse.writing.frames import Frame
 from uncollapse.writing.writers import Receiver
 
@@ -85,7 +85,7 @@ class Port:
     def _written(self, side: Side, value: Any) -> Any:
         if not self.sides[side]:
             return value
-        keys = where(tokens_among(value) if side == "input" else value, _is_tokens)
+        keys = where(tokens_among(value) if side == "input" else value, is_tokens)
         if keys is None:
             raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
         x: Tensor = at(value, keys)
@@ -109,7 +109,3 @@ def close_idle(module: nn.Module) -> None:
         for hook in port.hooks:
             hook.remove()
         object.__delattr__(module, PORT)
-
-
-def _is_tokens(x: Tensor) -> bool:
-    return x.is_floating_point() and x.dim() >= 2

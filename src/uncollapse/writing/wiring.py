@@ -81,7 +81,6 @@ def wire(model: nn.Module, point: Point, whole: Any) -> Wire:
 def _connect(model: nn.Module, point: Point, new: Wire) -> None:
     stack, block, site = point.stack, point.block, point.site
     inside = site.path == block.path or site.path.startswith(f"{block.path}." if block.path else "")
-    asks = (stack.asks_owner and not stack.lacks_batch) or point.calls is not None
     owner = _owner_frame(model, stack, new)
     if point.kind.acts_on == "edges":
         change = EdgeWriter(point.cure, stack.arguments)
@@ -89,7 +88,7 @@ def _connect(model: nn.Module, point: Point, new: Wire) -> None:
         _port(model, site.path, new).arguments.append(change)
         return
     frame = _frame(model, f"{stack.family} block", block.path, block.context, new)
-    _belong(frame, owner, asks)
+    _belong(frame, owner, asks=stack.asks_owner and not stack.lacks_batch)
     owner.expects = stack.family == "named"
     if point.calls is not None:
         frame.counted += 1
