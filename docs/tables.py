@@ -105,7 +105,7 @@ def mending() -> str:
             name,
             f"{run['effective_rank']:.2f}",
             f"{run['mean_cosine']:.2f}",
-            f"{run['test_accuracy']:.1%}",
+            f"{run['figures']['test']:.1%}",
             f"{run['seconds']:.0f} s",
             run["verdict"],
         )

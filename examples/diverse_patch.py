@@ -31,7 +31,7 @@ import uncollapse as uc
 from uncollapse.lab.recipes.vit_digits import Config as Vit
 from uncollapse.lab.recipes.vit_digits import accuracy, build, digits
 from uncollapse.lab.records import record
-from uncollapse.lab.threads import one_thread
+from uncollapse.lab.threads import threads
 
 CLASSES = 10
 OUT = Path("results/diverse_patch.json")
@@ -134,7 +134,7 @@ def table(runs: list[dict[str, Any]], config: Vit) -> Table:
     return shown
 
 
-@one_thread()
+@threads()
 def main() -> None:
     """Train, measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -62,7 +62,7 @@ def show(runs: dict[str, dict[str, Any]]) -> None:
     table = Table("", *NAMES.values())
     for title, key in (("effective rank after the last block", "effective_rank"), ("mean cosine there", "mean_cosine")):
         table.add_row(title, *(f"{runs[name][key]:.2f}" for name in NAMES))
-    table.add_row("test accuracy", *(f"{runs[name]['test_accuracy']:.1%}" for name in NAMES))
+    table.add_row("test accuracy", *(f"{runs[name]['figures']['test']:.1%}" for name in NAMES))
     table.add_row("seconds of training", *(f"{runs[name]['seconds']:.0f}" for name in NAMES))
     Console().print(table)
 

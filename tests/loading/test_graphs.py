@@ -1,17 +1,19 @@
 """Graphs by name and file."""
 
-import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
-import scipy.sparse
 import torch
 from typer.testing import Result
 
 from uncollapse.diagnosis import Diagnosis
-from uncollapse.loading import UsageError, graphs
+from uncollapse.loading import UsageError, graphs, planetoid
+
+from . import raw_planetoid
 
 pytest.importorskip("torch_geometric")
 
@@ -57,45 +59,63 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(b"no archive")
     torch.save([1, 2], tmp_path / "e.pt")
     (tmp_path / "f.csv").touch()
+    numpy.savez(tmp_path / "h.npz", node_features=numpy.eye(2), edges=[[0.0, 0.5]])
+    numpy.savez(tmp_path / "i.npz", node_features=numpy.array([["a"]]), edges=[[0, 0]])
+    numpy.savez(tmp_path / "j.npz", node_features=numpy.array([[{}]], dtype=object), edges=[[0, 0]])
     words = {
         "a.npz": "There are: features",
         "b.npz": "2 nodes, and edges to 0 … 5",
         "c.npz": "got",
         "d.npz": "no intact",
         "e.pt": "edge_index",
+        "h.npz": "numbers of nodes in edges, got float64",
+        "i.npz": "numbers in node_features",
+        "j.npz": "no intact",
     }
     for name, expected in {**words, "f.csv": ".npz", "g.npz": "nor a file"}.items():
         with pytest.raises(UsageError, match=expected):
             graphs.load(str(tmp_path / name), None)
 
 
-def raw_planetoid(folder: Path, nodes: int = 520) -> None:
-    """A ring of nodes in Planetoid's format, whose split takes 500 for validation; the last two are test nodes."""
-    folder.mkdir(parents=True)
-    features, labels = scipy.sparse.csr_matrix(numpy.eye(nodes, 5, dtype="float32")), numpy.eye(nodes, 2)
-    parts = {"x": features[:2], "tx": features[-2:], "allx": features[:-2]}
-    parts |= {"y": labels[:2], "ty": labels[-2:], "ally": labels[:-2]}
-    parts["graph"] = {node: [(node + 1) % nodes, (node - 1) % nodes] for node in range(nodes)}
-    for name, part in parts.items():
-        (folder / f"ind.cora.{name}").write_bytes(pickle.dumps(part))
-    (folder / "ind.cora.test.index").write_text(f"{nodes - 2}\n{nodes - 1}\n", encoding="utf-8")
-
-
 @pytest.mark.parametrize("place", ["Cora/raw", "planetoid/Cora/raw"])
 def test_planetoid_files_are_read_and_left_alone(tmp_path: Path, place: str) -> None:
-    raw_planetoid(tmp_path / place)
+    raw_planetoid.write(tmp_path / place)
     before = sorted(tmp_path.rglob("*"))
     graph, words = graphs.load("cora", tmp_path)
-    assert (words, graph.num_nodes, graph.num_edges) == ("Cora", 520, 1040)
+    assert (words, graph.num_nodes, int(graph.train_mask.sum())) == ("Cora", 518, 6)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def refuse(self: Any) -> None:
+    raise OSError("no connection")
 
 
 def test_planetoid_files_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_geometric.datasets import Planetoid
 
-    def refuse(self: Planetoid) -> None:
-        raise OSError("no connection")
-
     monkeypatch.setattr(Planetoid, "download", refuse)
-    with pytest.raises(UsageError, match="--data-root"):
+    raw_planetoid.write(tmp_path / "Cora" / "raw")
+    (tmp_path / "Cora/raw/ind.cora.ty").unlink()
+    with pytest.raises(UsageError, match=r"ind\.cora\.ty cannot be fetched now.*planetoid on GitHub.*--data-root"):
         graphs.load("cora", tmp_path)
+
+
+def test_only_missing_files_are_fetched_and_pyg_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_geometric.datasets import Planetoid
+
+    raw_planetoid.write(tmp_path / "elsewhere")
+    raw_planetoid.write(tmp_path / "Cora" / "raw")
+    (tmp_path / "Cora/raw/ind.cora.ty").unlink()
+    (tmp_path / "Cora/raw/ind.cora.y").write_bytes(b"mine")
+
+    def download(self: Any) -> None:
+        shutil.copytree(tmp_path / "elsewhere", self.raw_dir, dirs_exist_ok=True)
+
+    monkeypatch.setattr(Planetoid, "download", download)
+    monkeypatch.setattr(Planetoid, "process", refuse)
+    with pytest.raises(UsageError, match=r"ind\.cora\.y is no intact"):
+        graphs.load("cora", tmp_path)
+    (tmp_path / "Cora/raw/ind.cora.y").unlink()
+    graphs.load("cora", tmp_path)
+    assert {path.name for path in (tmp_path / "Cora").rglob("*")} == {"raw", *planetoid.file_names("Cora")}
+    assert len(list(tmp_path.iterdir())) == 2

@@ -12,6 +12,9 @@ from uncollapse.cli.errors import Commands
 from uncollapse.cli.lists import list_names
 from uncollapse.cli.options import flag
 from uncollapse.cli.showing import demo
+from uncollapse.cli.sweeping import sweep
+from uncollapse.cli.tabling import table
+from uncollapse.cli.training import train
 
 app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -37,3 +40,6 @@ app.command()(compare)
 app.command()(embeddings)
 app.command("list")(list_names)
 app.command()(demo)
+app.add_typer(train, name="train")
+app.command()(sweep)
+app.command()(table)

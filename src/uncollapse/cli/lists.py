@@ -49,7 +49,8 @@ def _backbones() -> Columns:
 def _recipes() -> Columns:
     from uncollapse.lab.recipes import RECIPES
 
-    return ("recipe", "what", "paper"), [(r.name, r.title, r.paper) for r in RECIPES.values()]
+    rows = [(r.name, r.title, ", ".join(r.boards), ", ".join(r.grids), r.paper) for r in RECIPES.values()]
+    return ("recipe", "what", "tables", "grids", "paper"), rows
 
 
 def _measures() -> Columns:

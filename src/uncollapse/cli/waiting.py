@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from rich.console import Console
@@ -20,12 +20,13 @@ class Waiting:
         self._bar = Progress(
             *columns,
             TimeRemainingColumn(),
+            TextColumn("{task.fields[beside]}", markup=False, style="dim"),
             console=console,
             transient=True,
             redirect_stdout=False,  # it would restore what it finds when it starts, from a thread of its own
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task("", total=None)
+        self._task = self._bar.add_task("", total=None, beside="")
         self._lock, self._over = threading.Lock(), not console.is_terminal
         self._timer = threading.Timer(PATIENCE, self._show)
         self._timer.daemon = True
@@ -43,10 +44,24 @@ class Waiting:
 
     def stage(self, words: str, total: int | None = None) -> Callable[[int], None]:
         """What is being done now, in how many steps if that is known; call the answer with the steps done."""
-        self._bar.reset(self._task, total=total, description=words)
+        self._bar.reset(self._task, total=total, description=words, beside="")
 
         def done(steps: int) -> None:
             self._bar.update(self._task, completed=steps)
+
+        return done
+
+    def training(self, words: str) -> Callable[[int, int, Mapping[str, float]], None]:
+        """The same for a training: call the answer with the steps done, the steps in all and the newest figures."""
+        begun = False
+        self.stage(words)
+
+        def done(steps: int, total: int, figures: Mapping[str, float]) -> None:
+            nonlocal begun
+            if not begun:  # the first steps may be those of an earlier run, which say nothing of the time that is left
+                self._bar.reset(self._task, total=total, completed=steps)
+            begun = True
+            self._bar.update(self._task, completed=steps, total=total, beside=_beside(figures))
 
         return done
 
@@ -58,3 +73,9 @@ class Waiting:
         with self._lock:
             if not self._over:
                 self._bar.start()
+
+
+def _beside(figures: Mapping[str, float]) -> str:
+    """The epoch, the loss and the validation figure, as far as there are any."""
+    shown = {"epoch": "d", "loss": ".3g", "validation": ".3f"}
+    return "  ".join(f"{name} {figures[name]:{form}}" for name, form in shown.items() if name in figures)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from uncollapse import __version__
+from uncollapse.diagnosis import Diagnosis
 
 
 def record(recipe: str, config: Any, seconds: float, libraries: tuple[str, ...], **figures: Any) -> dict[str, Any]:
@@ -32,3 +34,18 @@ def record(recipe: str, config: Any, seconds: float, libraries: tuple[str, ...],
         "seconds": round(seconds, 2),
         **figures,
     }
+
+
+def summary(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The verdict and the means of all measures by layer: what the record of a run keeps of a diagnosis."""
+    layers = [
+        {"name": layer.name, **short({name: found.mean for name, found in layer.measures.items()})}
+        for layer in diagnosis.layers
+    ]
+    verdict = diagnosis.verdict
+    return {"verdict": verdict.kind, "onset": verdict.onset, "layers": layers}
+
+
+def short(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures with six digits, which is more than anybody reads; counts as they are."""
+    return {name: value if isinstance(value, int) else float(f"{value:.6g}") for name, value in figures.items()}

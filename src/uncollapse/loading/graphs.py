@@ -1,15 +1,13 @@
 """Graphs by name or file, as PyG data objects."""
 
-import shutil
-import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
+from uncollapse.loading import fetching, planetoid
+from uncollapse.loading.arrays import read_npz
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.quiet import quiet
 
@@ -31,7 +29,7 @@ def load(what: str, root: Path | None) -> tuple[Any, str]:
             graph = library("torch_geometric.datasets", "pyg").KarateClub()[0]
         return graph, "Zachary's karate club"
     if what in PLANETOID:
-        return _planetoid(PLANETOID[what], root or default_root()), PLANETOID[what]
+        return _planetoid(what, root), PLANETOID[what]
     return (_npz if path.suffix == ".npz" else _pt)(path), path.name
 
 
@@ -49,34 +47,31 @@ def default_root() -> Path:
     return Path.home() / ".cache" / "uncollapse"
 
 
-def _planetoid(name: str, root: Path) -> Any:
-    """A citation graph read by PyG, in a folder of its own if the files are there: PyG writes beside what it reads."""
-    planetoid: Any = library("torch_geometric.datasets", "pyg").Planetoid
-    places = (root / name / "raw", root / "planetoid" / name / "raw")
-    there = next((place for place in places if any(place.glob("ind.*"))), None)
-    try:
-        with quiet(), tempfile.TemporaryDirectory() as scratch:
-            if there is not None:
-                shutil.copytree(there, Path(scratch) / name / "raw", copy_function=shutil.copyfile)
-            return planetoid(scratch if there is not None else str(root), name)[0]
-    except OSError as error:
-        raise UsageError(
-            f"{name} is not whole in {there or root} and cannot be fetched now; put Planetoid's raw files into "
-            f"{places[0]}, or name the folder that has them with --data-root."
-        ) from error
+def citations(what: str, root: Path | None) -> planetoid.Citations:
+    """Cora, CiteSeer or PubMed, from a folder that has their raw files, or else gets them."""
+    name, folder = PLANETOID[what], root or default_root()
+    places = (folder / name / "raw", folder / "planetoid" / name / "raw")
+    there = next((place for place in places if not fetching.missing_files(place, planetoid.file_names(name))), None)
+    if there is None:
+        dataset = library("torch_geometric.datasets", "pyg").Planetoid
+        settings = {"name": name, "split": "public"}
+        fetching.complete(dataset, settings, places[0], "the project kimiyoung/planetoid on GitHub")
+    return planetoid.read(there or places[0], name)
+
+
+def _planetoid(what: str, root: Path | None) -> Any:
+    graph = citations(what, root)
+    masks = {"train_mask": graph.train, "val_mask": graph.validation, "test_mask": graph.test}
+    return library("torch_geometric.data", "pyg").Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, **masks)
 
 
 def _npz(path: Path) -> Any:
     """The layout of the heterophilous graphs; edges count in both directions, as PyG reads them."""
-    try:
-        with numpy.load(path, allow_pickle=False) as file:
-            arrays = {key: torch.from_numpy(file[key]) for key in ("node_features", "edges") if key in file}
-            there = ", ".join(file)
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is no intact .npz file of numbers.") from error
-    if len(arrays) < 2:
-        raise UsageError(f"{path} must have node_features and edges. There are: {there}.")
-    features, edges = arrays["node_features"], arrays["edges"]
+    arrays = read_npz(path, ("node_features", "edges"))
+    if arrays["edges"].dtype.kind not in "iu":
+        raise UsageError(f"{path} must have numbers of nodes in edges, got {arrays['edges'].dtype}.")
+    features = torch.from_numpy(arrays["node_features"].astype("float32"))
+    edges = torch.from_numpy(arrays["edges"].astype("int64"))
     if edges.dim() == 2 and edges.shape[1] == 2:
         edges = edges.T
     graph = _graph(path, features, edges)

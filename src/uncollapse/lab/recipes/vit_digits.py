@@ -6,8 +6,7 @@ same weights. Settings were chosen on the validation images; test images are rea
 """
 
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,17 +17,25 @@ from torch.nn import functional as F
 
 from uncollapse.attachment import attach
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.records import record
-from uncollapse.lab.threads import one_thread
+from uncollapse.diagnosing import diagnose
+from uncollapse.diagnosis import Diagnosis
+from uncollapse.lab.board import Board
+from uncollapse.lab.configs import identity, setting
+from uncollapse.lab.grids import Grid
+from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.schedules import cosine
+from uncollapse.lab.sessions import Session
+from uncollapse.lab.tasks import Settings, Task
+from uncollapse.lab.threads import threads
+from uncollapse.lab.training import fit as train_task
 from uncollapse.loading.errors import library
 from uncollapse.registry import CURES
 
-NAME = "vit_digits"
+NAME = "vit-digits"
 TITLE = "A deep vision transformer on 1,797 digits of 8×8 pixels, with LayerNorm or ContraNorm"
 PAPER = CURES["contra_norm"].paper
 
 Part = Literal["train", "validation", "test"]
-Progress = Callable[[int], None]  # called with the number of steps done
 
 SIZES: dict[Part, int] = {"train": 1197, "validation": 300, "test": 300}
 SPLIT_SEED = 0  # the split is the same for every seed of a run
@@ -37,28 +44,27 @@ NORMS = ("layer", "contra")
 
 @dataclass(frozen=True)
 class Config:
-    """A run. norm: "layer" or "contra", with `scale` for the latter. patch: its side in pixels.
+    """A run.
 
-    position_std: deviation of the position embeddings at the start. warmup: share of the steps in which the learning
-    rate rises to `lr`; it then falls to 0 along a cosine. The default `lr` lies between the best of both norms: on the
-    validation images 1e-3 was best for LayerNorm and 3e-3 for ContraNorm, which was ahead at all three.
+    The default learning rate lies between the best of both norms: on the validation images 1e-3 was best for LayerNorm
+    and 3e-3 for ContraNorm, which was ahead at all three.
     """
 
-    norm: str = "contra"
-    scale: float = 0.3
-    depth: int = 48
-    dim: int = 48
-    heads: int = 4
-    patch: int = 2
-    mlp_ratio: float = 2.0
-    position_std: float = 0.5
-    epochs: int = 6
-    batch: int = 64
-    lr: float = 2e-3
-    warmup: float = 0.1
-    weight_decay: float = 0.05
-    clip: float = 1.0
-    seed: int = 0
+    norm: str = setting("contra", "What stands in front of every block's parts.", choices=NORMS)
+    scale: float = setting(0.3, "Scale of ContraNorm.")
+    depth: int = setting(48, "Blocks.")
+    dim: int = setting(48, "Width.")
+    heads: int = setting(4, "Heads of the attention.")
+    patch: int = setting(2, "Side of a patch in pixels.", choices=(1, 2, 4))
+    mlp_ratio: float = setting(2.0, "Width of the MLP, in widths.")
+    position_std: float = setting(0.5, "Deviation of the position embeddings at the start.")
+    epochs: int = setting(6, "Passes over the training images.")
+    batch: int = setting(64, "Images in a step.")
+    lr: float = setting(2e-3, "Largest learning rate of AdamW.")
+    warmup: float = setting(0.1, "Share of the steps in which the learning rate rises; it then falls along a cosine.")
+    weight_decay: float = setting(0.05, "Weight decay of AdamW.")
+    clip: float = setting(1.0, "Largest length of the gradient.")
+    seed: int = setting(0, "Of the weights and of the order of the images.")
 
     @property
     def steps(self) -> int:
@@ -104,62 +110,91 @@ def build(config: Config) -> nn.Module:
     return built
 
 
-def train(config: Config, progress: Progress | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """Build a model and train it; give it in evaluation mode with the record of the run."""
     model = build(config)
-    return model, fit(model, config, progress)
+    return model, fit(model, config, session)
 
 
-@one_thread()
-def fit(model: nn.Module, config: Config, progress: Progress | None = None) -> dict[str, Any]:
+def fit(model: nn.Module, config: Config, session: Session | None = None) -> dict[str, Any]:
     """Train a model, and give the record of the run."""
+    session = session or Session()
+    with threads(session.threads):
+        return _fit(model, config, session)
+
+
+def _fit(model: nn.Module, config: Config, session: Session) -> dict[str, Any]:
     parts = digits()
-    started = time.perf_counter()
+    before = summary(_diagnosis(model, parts["test"][0]))
+    settings = Settings(config.epochs, config.seed, clip=config.clip)
+    history = train_task(_task(model, config, parts), settings, session, identity(NAME, config), vars(config))
+    after = summary(_diagnosis(model, parts["test"][0]))
+    accuracies = {part: accuracy(model, *parts[part]) for part in SIZES}
+    return record(
+        NAME,
+        config,
+        history.seconds,
+        ("timm", "scikit-learn", "accelerate"),
+        data={"name": "scikit-learn's digits", **SIZES},
+        figures={**accuracies, "epoch": history.kept},
+        ended=history.ended,
+        epochs=[short(figures) for figures in history.epochs],
+        diagnosis={"before": before, "after": after},
+    )
+
+
+def _task(model: nn.Module, config: Config, parts: dict[Part, tuple[Tensor, Tensor]]) -> Task:
+    images, labels = parts["train"]
+
+    def batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
+        shuffle = torch.Generator().manual_seed(config.seed)
+        for _ in range(epoch):  # the order of an epoch is the next one that the seed gives
+            order = torch.randperm(len(images), generator=shuffle)
+        return [(images[chosen], labels[chosen]) for chosen in torch.split(order, config.batch)]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"validation": accuracy(model, *parts["validation"])}
+
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, config))
-    shuffle = torch.Generator().manual_seed(config.seed)
-    (images, labels), epochs, done = parts["train"], [], 0
-    for epoch in range(1, config.epochs + 1):
-        losses = []
-        for batch in torch.split(torch.randperm(len(images), generator=shuffle), config.batch):
-            losses.append(_step(model, optimiser, images[batch], labels[batch], config.clip))
-            schedule.step()
-            done += 1
-            if progress is not None:
-                progress(done)
-        right = accuracy(model, *parts["validation"])
-        epochs.append({"epoch": epoch, "loss": sum(losses) / len(losses), "validation_accuracy": right})
-    figures = {"epochs": epochs, "test_accuracy": accuracy(model, *parts["test"])}
-    seconds = time.perf_counter() - started
-    return record(NAME, config, seconds, ("timm", "scikit-learn"), **figures)
+    return Task(model, optimiser, batches, loss, evaluate, cosine(config.steps, config.warmup))
 
 
-def _rate(step: int, config: Config) -> float:
-    """Factor of the learning rate: a line upwards, then half a cosine."""
-    share = (step + 1) / config.steps
-    if share < config.warmup:
-        return share / config.warmup
-    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (share - config.warmup) / (1 - config.warmup)))
-
-
-def _step(model: nn.Module, optimiser: torch.optim.Optimizer, images: Tensor, labels: Tensor, clip: float) -> float:
-    model.train()
-    loss = F.cross_entropy(model(images), labels)
-    optimiser.zero_grad()
-    torch.autograd.backward(loss)
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimiser.step()
-    return loss.item()
+def _diagnosis(model: nn.Module, images: Tensor) -> Diagnosis:
+    return diagnose(model, torch.split(images, 50), baseline=0)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Share of the images that the model names rightly; it is left in evaluation mode."""
     model.eval()
-    right: Tensor = model(images).argmax(1) == labels
+    device = next(model.parameters()).device
+    right: Tensor = model(images.to(device)).argmax(1).cpu() == labels
     return float(right.float().mean())
 
 
-def run(config: Config) -> dict[str, Any]:
+def run(config: Config, session: Session | None = None) -> dict[str, Any]:
     """Train a model, and give the record of the run."""
-    return train(config)[1]
+    return train(config, session)[1]
+
+
+def name_of(config: Config) -> str:
+    """What a run is called in the names of files."""
+    scale = f"-s{config.scale:g}" if config.norm == "contra" else ""
+    return f"{config.norm}{scale}-depth{config.depth}-seed{config.seed}"
+
+
+def cost(config: Config) -> float:
+    """Roughly the seconds of a run on one core."""
+    tokens, width = (8 / config.patch) ** 2 / 16, config.dim / 48
+    return 0.0066 * config.steps * config.depth * (config.batch / 64) * tokens * width
+
+
+BOARDS: Mapping[str, Board] = {
+    "depth": Board("Test accuracy on digits", where={}, groups="dim", rows="norm", columns="depth", chosen=("scale",)),
+}
+GRIDS: Mapping[str, tuple[Grid, ...]] = {
+    "depth": (Grid({"norm": NORMS, "depth": (12, 24, 48), "seed": (0, 1, 2)}),),
+}

@@ -1,0 +1,136 @@
+"""What runs gave, and what runs would take, on the terminal."""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from uncollapse.cli import output
+
+SHARES = ("train", "validation", "test")  # figures that are shares of right answers, shown in percent
+KEPT = "epoch"  # the figure that says which epoch's weights were tested
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that is done. new: it was run now; else its result was there."""
+
+    record: Mapping[str, Any]
+    path: Path
+    new: bool
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that may be done. again: even if its result is there."""
+
+    name: str
+    path: Path
+    there: bool
+    seconds: float
+    again: bool
+
+    @property
+    def due(self) -> bool:
+        """Whether it would be run."""
+        return self.again or not self.there
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(8), duration(240), duration(9000)
+    ('8 s', '4 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
+    """Each run with its file and its cost, and the time in all."""
+    if as_json:
+        facts = [dataclasses.asdict(run) | {"path": str(run.path), "due": run.due} for run in plan]
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    table = Table("run", "result", box=box.SIMPLE_HEAD)
+    table.add_column("on one core", justify="right")
+    for run in plan:
+        state = "is there" + (", is replaced" if run.again else "") if run.there else "missing"
+        table.add_row(Text(run.name), state, f"about {duration(run.seconds)}" if run.due else "–")
+    terminal = output.console()
+    terminal.print(table)
+    for run in plan:
+        terminal.print(Text(str(run.path)), soft_wrap=True)
+    due = [run for run in plan if run.due]
+    total = f", about {duration(sum(run.seconds for run in due))} on one core" if due else ""
+    output.paragraph(terminal, f"{len(due)} of {len(plan)} would be run{total}. Nothing was run.")
+
+
+def show(title: str, outcomes: Sequence[Outcome]) -> None:
+    """A line a seed, their mean and deviation, and the files."""
+    terminal, names = output.console(), _figures(outcomes)
+    table = Table("seed", box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("ended")
+    for outcome in outcomes:
+        record = outcome.record
+        numbers = (_shown(name, _finite([record["figures"].get(name)])) for name in names)
+        table.add_row(str(record["seed"]), *numbers, duration(record["seconds"]), _ended(outcome))
+    if len(outcomes) > 1:
+        table.add_section()
+        means = (_shown(name, _finite([outcome.record["figures"].get(name) for outcome in outcomes])) for name in names)
+        table.add_row("mean ± std", *means)
+    terminal.print(table)
+    for outcome in outcomes:
+        terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
+
+
+def _figures(outcomes: Sequence[Outcome]) -> list[str]:
+    """Names of all figures that are numbers; train, validation and test come first."""
+    names = dict.fromkeys(SHARES)
+    for outcome in outcomes:
+        names |= dict.fromkeys(outcome.record["figures"])
+    names.pop(KEPT, None)
+    return [name for name in names if _finite([outcome.record["figures"].get(name) for outcome in outcomes])]
+
+
+def _finite(values: Sequence[Any]) -> list[float]:
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return [float(value) for value in numbers if math.isfinite(value)]
+
+
+def _shown(name: str, values: Sequence[float]) -> str:
+    """The mean and, of several, the deviation (n−1)."""
+    if not values:
+        return "–"
+    share = name in SHARES and all(0 <= value <= 1 for value in values)
+    factor, form, unit = (100, ".2f", " %") if share else (1, ".4g", "")
+    spread = f" ± {factor * statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{factor * statistics.fmean(values):{form}}{spread}{unit}"
+
+
+def _ended(outcome: Outcome) -> str:
+    """After which epoch, why if it is not the last one, and which epoch's weights were tested."""
+    record, parts = outcome.record, []
+    epochs, kept = record.get("epochs"), record["figures"].get(KEPT)
+    last = epochs[-1]["epoch"] if epochs else None
+    if last is not None:
+        early = last != record["config"].get("epochs") and record.get("ended")
+        parts.append(f"after epoch {last}" + (f": {early}" if early else ""))
+    if kept not in (None, last):
+        parts.append(f"epoch {kept} was kept")
+    if not outcome.new:
+        parts.append("was there already")
+    return ", ".join(parts)

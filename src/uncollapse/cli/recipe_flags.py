@@ -1,0 +1,77 @@
+"""Flags of a recipe: one for each field of its configuration."""
+
+import inspect
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from rich.markup import escape
+
+from uncollapse.cli.options import option
+from uncollapse.lab import configs
+from uncollapse.lab.configs import Setting
+from uncollapse.lab.kinds import as_text, members
+from uncollapse.loading.errors import UsageError
+
+PANEL = "Experiment"
+SHORT = 26  # letters of choices that still go into the column of values
+VALUES = {int: "N", float: "X", str: "TEXT", bool: "true|false", NoneType: "none"}
+
+
+def flags(config: type) -> list[inspect.Parameter]:
+    """Parameters of a command, such as typer reads them from a function."""
+    return [
+        inspect.Parameter(
+            setting.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=setting.default if setting.kind is bool else as_text(setting.default),
+            annotation=_annotation(setting),
+        )
+        for setting in configs.settings(config).values()
+    ]
+
+
+def chosen(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> Any:
+    """The configuration: defaults, then files in their order, then key=value, then flags; the later one counts."""
+    values: dict[str, Any] = {}
+    for path in files:
+        try:
+            values |= configs.checked(config, configs.read(path))
+        except UsageError as error:
+            told = str(error) if str(path) in str(error) else f"{path}: {error}"
+            raise UsageError(told) from error
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes key=value, such as layers=16, got {pair!r}.")
+        values |= configs.checked(config, {name.strip(): value.strip()})
+    written = {name: ctx.params[name] for name in configs.settings(config) if _given(ctx, name)}
+    return configs.build(config, values | written)
+
+
+def _given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _annotation(setting: Setting) -> Any:
+    words, values = escape(setting.words), _values(setting)
+    if setting.kind is bool:
+        both = f"{setting.flag}/--no-{setting.flag[2:]}"
+        return Annotated[bool, typer.Option(both, metavar="", help=words, rich_help_panel=PANEL)]
+    if len(values) > SHORT:
+        values, words = "NAME", f"{words} Allowed: {', '.join(values.split('|'))}.".lstrip()
+    return Annotated[str, option(values, words, PANEL, setting.flag)]
+
+
+def _values(setting: Setting) -> str:
+    """What stands behind the flag in the help."""
+    return "|".join(_value(kind, setting.choices) for kind in members(setting.kind))
+
+
+def _value(kind: Any, choices: tuple[Any, ...] | None) -> str:
+    if get_origin(kind) is tuple:
+        return f"{_value(get_args(kind)[0], None)},…"
+    choices = get_args(kind) if get_origin(kind) is Literal else choices
+    return "|".join(map(as_text, choices)) if choices and kind is not NoneType else VALUES[kind]

@@ -1,0 +1,166 @@
+"""uncollapse train."""
+
+import dataclasses
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from uncollapse.cli import outcomes, output, recipe_flags
+from uncollapse.cli.errors import sentence
+from uncollapse.cli.options import OUTPUT, flag, option
+from uncollapse.cli.outcomes import Outcome, Planned
+from uncollapse.cli.waiting import Waiting
+from uncollapse.lab import configs
+from uncollapse.loading.errors import UsageError
+
+if TYPE_CHECKING:  # what a recipe needs is imported when one is asked for
+    from uncollapse.lab.recipes import Recipe
+    from uncollapse.lab.results import Results
+    from uncollapse.lab.sessions import Session
+
+FILES, RUN = "Experiment from files", "Run"  # panels of the help
+HELP = "Run an experiment: train a model as a recipe says, and keep the result in a file."
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `train` is told besides the experiment; its fields are the flags that all recipes have."""
+
+    config: Annotated[
+        list[Path] | None, option("FILE", "YAML or JSON with settings; repeatable, flags count more.", FILES)
+    ] = None
+    pairs: Annotated[
+        list[str] | None, option("KEY=VALUE", "A setting; repeatable, counts more than a file.", FILES, "--set")
+    ] = None
+    seeds: Annotated[int, option("N", "Run so many seeds, counted from --seed.", RUN, min=1)] = 1
+    data_root: Annotated[Path | None, option("DIR", "Folder that has the data sets.", RUN)] = None
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda or mps; the best there is if not given.", RUN)] = None
+    threads: Annotated[int, option("N", "Threads of the processor; figures were made with 1.", RUN, min=1)] = 1
+    resume: Annotated[bool, flag("--resume/--no-resume", "Go on where an earlier run was interrupted.", RUN)] = True
+    again: Annotated[bool, flag("--again", "Run it even if there is a result, and replace that.", RUN)] = False
+    dry_run: Annotated[bool, flag("--dry-run", "Only say what would be run and how long it takes.", RUN)] = False
+    results: Annotated[Path, option("DIR", "Folder of all results.", OUTPUT)] = Path("results")
+    runs: Annotated[Path, option("DIR", "Folder of checkpoints and trackers.", OUTPUT)] = Path("runs")
+    track: Annotated[str, option("NAMES", "Log to jsonl, tensorboard, wandb; with commas between.", OUTPUT)] = ""
+    as_json: Annotated[bool, flag("--json", "Print the records as JSON and nothing else.", OUTPUT)] = False
+
+
+class RecipeCommands(TyperGroup):
+    """A command for each recipe, which is built when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the recipes."""
+        from uncollapse.lab.recipes import RECIPES
+
+        return list(RECIPES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a recipe."""
+        from uncollapse.lab.recipes import RECIPES
+
+        try:
+            recipe = RECIPES[cmd_name]
+        except KeyError as error:
+            raise UsageError(sentence(error)) from error
+        return _command(recipe)
+
+
+train = typer.Typer(
+    cls=RecipeCommands, help=HELP, no_args_is_help=True, options_metavar="", subcommand_metavar="RECIPE [OPTIONS]"
+)
+
+
+def _command(recipe: "Recipe") -> Any:
+    """The command whose flags are the fields of the recipe's configuration."""
+
+    def run(**given: Any) -> None:
+        order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
+        config = recipe_flags.chosen(given["ctx"], recipe.config, order.config or [], order.pairs or [])
+        _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
+
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(Order).parameters.values()]
+    function: Any = run
+    function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *own])
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    words = f"{recipe.title}.\n\n{recipe.paper}"
+    alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)
+    return typer.main.get_command(alone)
+
+
+def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
+    from uncollapse.lab.results import Results
+
+    results = Results(order.results)
+    if order.dry_run:
+        outcomes.show_plan([_planned(recipe, config, results, order) for config in wanted], as_json=order.as_json)
+        return
+    done: list[Outcome] = []
+    with Waiting() as waiting:
+        for number, config in enumerate(wanted, 1):
+            words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
+            done.append(_run(recipe, config, results, order, waiting, words))
+    if there := sum(not outcome.new for outcome in done):
+        output.note(f"{there} of {len(done)} were there already and were not run; --again runs them again.")
+    if order.as_json:
+        typer.echo(json.dumps([outcome.record for outcome in done], ensure_ascii=False))
+    else:
+        outcomes.show(_title(recipe, wanted[0]), done)
+
+
+def _title(recipe: "Recipe", config: Any) -> str:
+    """What all the runs share: the recipe and its settings but for the seed."""
+    first = dataclasses.replace(config, seed=recipe.config().seed)
+    return configs.command(recipe.name, first).removeprefix("uncollapse train ")
+
+
+def _planned(recipe: "Recipe", config: Any, results: "Results", order: Order) -> Planned:
+    there = results.find(recipe, config) is not None
+    return Planned(recipe.name_of(config), results.path(recipe, config), there, recipe.cost(config), order.again)
+
+
+def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
+    from uncollapse.lab.running import placed
+    from uncollapse.lab.sessions import Session
+
+    found = None if order.again else results.find(recipe, config)
+    if found is not None:
+        return Outcome(found, results.path(recipe, config), new=False)
+    trackers = tuple(name.strip() for name in order.track.split(",") if name.strip())
+    session = Session(
+        order.data_root, resume=order.resume, device=order.device, threads=order.threads, trackers=trackers
+    )
+    session = dataclasses.replace(placed(session, recipe, config, order.runs), progress=waiting.training(words))
+    try:
+        return _run_alone(recipe, config, results, session, order.again)
+    except KeyboardInterrupt as interrupt:
+        waiting.note(_interrupted(interrupt, session.checkpoints, order))
+        raise typer.Exit(130) from None
+
+
+def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
+    """Run it while no other process does: a sweep, or this command in another window."""
+    from uncollapse.lab.locks import held
+    from uncollapse.lab.running import check_writable, run_one
+    from uncollapse.lab.workers import lock_of
+
+    path = results.path(recipe, config)
+    check_writable(path.parent)
+    with held(lock_of(recipe, config, results)) as ours:
+        if not ours:
+            raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
+        record, new = run_one(recipe, config, results, session, again)
+    return Outcome(record, path, new)
+
+
+def _interrupted(interrupt: KeyboardInterrupt, folder: Path | None, order: Order) -> str:
+    """What was interrupted, and how to go on if something was saved."""
+    where = f"Interrupted {interrupt}." if interrupt.args else "Interrupted."
+    if folder is None or not any(folder.glob("step-*")):
+        return where
+    return f"{where} The same command{'' if order.resume else ' without --no-resume'} goes on from there."

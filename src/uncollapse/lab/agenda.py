@@ -1,0 +1,122 @@
+"""What a sweep has to do: which runs are there, which are missing, and which appear once others are done."""
+
+import statistics
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from uncollapse.lab.configs import identity
+from uncollapse.lab.grids import Cell
+from uncollapse.lab.results import Results
+
+if TYPE_CHECKING:
+    from uncollapse.lab.recipes import Recipe
+
+
+class Agenda:
+    """The runs of a few cells, each of them once.
+
+    records: of those that are done, by identity. open: configurations that nobody has begun. failed: why, by identity.
+    """
+
+    def __init__(self, recipe: "Recipe", cells: Iterable[Cell], results: Results) -> None:
+        self.recipe, self.results = recipe, results
+        self.records: dict[str, dict[str, Any]] = {}
+        self.open: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
+        self._configs: dict[str, Any] = {}
+        self._ratios: list[float] = []
+        self._waiting: list[Cell] = []
+        for cell in cells:
+            for config in cell.trials:
+                self._add(config)
+            if cell.seeds:
+                self._waiting.append(cell)
+        self._unfold()
+        self.found = len(self.records)
+
+    @property
+    def total(self) -> int:
+        """All runs, with those that are not known yet."""
+        return len(self._configs) + self.later
+
+    @property
+    def later(self) -> int:
+        """Runs that are known once the best of a cell is."""
+        return sum(len(cell.seeds) for cell in self._waiting)
+
+    def key(self, config: Any) -> str:
+        """What tells a configuration from all others."""
+        return identity(self.recipe.name, config)
+
+    def config(self, key: str) -> Any:
+        """The configuration that has this key."""
+        return self._configs[key]
+
+    def seconds(self, config: Any) -> float:
+        """How long a run takes on one core: the recipe's guess, in the measure of what it was wrong by so far."""
+        return self.recipe.cost(config) * (statistics.median(self._ratios) if self._ratios else 1.0)
+
+    def seconds_open(self) -> float:
+        """How long all takes that nobody has begun, on one core."""
+        later = sum(len(cell.seeds) * statistics.fmean(map(self.seconds, cell.trials)) for cell in self._waiting)
+        return later + sum(map(self.seconds, self.open.values()))
+
+    def missing(self) -> list[Any]:
+        """What is open, cheapest first."""
+        return sorted(self.open.values(), key=self.recipe.cost)
+
+    def take(self) -> Any | None:
+        """The cheapest one that is open, which then no longer is; None if there is none.
+
+        A result that came meanwhile, from another sweep, is not run again.
+        """
+        while self.open:
+            config = self.open.pop(min(self.open, key=lambda key: self.recipe.cost(self.open[key])))
+            if not self.look_up(config):
+                return config
+        return None
+
+    def put_back(self, config: Any) -> None:
+        """It was taken and not run."""
+        self.open[self.key(config)] = config
+
+    def fail(self, config: Any, why: str) -> None:
+        """It was run and came to nothing."""
+        self.failed[self.key(config)] = why
+
+    def look_up(self, config: Any) -> bool:
+        """Whether there is a result by now. What only waited for it is open from now on."""
+        record = self.results.find(self.recipe, config)
+        if record is None:
+            return False
+        self._note(config, record)
+        self._unfold()
+        return True
+
+    def _add(self, config: Any) -> None:
+        key = self.key(config)
+        if key in self._configs:
+            return
+        self._configs[key] = config
+        record = self.results.find(self.recipe, config)
+        if record is None:
+            self.open[key] = config
+        else:
+            self._note(config, record)
+
+    def _note(self, config: Any, record: dict[str, Any]) -> None:
+        self.records[self.key(config)] = record
+        guess, measured = self.recipe.cost(config), record.get("seconds")
+        if guess > 0 and measured:
+            self._ratios.append(measured / guess)
+
+    def _unfold(self) -> None:
+        """Add what follows in the cells whose trials are all done."""
+        waiting, self._waiting = self._waiting, []
+        for cell in waiting:
+            keys = [self.key(config) for config in cell.trials]
+            if not all(key in self.records for key in keys):
+                self._waiting.append(cell)
+                continue
+            for config in cell.followers([self.records[key] for key in keys]):
+                self._add(config)

@@ -1,0 +1,137 @@
+"""What an experiment is told: a frozen dataclass, made from flags, files and key=value, with an identity of its own."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from uncollapse.lab.config_files import read
+from uncollapse.lab.kinds import as_text, expected, parsed, plain
+from uncollapse.loading.errors import UsageError
+
+__all__ = ["Setting", "build", "changes", "checked", "command", "identity", "read", "setting", "settings"]
+
+DIGITS = 10  # of an identity: a million configurations share one with a chance below one in two
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A field of a configuration, with all that a flag needs."""
+
+    name: str
+    kind: Any
+    default: Any
+    words: str
+    choices: tuple[Any, ...] | None
+
+    @property
+    def flag(self) -> str:
+        """How it is written on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words."""
+        return expected(self.kind, self.choices)
+
+    def read(self, value: Any) -> Any:
+        """The value in the field's type, from text or from what a file has; a UsageError if it is not allowed."""
+        try:
+            return parsed(value, self.kind, self.choices)
+        except ValueError as error:
+            hint = _close(str(value), self.choices or get_args(self.kind))
+            if not isinstance(value, str) and isinstance(self.default, str):  # YAML has `no` for false
+                hint = " In a file, put text that looks like something else in quotes."
+            raise UsageError(f"{self.name} is {self.allowed}, got {as_text(value)!r}.{hint}") from error
+
+
+def setting(default: Any, words: str, *, choices: tuple[Any, ...] | None = None) -> Any:
+    """A field of a configuration: its default, what it does, and its choices if these are all.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     layers: int = setting(2, "Graph convolutions.")
+    ...     norm: str = setting("none", "What follows each layer.", choices=("none", "layer"))
+    ...     seed: int = setting(0, "Of all that is random.")
+    >>> build(Config, {"layers": "16"})
+    Config(layers=16, norm='none', seed=0)
+    >>> command("gcn-depth", Config(norm="layer", seed=3))
+    'uncollapse train gcn-depth --norm layer --seed 3'
+    """
+    return dataclasses.field(default=default, metadata={"help": words, "choices": choices})
+
+
+def settings(config_class: type) -> dict[str, Setting]:
+    """The fields of a configuration by name, in their order."""
+    kinds = get_type_hints(config_class)
+    found = {}
+    for field in dataclasses.fields(config_class):
+        facts = field.metadata
+        found[field.name] = Setting(
+            field.name, kinds[field.name], field.default, facts.get("help", ""), facts.get("choices")
+        )
+    return found
+
+
+def checked(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the names of their fields and in their types; a UsageError for what the configuration does not have."""
+    known, read_values = settings(config_class), {}
+    for given, value in values.items():
+        name = given.replace("-", "_")
+        if name not in known:
+            raise UsageError(f"There is no setting {given!r}.{_close(name, known)} There are: {', '.join(known)}.")
+        read_values[name] = known[name].read(value)
+    return read_values
+
+
+def build(config_class: type, values: Mapping[str, Any]) -> Any:
+    """A configuration from values by name; the others have their defaults.
+
+    Args:
+        config_class: a frozen dataclass whose fields all have a default.
+        values: in the field's type, or as text: "16", "0.5", "true", "none", "2,4,8". A dash counts as an underscore.
+    """
+    try:
+        return config_class(**checked(config_class, values))
+    except UsageError:
+        raise
+    except ValueError as error:  # what the configuration itself checks
+        raise UsageError(str(error)) from error
+
+
+def changes(config: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {
+        name: getattr(config, name)
+        for name, field in settings(type(config)).items()
+        if getattr(config, name) != field.default
+    }
+
+
+def identity(recipe: str, config: Any) -> str:
+    """Ten hexadecimal digits that stand for a recipe with this configuration.
+
+    Only fields that differ from their defaults count, so a new field with a default leaves old results valid.
+    """
+    known = settings(type(config))
+    changed = {name: plain(value, known[name].kind) for name, value in changes(config).items()}
+    text = json.dumps([recipe, changed], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def command(recipe: str, config: Any) -> str:
+    """The command line that repeats a run; fields with their defaults are left out."""
+    known, words = settings(type(config)), ["uncollapse", "train", recipe]
+    for name, value in changes(config).items():
+        flag = known[name].flag
+        words += [flag if value else f"--no-{flag[2:]}"] if known[name].kind is bool else [flag, as_text(value)]
+    return shlex.join(words)
+
+
+def _close(name: str, names: Iterable[Any]) -> str:
+    """The name that was probably meant."""
+    close = difflib.get_close_matches(name, map(str, names), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

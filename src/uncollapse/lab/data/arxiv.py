@@ -1,0 +1,84 @@
+"""ogbn-arxiv: papers that cite each other. The library ogb fetches it; its files of numbers are read here."""
+
+import importlib
+import io
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from uncollapse.lab.data.splits import Split, masks
+from uncollapse.loading.errors import UsageError
+from uncollapse.loading.fetching import missing_files
+from uncollapse.loading.quiet import quiet
+
+PARTS = ("train", "valid", "test")
+FILES = (
+    *(f"raw/{part}.csv.gz" for part in ("node-feat", "node-label", "edge")),
+    *(f"split/time/{p}.csv.gz" for p in PARTS),
+)
+
+
+class Arxiv(NamedTuple):
+    """Features x (n, d), edges (2, E) from a paper to those it cites, fields y (n,), and the split by year."""
+
+    x: Tensor
+    edges: Tensor
+    y: Tensor
+    split: Split
+
+
+def read(root: Path) -> Arxiv:
+    """Read it from `ogbn_arxiv` under the root, where ogb puts it if it is not there.
+
+    ogb itself cannot read its own copy of the graph without an open unpickler.
+    """
+    folder = root / "ogbn_arxiv"
+    if missing_files(folder, FILES):
+        _fetch(root, folder)
+    x, y, edges = (_numbers(folder / file, kind) for file, kind in zip(FILES, ("f4", "i8", "i8"), strict=False))
+    nodes = len(x)
+    if y.shape != (nodes, 1) or edges.shape[1] != 2 or not numpy.isfinite(x).all():
+        raise UsageError(
+            f"{folder} must have finite features, labels (n, 1) and edges (E, 2), got {y.shape}, {edges.shape}."
+        )
+    if not 0 <= min(y.min(), edges.min()) <= max(y.max(), edges.max()) < nodes:
+        raise UsageError(f"{folder} has labels or edges below 0 or above its {nodes} nodes.")
+    places = [numpy.isin(numpy.arange(nodes), _numbers(folder / file, "i8")) for file in FILES[3:]]
+    split = masks(places, nodes, folder)
+    return Arxiv(torch.from_numpy(x), torch.from_numpy(edges).T, torch.from_numpy(y).squeeze(1), split)
+
+
+def _numbers(path: Path, kind: str) -> NDArray[Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy only warns of an empty file
+            return numpy.loadtxt(path, kind, delimiter=",", ndmin=2)
+    except Exception as error:  # a torn file makes gzip, zlib and numpy raise several kinds
+        raise UsageError(
+            f"{path} is no intact file of ogbn-arxiv. Remove {path.parents[1]} and get it again."
+        ) from error
+
+
+def _fetch(root: Path, folder: Path) -> None:
+    advice = (
+        f"put {folder.name} of the Open Graph Benchmark into {root}, or name the folder that has it with --data-root."
+    )
+    if folder.is_dir():  # ogb would ask whether to replace it
+        lost = ", ".join(missing_files(folder, FILES))
+        raise UsageError(f"{folder} has no {lost}. Remove it to have it fetched again, {advice}")
+    try:
+        ogb: Any = importlib.import_module("ogb.nodeproppred")
+    except ModuleNotFoundError as error:
+        lost = f"the library ogb, which fetches it, does not start without {error.name}"
+        raise UsageError(f"{folder} is not there, and {lost}: pip install ogb, {advice}") from error
+    try:
+        with quiet(), redirect_stdout(io.StringIO()):  # it prints
+            ogb.NodePropPredDataset("ogbn-arxiv", root=str(root))
+    except (Exception, SystemExit) as error:  # the network, the disk, a question that nobody answers
+        raise UsageError(f"{folder} is not there and cannot be fetched now: {advice}") from error

@@ -1,0 +1,142 @@
+"""Graphs for node classification, with their splits, as tensors."""
+
+import difflib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from uncollapse.lab.data import arxiv, heterophilous
+from uncollapse.lab.data.csbm import csbm
+from uncollapse.lab.data.features import NORMALISATIONS, hide
+from uncollapse.lab.data.features import normalise as normalised
+from uncollapse.lab.data.splits import SPLITS, Own, Split, by_count, choose
+from uncollapse.loading import graphs
+from uncollapse.loading.errors import UsageError
+
+__all__ = ["NAMES", "NORMALISATIONS", "SPLITS", "Graph", "Source", "load", "undirected"]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes x (n, d), edges (2, E) in both directions without self-loops, classes y (n,), and masks (n,)."""
+
+    name: str
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.y.max()) + 1
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change when any value of the data does."""
+        digest = hashlib.sha256()
+        for tensor in (self.x, self.edge_index, self.y, self.train, self.validation, self.test):
+            digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as it comes: x (n, d), edges (2, E) in any direction, classes y (n,), and its own splits."""
+
+    x: Tensor
+    edges: Tensor
+    y: Tensor
+    own: Own
+
+
+def load(
+    name: str,
+    *,
+    split: str = "published",
+    split_index: int = 0,
+    normalise: str = "auto",
+    missing: float = 0.0,
+    root: Path | None = None,
+) -> Graph:
+    """A graph by name, with a split by name.
+
+    Args:
+        name: one of `NAMES`; csbm and karate need no files.
+        split: one of `SPLITS`, see `splits.choose`.
+        split_index: which of several splits; also what random splits, missing features and csbm are drawn by.
+        normalise: one of `NORMALISATIONS`, see `features.normalise`.
+        missing: share of the validation and test nodes whose features are set to zero.
+        root: the folder that has the data sets, or gets them.
+
+    >>> graph = load("csbm")
+    >>> graph.x.shape, graph.classes, int(graph.train.sum()), int(graph.validation.sum()), int(graph.test.sum())
+    (torch.Size([600, 32]), 3, 60, 140, 400)
+    """
+    if name not in SOURCES:
+        close = difflib.get_close_matches(name, SOURCES, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UsageError(f"data must be one of {', '.join(SOURCES)}, got {name!r}.{hint}")
+    folder = (root or graphs.default_root()).expanduser()
+    source = SOURCES[name](name, folder, split_index)
+    masks = choose(split, split_index, source.y, source.own, name=name, root=folder)
+    x = normalised(source.x, normalise)
+    x = hide(x, masks.validation | masks.test, missing, split_index)
+    return Graph(name, x, undirected(source.edges, len(source.y)), source.y, *masks)
+
+
+def undirected(edges: Tensor, nodes: int) -> Tensor:
+    """Both directions of every edge once, without self-loops, sorted."""
+    both = torch.cat([edges, edges.flip(0)], 1)
+    both = both[:, both[0] != both[1]]
+    codes = torch.unique(both[0] * nodes + both[1])
+    return torch.stack([codes // nodes, codes % nodes])
+
+
+def _csbm(name: str, root: Path, seed: int) -> Source:
+    x, edges, y = csbm(seed=seed)
+    own = (by_count(y, 20, 140, seed),)
+    return Source(x, edges, y, Own(own, own))
+
+
+def _karate(name: str, root: Path, seed: int) -> Source:
+    """Its four labelled nodes are for training; half of the others, by the seed, for validation."""
+    data, _ = graphs.load(name, None)
+    others = (~data.train_mask).nonzero().squeeze(1)
+    others = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))]
+    validation = torch.zeros_like(data.train_mask).index_fill(0, others[: len(others) // 2], True)
+    own = (Split(data.train_mask, validation, ~(data.train_mask | validation)),)
+    return Source(data.x, data.edge_index, data.y, Own(own, own))
+
+
+def _planetoid(name: str, root: Path, seed: int) -> Source:
+    data = graphs.citations(name, root)
+    public = Split(data.train, data.validation, data.test)
+    published = public._replace(test=~(data.train | data.validation))
+    return Source(data.x, data.edge_index, data.y, Own((published,), (public,)))
+
+
+def _heterophilous(name: str, root: Path, seed: int) -> Source:
+    data = heterophilous.read(name, root)
+    return Source(data.x, data.edges, data.y, Own(data.splits, data.splits, fixed=True))
+
+
+def _arxiv(name: str, root: Path, seed: int) -> Source:
+    data = arxiv.read(root)
+    return Source(data.x, data.edges, data.y, Own((data.split,), (data.split,)))
+
+
+SOURCES: dict[str, Callable[[str, Path, int], Source]] = {
+    "csbm": _csbm,
+    "karate": _karate,
+    **dict.fromkeys(graphs.PLANETOID, _planetoid),
+    **dict.fromkeys(heterophilous.LOADERS, _heterophilous),
+    "arxiv": _arxiv,
+}
+NAMES = tuple(SOURCES)

@@ -1,0 +1,103 @@
+"""A board as one HTML page that needs nothing else: its tables, and a picture of each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uncollapse import __version__
+from uncollapse.lab import tables
+from uncollapse.lab.board import Board, Cell, cells
+from uncollapse.lab.board_plots import figure_of_group, svg
+from uncollapse.lab.selecting import Record
+from uncollapse.lab.writing_files import write
+from uncollapse.report.markup import Child, Markup, element
+from uncollapse.report.page import _document as document
+from uncollapse.report.sections import scroller, swatch
+
+ONE_LINE = "white-space: nowrap"  # a wide table is scrolled rather than squeezed
+BETTER, WORSE = "--none", "--complete"  # what the style sheet calls the colours of good and bad news
+
+
+def write_page(board: Board, records: Iterable[Record], path: str | Path) -> Path:
+    """Write the tables of a board, each with its picture, as one self-contained HTML page."""
+    return write(Path(path), page(board, cells(board, records)))
+
+
+def page(board: Board, made: Sequence[Cell]) -> str:
+    """The page as text."""
+    groups = tables.by_group(made)
+    links = [element("a", str(group), href=f"#group-{i}") for i, group in enumerate(groups)]
+    body: list[Child] = [
+        element("a", "Skip to the tables", href="#main", class_="skip"),
+        element(
+            "header",
+            element("p", "uncollapse", class_="brand"),
+            element("nav", links, aria_label="Tables"),
+            class_="bar",
+        ),
+        element(
+            "main",
+            element(
+                "div", element("h1", board.title), element("p", tables.summary(made), class_="meta"), class_="title"
+            ),
+            element("p", tables.legend(board, made), class_="lead"),
+            [_group(board, i, group, rows) for i, (group, rows) in enumerate(groups.items())],
+            _notes(tables.notes(board, made)),
+            id="main",
+        ),
+        element("footer", element("p", f"Written by uncollapse {__version__}. This page sends and loads nothing.")),
+    ]
+    return document(board.title, (), body)
+
+
+def _group(board: Board, number: int, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
+    picture = Markup(svg(figure_of_group(board, group, rows)))
+    said = f"The same numbers as lines over {board.columns}, the paper's dashed."
+    return element(
+        "section",
+        element("h2", f"{board.groups} {group}"),
+        scroller(_table(board, rows), f"Results on {group}"),
+        element(
+            "div",
+            element("div", picture, role="img", aria_label=said, style="min-width: 32rem; max-width: 58rem"),
+            class_="card",
+            style="margin-top: 1rem; overflow-x: auto",
+        ),
+        id=f"group-{number}",
+    )
+
+
+def _table(board: Board, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
+    columns = [str(cell.column) for cell in next(iter(rows.values()))]
+    head = element(
+        "tr",
+        element("th", tables.corner(board), scope="col", style=ONE_LINE),
+        [element("th", column, scope="col", class_="number") for column in columns],
+    )
+    body = [
+        element(
+            "tr",
+            element("th", swatch(i), str(row), scope="row", style=ONE_LINE),
+            [_cell(board, cell) for cell in along],
+        )
+        for i, (row, along) in enumerate(rows.items())
+    ]
+    return element("table", element("thead", head), element("tbody", body))
+
+
+def _cell(board: Board, cell: Cell) -> Markup:
+    """Ours, below it the paper's, and what was chosen."""
+    colour = {True: BETTER, False: WORSE, None: "--ink"}[cell.reached]
+    lines = [element("span", tables.marked(board, cell), style=f"color: var({colour}); font-weight: 600")]
+    paper, chosen = tables.theirs(board, cell), tables.choice(cell)
+    lines += [element("small", "paper ", paper)] if paper else []
+    lines += [element("small", chosen)] if chosen else []
+    stacked = [[line, element("br")] for line in lines[:-1]]
+    return element("td", stacked, lines[-1], class_="number", style=ONE_LINE)
+
+
+def _notes(notes: Sequence[str]) -> Markup | None:
+    if not notes:
+        return None
+    items = [element("li", note) for note in notes]
+    return element("section", element("h2", "Good to know"), element("ul", items, class_="sentences"), id="notes")

@@ -1,0 +1,68 @@
+"""One run: look for its result, else run it and keep what it gave."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uncollapse.lab.checkpoints import Checkpoints
+from uncollapse.lab.configs import command, identity
+from uncollapse.lab.results import Results
+from uncollapse.lab.sessions import Session
+from uncollapse.loading.errors import UsageError
+
+if TYPE_CHECKING:  # recipes may use what runs them
+    from uncollapse.lab.recipes import Recipe
+
+
+def folder_of(recipe: "Recipe", config: Any, runs: Path) -> Path:
+    """Where a run keeps its checkpoints and what its trackers write: `runs/<recipe>/<name>--<hash>`."""
+    return runs / recipe.name / f"{recipe.name_of(config)}--{identity(recipe.name, config)}"
+
+
+def placed(session: Session, recipe: "Recipe", config: Any, runs: Path) -> Session:
+    """The session with the folder of this run."""
+    folder = folder_of(recipe, config, runs)
+    return dataclasses.replace(session, checkpoints=folder, tracked=folder)
+
+
+def run_one(
+    recipe: "Recipe", config: Any, results: Results, session: Session, again: bool = False
+) -> tuple[dict[str, Any], bool]:
+    """The record of a run, and whether it is new.
+
+    A result that is there is not run again, unless `again` asks for it; the old one then stays until the new one is
+    complete. Once the result is saved, the checkpoints of the run go.
+
+    Args:
+        recipe: the experiment.
+        config: its configuration.
+        results: where its result is, or goes.
+        session: with the folder of this run, see `placed`.
+        again: run it even if there is a result.
+    """
+    found = None if again else results.find(recipe, config)
+    if found is not None:
+        return found, False
+    check_writable(results.path(recipe, config).parent)
+    if not session.resume:
+        _clear(session.checkpoints, recipe, config)  # else those of later steps would count when it is resumed next
+    record = recipe.run(config, session) | {"command": command(recipe.name, config)}
+    results.save(recipe, config, record)
+    _clear(session.checkpoints, recipe, config)
+    return results.find(recipe, config) or record, True
+
+
+def check_writable(folder: Path) -> None:
+    """Raise now what would only be found out after the training."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Results cannot go to {folder}: {error.strerror}. Name another folder.") from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"Results cannot go to {folder}: it is not writable. Name another folder.")
+
+
+def _clear(folder: Path | None, recipe: "Recipe", config: Any) -> None:
+    if folder is not None and folder.exists():
+        Checkpoints(folder, identity(recipe.name, config)).clear()

@@ -1,0 +1,50 @@
+"""Random numbers that depend on a seed and on nothing else."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been."""
+    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what other libraries draw from
+    with torch.random.fork_rng():
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)  # noqa: NPY002
+
+
+def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All of the random state: tensors, and values for JSON."""
+    tensors = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)  # noqa: NPY002
+    tensors["numpy"] = torch.from_numpy(numpy.asarray(keys, dtype=numpy.int64))
+    tensors["python"] = torch.tensor(numbers)
+    return tensors, {"python": [version, gauss], "numpy": [name, int(position), int(has_gauss), float(cached)]}
+
+
+def set_random_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Back to a state that `random_state` gave."""
+    torch.set_rng_state(tensors["cpu"])
+    if torch.cuda.is_available():
+        devices = [state for name, state in sorted(tensors.items()) if name.startswith("cuda")]
+        torch.cuda.set_rng_state_all(devices)
+    version, gauss = values["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), gauss))
+    name, position, has_gauss, cached = values["numpy"]
+    keys = tensors["numpy"].numpy().astype(numpy.uint32)
+    numpy.random.set_state((name, keys, position, has_gauss, cached))  # noqa: NPY002

@@ -1,0 +1,28 @@
+"""What a run is told besides its config: where it runs, not what it finds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the newest figures
+
+
+@dataclass(frozen=True)
+class Session:
+    """Nothing in here changes the figures of a run on the same kind of processor.
+
+    data_root: folder that has the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume:
+    go on from them. save_seconds: time between two checkpoints. device: None lets Accelerate decide; cpu, cuda, mps.
+    threads: of the processor; with another number sums differ in their last digits. trackers: "jsonl", "tensorboard",
+    "wandb", which write to `tracked`. progress: called after each step.
+    """
+
+    data_root: Path | None = None
+    checkpoints: Path | None = None
+    resume: bool = True
+    save_seconds: float = 60.0
+    device: str | None = None
+    threads: int = 1
+    trackers: tuple[str, ...] = ()
+    tracked: Path | None = None
+    progress: Progress | None = None

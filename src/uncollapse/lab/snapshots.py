@@ -1,0 +1,86 @@
+"""All that a run needs to go on: where it is, weights, optimiser, averages, random state."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from uncollapse.lab.checkpoints import Checkpoint
+from uncollapse.lab.seeding import random_state, set_random_state
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Progressed:
+    """Where a run is: epochs done, batches done in the next one, steps; and what it has found.
+
+    losses: of the steps of the epoch that is not done. best: the best epoch and its figure, `chosen` its weights.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    best: tuple[int, float] | None = None
+    chosen: Tensors | None = None
+    waited: int = 0
+    ended: str | None = None
+    seconds: float = 0.0
+
+    def newest(self) -> dict[str, float]:
+        """The figures of the last evaluation."""
+        measured = next((figures for figures in reversed(self.epochs) if len(figures) > 2), {})
+        return {name: value for name, value in measured.items() if name not in ("epoch", "loss")}
+
+
+def snapshot(
+    at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
+) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """Groups of tensors and values for JSON."""
+    random_tensors, random_values = random_state()
+    moments, counts = _flat(optimiser.state_dict()["state"])
+    groups = {"model": model.state_dict(), "optimiser": moments, "random": random_tensors}
+    if average is not None:
+        groups["average"] = average.state_dict()
+    if at.chosen is not None:
+        groups["best"] = at.chosen
+    values = {name: value for name, value in vars(at).items() if name != "chosen"}
+    scale = None if scaler is None else scaler.state_dict()
+    return groups, {"progress": values, "random": random_values, "optimiser": counts, "scaler": scale}
+
+
+def restore(
+    saved: Checkpoint | None, at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
+) -> None:
+    """Bring everything to where it was when a checkpoint was written; nothing happens without one."""
+    if saved is None:
+        return
+    for name, value in saved.state["progress"].items():
+        setattr(at, name, value)
+    at.best = None if at.best is None else (at.best[0], at.best[1])
+    at.chosen = saved.tensors.get("best")
+    model.load_state_dict(saved.tensors["model"])
+    state = _deep(saved.tensors["optimiser"], saved.state["optimiser"])
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    if average is not None:
+        average.load_state_dict(saved.tensors["average"])
+    if scaler is not None:
+        scaler.load_state_dict(saved.state["scaler"])
+    set_random_state(saved.tensors["random"], saved.state["random"])
+
+
+def _flat(state: dict[int, dict[str, Any]]) -> tuple[Tensors, dict[str, Any]]:
+    """An optimiser's state by "parameter.name": tensors, and the rest."""
+    flat = {f"{number}.{name}": value for number, own in state.items() for name, value in own.items()}
+    tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in flat.items() if name not in tensors}
+
+
+def _deep(tensors: Tensors, values: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **values}.items():
+        number, _, own = name.partition(".")
+        state.setdefault(int(number), {})[own] = value
+    return state

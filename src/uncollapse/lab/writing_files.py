@@ -1,0 +1,36 @@
+"""Files that are there as a whole or not at all, whoever else writes and whenever the power goes."""
+
+import os
+import uuid
+from pathlib import Path
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file, and its folder if there is none. Another process sees the old content or the new, never a part.
+
+    The content is on the disk before it gets its name, so that a crash leaves the old file. Several processes may write
+    the same file: the last one wins.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{uuid.uuid4().hex}.part")  # a name of its own, and short: the file's own may be long
+    try:
+        with part.open("xb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:  # Ctrl-C too leaves no litter
+        part.unlink(missing_ok=True)
+        raise
+    _keep_name(path.parent)
+    return path
+
+
+def _keep_name(folder: Path) -> None:
+    """A rename is on the disk once its folder is."""
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

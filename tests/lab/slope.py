@@ -1,0 +1,78 @@
+"""A recipe that trains in no time: the slope of a line. Its configuration has fields of every type."""
+
+import math
+import signal
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.lab.configs import identity, setting
+from uncollapse.lab.recipes import Recipe
+from uncollapse.lab.records import record
+from uncollapse.lab.sessions import Session
+from uncollapse.lab.tasks import Settings, Task
+from uncollapse.lab.training import fit
+
+NAME = "slope"
+runs: list[int] = []  # seeds of the runs that were begun
+interrupt_at: list[int] = []  # epochs in which Ctrl-C is pressed, once each
+
+
+@dataclass(frozen=True)
+class Config:
+    slope: float = setting(2.0, "What is to be found; any number in [-9, 9].")
+    epochs: int = setting(6, "How long.")
+    shape: str = setting("line", "Of the data.", choices=("line", "none"))
+    noise: float | None = setting(None, "Deviation, if any.")
+    steps: tuple[int, ...] = setting((1, 2), "Batches of an epoch.")
+    precision: Literal["no", "bf16"] = setting("no", "Of the numbers.")
+    bias: bool = setting(False, "Whether there is a constant.")
+    weight_decay: float = setting(0.0, "L2 penalty.")
+    seed: int = setting(0, "Of the weights.")
+
+    def __post_init__(self) -> None:
+        if abs(self.slope) > 9:
+            raise ValueError(f"slope must lie within [-9, 9], got {self.slope}.")
+
+
+def run(config: Config, session: Session) -> dict[str, Any]:
+    runs.append(config.seed)
+    torch.manual_seed(config.seed)
+    model = nn.Linear(1, 1, bias=config.bias)
+    x = torch.linspace(-1, 1, 9).unsqueeze(1)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        epoch = int(batch)
+        if epoch in interrupt_at:
+            interrupt_at.remove(epoch)
+            signal.raise_signal(signal.SIGINT)
+        return ((model(x) - config.slope * x) ** 2).mean()
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"validation": math.exp(-float(loss(model, torch.tensor(0))))}
+
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=config.weight_decay)
+    task = Task(model, optimiser, lambda epoch: [torch.tensor(epoch)], loss, evaluate)
+    history = fit(task, Settings(config.epochs, config.seed), session, identity(NAME, config))
+    figures = {"found": next(model.parameters()).item(), "epoch": history.kept, "broken": math.nan}
+    figures |= {"validation": history.epochs[-1]["validation"]}
+    return record(
+        NAME, config, history.seconds, (), figures=figures, ended=history.ended, epochs=history.epochs, data={"x": 9}
+    )
+
+
+def name_of(config: Config) -> str:
+    return f"{config.slope:g}-seed{config.seed}"
+
+
+RECIPE = Recipe(
+    NAME,
+    "A straight line [1]",
+    "Euclid, arXiv 0000.00000",
+    Config,
+    run,
+    name_of,
+    cost=lambda config: 50.0 * config.epochs,
+)
