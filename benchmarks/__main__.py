@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import attaching, diagnosing, targets
+from benchmarks import attaching, diagnosing, graphs, targets
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -23,9 +23,10 @@ GROUPS = {
     "losses": targets.losses,
     "diagnose": diagnosing.overhead,
     "attach": attaching.cost,
+    "graphs": graphs.training,
 }
 
-KERNEL = [group for group in GROUPS if group not in ("diagnose", "attach")]  # kept apart from what runs whole models
+KERNEL = [x for x in GROUPS if x not in ("diagnose", "attach", "graphs")]  # kept apart from what runs whole models
 
 
 def main() -> None:

@@ -48,7 +48,8 @@ def as_text(value: Any) -> str:
     """
     if isinstance(value, tuple):
         text = ",".join(map(as_text, value))
-        return text if _split(text) == [as_text(one) for one in value] else json.dumps(value)
+        plain_text = not text.startswith("[") and _split(text) == [as_text(one) for one in value]
+        return text if plain_text else json.dumps(value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 
-def adjacency(edge_index: Tensor, nodes: int, kind: Literal["mean", "symmetric"]) -> Tensor:
+def adjacency(
+    edge_index: Tensor, nodes: int, kind: Literal["mean", "symmetric"], dtype: torch.dtype = torch.float32
+) -> Tensor:
     """D⁻¹(A + I) ("mean") or D^−½(A + I)D^−½ ("symmetric") of edges (2, E) without self-loops, as CSR (n, n).
 
     Row i holds the weights of the edges j → i and of i itself.
@@ -22,7 +24,7 @@ def adjacency(edge_index: Tensor, nodes: int, kind: Literal["mean", "symmetric"]
     order = (row * nodes + column).argsort()
     row, column = row[order], column[order]
     degree = torch.bincount(row, minlength=nodes)
-    inverse = 1.0 / degree
+    inverse = 1.0 / degree.to(dtype)
     values = inverse[row] if kind == "mean" else inverse[row].sqrt() * inverse[column].sqrt()
     start = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     return csr(start, column, values, (nodes, nodes))

@@ -64,7 +64,7 @@ class DeepGCN(nn.Module):
 
     def with_hidden(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         """The logits, and the nodes (n, hidden) that enter the last convolution."""
-        weights = adjacency(self.drop_edge(edge_index)[0], x.shape[0], "mean")
+        weights = adjacency(self.drop_edge(edge_index)[0], x.shape[0], "mean", x.dtype)
         *hidden, last = self.convs
         before: Tensor | float = 0.0
         for number, conv in enumerate(hidden):
@@ -124,7 +124,7 @@ class GCNII(nn.Module):
 
     def with_hidden(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         """The logits, and the nodes (n, hidden) that enter the last linear map."""
-        weights = adjacency(self.drop_edge(edge_index)[0], x.shape[0], "symmetric")
+        weights = adjacency(self.drop_edge(edge_index)[0], x.shape[0], "symmetric", x.dtype)
         x = first = self.enter(dropout(x, self.dropout, self.training)).relu()
         for number, conv in enumerate(self.convs):
             x = conv(dropout(x, self.dropout, self.training), first, weights)

@@ -1,0 +1,141 @@
+"""Training deep graph networks, beside the published dense form of ContraNorm in the same network."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import plain
+from benchmarks.measure import peak_memory, speed_ratio
+from benchmarks.targets import SETUP, Result, faster, smaller
+from uncollapse.lab.data.csbm import csbm
+from uncollapse.lab.data.graphs import Graph, load, undirected
+from uncollapse.lab.data.splits import by_count
+from uncollapse.lab.models.adjacency import adjacency, sparse_features
+from uncollapse.lab.recipes import gcn_depth
+from uncollapse.lab.threads import threads
+
+Epoch = Callable[[], None]
+CORA, WORDS = 2708, 18  # its nodes, and the words of a node on average
+DEEP = gcn_depth.Config()  # as published: 16 layers of width 32, ContraNorm with scale 1 and one LayerNorm for all
+LARGE = 100_000
+MEMORY = "from benchmarks import graphs; torch.manual_seed(0); {}()"
+
+
+def training() -> Iterator[Result]:
+    yield from deep()
+    yield from large()
+
+
+def deep(nodes: int = CORA, rounds: int = 7) -> Iterator[Result]:
+    torch.manual_seed(0)
+    graph = cora_sized(nodes)
+    check_the_same(graph)
+    base, epoch = published(graph), ours(graph)
+    name = f"epoch of a 16-layer GCN with ContraNorm, {graph.name}"
+    yield faster(name, 2.0, base, epoch, rounds)
+    with threads(1):
+        yield _beside("  with one thread", base, epoch, rounds)
+    yield _beside("  with 512 nodes as sample", base, ours(graph, sample=512), rounds)
+    yield _beside("  with D-ContraNorm, over features", base, ours(graph, norm="contra_norm_features"), rounds)
+    bodies = (MEMORY.format(f"graphs.{form}(graphs.cora_sized(n))") for form in ("published", "ours"))
+    yield smaller(f"{name}, reading the graph included", 0.2, *bodies, 256, nodes)
+
+
+def large(nodes: int = LARGE, layers: int = 4) -> Iterator[Result]:
+    """The published form would need a matrix of all pairs for each layer."""
+    torch.manual_seed(0)
+    epoch = ours(block_model(nodes), layers=layers)
+    start = time.perf_counter()
+    epoch()
+    name = f"epoch of a {layers}-layer GCN with ContraNorm, {nodes:,} nodes"
+    detail = f"{layers - 1} ContraNorms over all {nodes**2:.0e} pairs of nodes"
+    yield Result(name, None, time.perf_counter() - start, "s", False, detail)
+    body = MEMORY.format(f"graphs.ours(graphs.block_model(n), layers={layers})")
+    detail = f"drawing the graph included; one dense matrix takes {nodes**2 * 4 / 2**20:,.0f} MiB"
+    yield Result(f"  {name}", None, peak_memory(SETUP, body, 1000, nodes), "MiB", False, detail)
+
+
+def _beside(name: str, base: Epoch, epoch: Epoch, rounds: int) -> Result:
+    ratio, before, after = speed_ratio(base, epoch, rounds)
+    return Result(name, None, ratio, "× as fast", True, f"{before * 1e3:.1f} ms plain, {after * 1e3:.1f} ms ours")
+
+
+def ours(graph: Graph, **changes: object) -> Epoch:
+    """An epoch as the recipe gcn-depth trains, without what the loop around it logs and saves."""
+    model = gcn_depth.build(gcn_depth.Config(**changes), graph)
+    return _epoch(model, graph, sparse_features(graph.x), graph.edge_index)
+
+
+def published(graph: Graph) -> Epoch:
+    """An epoch of the network as published."""
+    return _epoch(PublishedGCN(graph.x.shape[1], graph.classes), graph, graph.x, _sparse(graph))
+
+
+def _epoch(model: nn.Module, graph: Graph, *inputs: Tensor) -> Epoch:
+    """Forward, backward and a step of Adam; there is one batch in an epoch."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=DEEP.lr, weight_decay=DEEP.weight_decay, fused=True)
+    model.train()
+
+    def run() -> None:
+        optimiser.zero_grad()
+        logits = model(*inputs)
+        torch.autograd.backward(F.cross_entropy(logits[graph.train], graph.y[graph.train]))
+        optimiser.step()
+
+    return run
+
+
+class PublishedGCN(nn.Module):
+    """The same network with all pairs of nodes in a matrix, and dense features."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        widths = [features, *[DEEP.hidden] * (DEEP.layers - 1), classes]
+        self.convs = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.norm = nn.LayerNorm(DEEP.hidden)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        for number, conv in enumerate(self.convs):
+            if number:
+                x = self.norm(plain.graph_contra_norm(x, adjacency, DEEP.scale)).relu()
+            x = F.dropout(x, DEEP.dropout, self.training)
+            x = torch.sparse.mm(adjacency, x @ conv.weight.T) + conv.bias
+        return x
+
+
+def _sparse(graph: Graph) -> Tensor:
+    """D⁻¹(A + I) in coordinates, as it is published."""
+    return adjacency(graph.edge_index, len(graph.y), "mean").to_sparse_coo().coalesce()
+
+
+@torch.no_grad()
+def check_the_same(graph: Graph) -> None:
+    """With the same weights both networks give the same, or times side by side would say nothing."""
+    model, dense = gcn_depth.build(DEEP, graph).eval(), PublishedGCN(graph.x.shape[1], graph.classes).eval()
+    weights = model.state_dict().items()
+    dense.load_state_dict({name.replace("lin.", "").replace("norms.0.norm.", ""): value for name, value in weights})
+    expected = dense(graph.x, _sparse(graph))
+    torch.testing.assert_close(model(sparse_features(graph.x), graph.edge_index), expected, rtol=1e-3, atol=1e-3)
+
+
+def cora_sized(nodes: int) -> Graph:
+    """Cora from the folder named by UNCOLLAPSE_DATA, else (or with another number of nodes) a random graph like it."""
+    root = Path(os.environ.get("UNCOLLAPSE_DATA", ""))
+    if nodes == CORA and (root / "planetoid/Cora/raw/ind.cora.graph").is_file():
+        return load("cora", root=root)
+    x, edges, y = csbm(nodes, 7, degree=2 * 5278 / CORA, features=1433)
+    words = torch.zeros_like(x).scatter_(1, x.topk(WORDS).indices, 1 / WORDS)
+    name = f"a random graph of {nodes:,} nodes with bags of words"
+    return Graph(name, words, undirected(edges, nodes), y, *by_count(y, 20, 100, seed=0))
+
+
+def block_model(nodes: int) -> Graph:
+    """A random graph with dense features, about as ogbn-arxiv has them."""
+    x, edges, y = csbm(nodes, 40, degree=14, features=128)
+    return Graph("csbm", x, undirected(edges, nodes), y, *by_count(y, 10, 100, seed=0))
