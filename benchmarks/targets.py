@@ -40,7 +40,9 @@ class Result:
         return self.measured >= self.target if self.at_least else self.measured <= self.target
 
 
-def faster(name: str, target: float, base: Callable[[], object], ours: Callable[[], object], rounds: int) -> Result:
+def faster(
+    name: str, target: float | None, base: Callable[[], object], ours: Callable[[], object], rounds: int
+) -> Result:
     ratio, before, after = speed_ratio(base, ours, rounds)
     return Result(name, target, ratio, "× as fast", True, f"{before * 1e3:.1f} ms plain, {after * 1e3:.1f} ms ours")
 

@@ -1,7 +1,8 @@
-"""Draw the figures of the page of real models from results/real_models/: `make figures`."""
+"""Draw the figures of the pages of real models and of deep graph networks from results/: `make figures`."""
 
 from pathlib import Path
 
+import graphs  # the module beside this one
 from uncollapse import Diagnosis, report
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,8 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
+    for path in graphs.draw():
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

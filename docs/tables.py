@@ -28,6 +28,7 @@ def _beside(name: str) -> Any:
     return module
 
 
+graphs = _beside("graphs")
 real_models = _beside("real_models")
 PLACE = re.compile(r"<!-- table: (\w+) -->")
 
@@ -94,6 +95,11 @@ def attaching() -> str:
     return _benchmarks("benchmarks_attach.json")
 
 
+def graph_costs() -> str:
+    """What training a deep graph network costs beside the published form of ContraNorm."""
+    return _benchmarks("benchmarks_graphs.json") or graphs.NOT_RUN
+
+
 def mending() -> str:
     """The deep vision transformer as it is and with ContraNorm attached; nothing if it was not run."""
     file = RESULTS / "mend_vit.json"
@@ -155,8 +161,12 @@ def diverse_patch() -> str:
     )
 
 
-def _of_real_models(name: str) -> Callable[[], str]:
-    return lambda: _table(*real_models.PARTS[name]())
+def _of(parts: dict[str, Callable[[], Any]], name: str) -> Callable[[], str]:
+    def filled() -> str:
+        head, rows = parts[name]()
+        return _table(head, rows) if rows else graphs.NOT_RUN
+
+    return filled
 
 
 def _bounds(bounds: tuple[float | None, float | None]) -> str:
@@ -178,9 +188,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks": benchmarks,
     "overhead": overhead,
     "attaching": attaching,
+    "graph_costs": graph_costs,
     "mending": mending,
     "measures": measures,
     "backbones": backbones,
     "diverse_patch": diverse_patch,
-    **{name: _of_real_models(name) for name in real_models.PARTS},
+    **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
+    **{name: _of(graphs.PARTS, name) for name in graphs.PARTS},
+    **graphs.TEXTS,
 }

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from uncollapse import inputs
 from uncollapse.cures.groups import Groups
+from uncollapse.cures.neighbours import neighbours
 from uncollapse.cures.sampling import sampled_mean
-from uncollapse.pairwise import Pairs, all_pairs, by_query, check_pairs, column_mean, log_weight
+from uncollapse.pairwise import Pairs, all_pairs, check_pairs, column_mean, log_weight
 from uncollapse.registry import cure
 
 PAPER = "ContraNorm, ICLR 2023, arXiv 2303.06562"
@@ -58,8 +59,8 @@ def contra_norm(
         edge_index: (2, E) edges. Both directions of each and self are left out of m, as in the published graph code.
         batch: (n,) graph of each node, x (n, d). Only pairs within a graph count.
         exclude_self: leaves out j = i.
-        sample: so many random keys instead of all (of each graph, with `batch`). The sums over the other rows are
-            estimated from them; the row's own term stays exact.
+        sample: so many random keys instead of all (of each graph, with `batch`). They estimate how far the softmax mean
+            over the other rows is from their plain mean; the latter and the row's own term stay exact.
 
     Returns:
         y, of x's shape and dtype. Where nothing is left to average, m = 0.
@@ -134,8 +135,7 @@ def _pairs(n: int, causal: bool, exclude_self: bool, edge_index: Tensor | None) 
     pairs = Pairs(0 if causal else None, no_self=exclude_self)
     if edge_index is None:
         return pairs
-    edges = check_pairs(edge_index, n, n, "edge_index")
-    return replace(pairs, no_self=True, excluded=by_query(torch.cat([edges, edges.flip(0)], 1)))
+    return replace(pairs, no_self=True, excluded=neighbours(edge_index, n))
 
 
 def _tokens_mean(

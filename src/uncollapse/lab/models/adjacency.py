@@ -1,10 +1,11 @@
 """A graph as a sparse matrix, which is what graph convolutions multiply with."""
 
-import warnings
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from uncollapse.sparse import csr, csr_of, row_starts
 
 
 def adjacency(
@@ -26,24 +27,14 @@ def adjacency(
     degree = torch.bincount(row, minlength=nodes)
     inverse = 1.0 / degree.to(dtype)
     values = inverse[row] if kind == "mean" else inverse[row].sqrt() * inverse[column].sqrt()
-    start = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    return csr(start, column, values, (nodes, nodes))
-
-
-def csr(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A matrix in compressed rows, without torch's warning that they are in beta state."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        return torch.sparse_csr_tensor(start, column, values, shape, check_invariants=False)
+    return csr(row_starts(row, nodes), column, values, (nodes, nodes))
 
 
 def sparse_features(x: Tensor, share: float = 0.2) -> Tensor:
     """Features (n, d) as CSR if at most this share of them is not zero, else as they are."""
     if torch.count_nonzero(x) > share * x.numel():
         return x
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        return x.to_sparse_csr()
+    return csr_of(x)
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:

@@ -1,0 +1,197 @@
+"""Tables and pictures of the page of deep graph networks, from results/gcn-depth/.
+
+`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uncollapse.lab.agenda import Agenda
+from uncollapse.lab.board import Board, Cell, cells
+from uncollapse.lab.board_plots import plot
+from uncollapse.lab.recipes import RECIPES
+from uncollapse.lab.results import Results
+from uncollapse.lab.selecting import Record, figure_of, setting
+from uncollapse.lab.tables import by_group, markdown
+from uncollapse.measures import MEASURES
+from uncollapse.report.canvas import INK, LINE, blank, colour, legend, save
+
+ROOT = Path(__file__).parents[1]
+RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
+RECIPE = RECIPES["gcn-depth"]
+TABLE_3 = RECIPE.boards["table3"]
+NOT_RUN = "Not run yet."
+TOGETHER = re.compile(r"(?<=\d) (?=[±(])|(?<=±) |(?<=paper) (?=\d)")  # where a line must not be broken
+
+BY_LAYER = ("effective_rank", "mean_cosine", "dirichlet_energy")  # what the picture of a deep network shows
+DATA, DEPTH = "cora", 32  # of which network
+VARIED = ("data", "layers", "norm", "scale", "seed")  # fields in which runs of the published protocol differ
+DEEP, FEW = 8, 6  # layers from which on measures are compared with accuracy, and runs that this needs
+
+Row = tuple[str, ...]
+
+
+@cache
+def records() -> tuple[Record, ...]:
+    """All results of the recipe."""
+    return tuple(Results(RESULTS).all(RECIPE))
+
+
+def board(name: str) -> str:
+    """The tables of a board; words instead where nothing was run."""
+    laid_out = RECIPE.boards[name]
+    mine = [r for r in records() if all(setting(r, key) == value for key, value in laid_out.where.items())]
+    mine = _with_papers_data(laid_out, mine) if laid_out.published else mine
+    shown = _with_samples(mine) if name == "sample" else mine
+    if not shown:
+        return NOT_RUN
+    _, _, tables = markdown(laid_out, shown).partition("\n\n")  # without its title: the page has one
+    return TOGETHER.sub("\u00a0", tables)
+
+
+def _with_papers_data(laid_out: Board, mine: Sequence[Record]) -> list[Record]:
+    """Those of the data sets that the paper has numbers for: the others are on the other boards."""
+    there = {number.cell[laid_out.groups] for number in laid_out.published}
+    return [r for r in mine if setting(r, laid_out.groups) in there]
+
+
+def _with_samples(mine: Sequence[Record]) -> list[Record]:
+    """Those of the networks that were run with a sample: the others have nothing to be compared with."""
+    sampled = {(setting(r, "data"), setting(r, "layers")) for r in mine if setting(r, "sample")}
+    return [r for r in mine if (setting(r, "data"), setting(r, "layers")) in sampled]
+
+
+def depth_pictures() -> str:
+    """Accuracy over depth, a picture for each data set that was run."""
+    drawn = ((data, _depth_image(data)) for data in _groups_run())
+    shown = [f"![Test accuracy over depth on {data}](images/{path.name})" for data, path in drawn if path.exists()]
+    return "\n".join(shown) or NOT_RUN
+
+
+def layers_picture() -> str:
+    """Measures by layer of the deep network, if that was drawn."""
+    said = f"Rank, similarity and Dirichlet energy by layer for each norm, {DEPTH} layers on {DATA}, and the accuracy"
+    return f"![{said}](images/{_layers_image().name})" if _layers_image().exists() else NOT_RUN
+
+
+def correlations() -> tuple[Row, list[Row]]:
+    """Rank correlation of each measure of the last hidden layer with the test accuracy, over all deep runs."""
+    runs = [r for r in _published_protocol("sample") if setting(r, "layers") >= DEEP]
+    by_data = {data: [r for r in runs if setting(r, "data") == data] for data in _groups_run()}
+    enough = {data: group for data, group in by_data.items() if len(group) >= FEW}
+    head = ("measure", "further from collapse", *(f"{data} ({len(group)} runs)" for data, group in enough.items()))
+    if not enough:
+        return head, []
+    found = {}
+    for name in MEASURES:
+        values = [_correlation(name, group) for group in enough.values()]
+        if not all(map(math.isnan, values)):
+            found[name] = [*values, float(np.nanmean(values))]
+    ranked = sorted(found, key=lambda name: -abs(found[name][-1]))
+    rows = [(f"`{name}`", MEASURES[name].better or "neither", *map(_signed, found[name])) for name in ranked]
+    return (*head, "mean"), rows
+
+
+def grids() -> tuple[Row, list[Row]]:
+    """The named grids: how many runs they have, how many are done, and how long these took."""
+    head = ("grid", "runs", "done", "hours of one core, those done")
+    rows = []
+    for name, of in RECIPE.grids.items():
+        agenda = Agenda(RECIPE, [cell for grid in of for cell in grid.cells(RECIPE.config)], Results(RESULTS))
+        hours = sum(record["seconds"] for record in agenda.records.values()) / 3600
+        rows.append((f"`{name}`", str(agenda.total), str(len(agenda.records)), f"{hours:.1f}"))
+    return head, rows
+
+
+def _correlation(measure: str, group: Sequence[Record]) -> float:
+    """Spearman's; NaN where one of both is the same in all runs."""
+    pairs = [(_last_hidden(r).get(measure), figure_of(r, TABLE_3.figure)) for r in group]
+    known = np.array([pair for pair in pairs if None not in pair], dtype=float).reshape(-1, 2)
+    if len(known) < FEW or (known == known[:1]).all(0).any():
+        return math.nan
+    return float(np.corrcoef(_ranks(known[:, 0]), _ranks(known[:, 1]))[0, 1])
+
+
+def _ranks(values: Any) -> Any:
+    """From 1 on; equal values share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
+
+
+def _last_hidden(record: Record) -> dict[str, Any]:
+    """The measures of what enters the last convolution."""
+    *hidden, _ = record["diagnosis"]["after"]["layers"]  # the last one has the logits
+    return dict(hidden[-1]) if hidden else {}
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+
+
+def _published_protocol(*more: str) -> list[Record]:
+    """Results that differ from the published protocol in nothing but a few fields."""
+    defaults = dataclasses.asdict(RECIPE.config())
+    free = (*VARIED, *more)
+    return [r for r in records() if all(r["config"][name] == defaults[name] for name in defaults if name not in free)]
+
+
+def _groups_run() -> list[Any]:
+    """The data sets of Table 3 that were run."""
+    made = cells(TABLE_3, _with_papers_data(TABLE_3, records()))
+    return [group for group, rows in by_group(made).items() if any(c.run for along in rows.values() for c in along)]
+
+
+def draw() -> Iterator[Path]:
+    """Draw all pictures that the results allow."""
+    for data in _groups_run():
+        yield plot(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
+    deep = [r for r in _published_protocol() if (setting(r, "data"), setting(r, "layers")) == (DATA, DEPTH)]
+    if deep:
+        yield _draw_layers([cell for cell in cells(TABLE_3, deep) if cell.run and cell.column == DEPTH], deep)
+
+
+def _draw_layers(made: Sequence[Cell], deep: Sequence[Record]) -> Path:
+    """A panel for each measure with a line for each norm, and one with the accuracy."""
+    title = f"{DATA}, {DEPTH} layers: after each hidden layer, and what came of it"
+    figure, (*panels, last) = blank(title, (14.0, 3.8), len(BY_LAYER) + 1)
+    for number, cell in enumerate(made):
+        runs = [r for r in deep if setting(r, "norm") == cell.row and cell.chosen.items() <= r["config"].items()]
+        for axes, measure in zip(panels, BY_LAYER, strict=True):
+            values = [[layer.get(measure) for layer in r["diagnosis"]["after"]["layers"][:-1]] for r in runs]
+            line = np.array(values, dtype=float).mean(0)
+            axes.plot(np.arange(1, len(line) + 1), line, color=colour(number), linewidth=2, label=cell.row)
+        figures = list(cell.figures.values())
+        last.barh([number], [cell.mean or 0.0], color=colour(number), height=0.6)
+        last.plot(figures, [number] * len(figures), "o", color=INK, markersize=4)
+    for axes, measure in zip(panels, BY_LAYER, strict=True):
+        axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)
+        axes.set_xlabel("layer", color=INK)
+        axes.grid(axis="y", color=LINE, linewidth=0.8)
+    legend(panels[0])
+    last.set_yticks(range(len(made)), [str(cell.row) for cell in made])
+    last.invert_yaxis()
+    last.set_title("Test accuracy, %", fontsize=10, color=INK)
+    return save(figure, _layers_image())
+
+
+def _depth_image(data: Any) -> Path:
+    return IMAGES / f"graphs_depth_{data}.svg"
+
+
+def _layers_image() -> Path:
+    return IMAGES / "graphs_layers.svg"
+
+
+TEXTS: dict[str, Callable[[], str]] = {
+    **{f"graphs_{name}": partial(board, name) for name in RECIPE.boards},
+    "graphs_depth": depth_pictures,
+    "graphs_layers": layers_picture,
+}
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"graphs_correlations": correlations, "graphs_grids": grids}
