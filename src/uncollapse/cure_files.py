@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from uncollapse import backbones, running
+from uncollapse import backbones, files, running
 from uncollapse.attachment import Attachment, attach, attachments
 from uncollapse.registry import CURES
 
@@ -46,8 +46,8 @@ def save_cure(model: nn.Module, folder: str | Path) -> Path:
         text = json.dumps(described, indent=2, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"An option of the cure cannot be written as JSON: {error}.") from error
-    _write(folder / WEIGHTS, weights)
-    _write(folder / DESCRIPTION, text.encode() + b"\n")
+    files.write(folder / WEIGHTS, weights)
+    files.write(folder / DESCRIPTION, text + "\n")
     return folder
 
 
@@ -161,9 +161,3 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     if digest != hashlib.sha256(content).hexdigest():
         raise ValueError(f"{folder / WEIGHTS} is not the file that {DESCRIPTION} was written with: one was replaced.")
     return entries, safetensors.torch.load(content)
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)

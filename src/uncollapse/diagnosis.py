@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from uncollapse import files
 from uncollapse.measures import MEASURES
 
 SCHEMA = 1
@@ -161,12 +162,7 @@ class Diagnosis:
 
     def save(self, path: str | Path) -> Path:
         """Write JSON that `load` reads back exactly; a file of this name is never half written."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(self.to_json() + "\n", encoding="utf-8")
-        part.replace(path)
-        return path
+        return files.write(Path(path), self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

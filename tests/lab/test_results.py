@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from uncollapse.files import write
 from uncollapse.lab.configs import identity
 from uncollapse.lab.results import Results
-from uncollapse.lab.writing_files import write
 from uncollapse.loading.errors import UsageError
 
 from .made_up import RECIPE, Config, result
@@ -160,7 +160,7 @@ for _ in range(60):
 def test_two_processes_write_the_same_file(tmp_path: Path) -> None:
     """Whoever reads meanwhile sees the whole of one or of the other."""
     path = write(tmp_path / "file", "a" * 100_000)
-    source = sys.modules["uncollapse.lab.writing_files"].__file__
+    source = sys.modules["uncollapse.files"].__file__
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(source), path, letter]) for letter in "ab"]
     seen = set()
     while any(writer.poll() is None for writer in writers):

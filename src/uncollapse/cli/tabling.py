@@ -90,7 +90,7 @@ def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
 
 def _write(board: Board, records: Sequence[Mapping[str, Any]], markdown: Path | None, html: Path | None) -> list[Path]:
     """The files that were asked for, before anything is printed: a pipe may close early."""
-    from uncollapse.lab.writing_files import write
+    from uncollapse.files import write
 
     files = []
     try:

@@ -26,7 +26,7 @@ def neighbours(edge_index: Tensor, nodes: int) -> Tensor:
         return _last[3]
     i, j = check_pairs(edge_index, nodes, nodes, "edge_index")
     i, j = i[i != j], j[i != j]
-    codes = torch.cat([i * nodes + j, j * nodes + i]).unique()
+    codes = torch.unique(torch.cat([i * nodes + j, j * nodes + i]))
     found = torch.stack([codes // max(1, nodes), codes % max(1, nodes)])
     if usable:
         _last = (weakref.ref(edge_index, _forget), edge_index._version, nodes, found)

@@ -24,7 +24,7 @@ def sampled_mean(
         group = sequences.repeat_interleave(n)
     excluded = pairs.excluded
     if excluded is not None:
-        excluded = excluded.unique(dim=1) if torch.compiler.is_compiling() else excluded  # else it is so already
+        excluded = torch.unique(excluded, dim=1) if torch.compiler.is_compiling() else excluded  # else it is so already
         excluded = (excluded[:, None] + n * sequences[:, None]).reshape(2, -1)
     flat_unit, flat_value = unit.reshape(rows, -1), value.reshape(rows, -1)
     if mask is None:

@@ -104,10 +104,13 @@ class Cell:
 
     @property
     def reached(self) -> bool | None:
-        """Whether every run stayed finite and their mean is at least the paper's; None where one of both is missing."""
+        """Whether all runs stayed finite and their mean is at least the paper's; None where one of both is missing.
+
+        Papers print two digits behind the point; what is left behind them does not count.
+        """
         if not self.run or self.published is None:
             return None
-        return not self.failed and self.difference is not None and self.difference >= 0
+        return not self.failed and self.difference is not None and round(self.difference, 2) >= 0
 
 
 def cells(board: Board, records: Iterable[Record]) -> list[Cell]:

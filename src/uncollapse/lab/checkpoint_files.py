@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from uncollapse.lab.writing_files import write
+from uncollapse.files import write
 
 FORMAT = 1
 STATE, SUFFIX = "state.json", ".safetensors"

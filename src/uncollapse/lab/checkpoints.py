@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from uncollapse.files import keep_names
 from uncollapse.lab.checkpoint_files import (
     Checkpoint,
     ForeignError,
@@ -168,18 +169,9 @@ def _put(part: Path, target: Path) -> None:
         if old.exists():
             os.rename(old, target)
         raise
-    _sync(target.parent)
+    keep_names(target.parent)
     if old.exists():
         _remove(old)
-
-
-def _sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove(folder: Path) -> None:

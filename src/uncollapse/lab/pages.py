@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse import __version__
+from uncollapse.files import write
 from uncollapse.lab import tables
 from uncollapse.lab.board import Board, Cell, cells
 from uncollapse.lab.board_plots import figure_of_group, svg
 from uncollapse.lab.selecting import Record
-from uncollapse.lab.writing_files import write
 from uncollapse.report.markup import Child, Markup, element
-from uncollapse.report.page import _document as document
+from uncollapse.report.page import document
 from uncollapse.report.sections import scroller, swatch
 
 ONE_LINE = "white-space: nowrap"  # a wide table is scrolled rather than squeezed

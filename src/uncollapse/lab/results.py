@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uncollapse.files import write
 from uncollapse.lab.configs import identity
-from uncollapse.lab.writing_files import write
 from uncollapse.loading.errors import UsageError
 
 if TYPE_CHECKING:  # recipes may use what uses results

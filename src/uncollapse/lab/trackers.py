@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from uncollapse.lab.writing_files import write
+from uncollapse.files import write
 from uncollapse.loading.errors import UsageError, library
 
 LINES = "metrics.jsonl"

@@ -1,13 +1,12 @@
 """Raw files of data sets, fetched by PyG into a folder."""
 
 import os
-import shutil
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from uncollapse.files import write
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.quiet import quiet
 
@@ -37,25 +36,10 @@ def complete(dataset: Any, settings: Mapping[str, Any], folder: Path, page: str)
             with quiet():
                 files.download()
             for name in wanted:
-                _put(Path(files.raw_dir) / name, folder / name)
+                write(folder / name, (Path(files.raw_dir) / name).read_bytes())
         except Exception as error:  # the network, the proxy, the disk: what helps is the same
             raise UsageError(
                 f"{', '.join(wanted[:2])}{f' and {len(wanted) - 2} more' if len(wanted) > 2 else ''} cannot be fetched "
                 f"now. Get the files from {page} and put them into {folder}, or name the folder that has them with "
                 "--data-root."
             ) from error
-
-
-def _put(source: Path, target: Path) -> None:
-    """Copy a file, which gets its name once it is on the disk: whoever finds it finds all of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        with source.open("rb") as content, part.open("xb") as copy:
-            shutil.copyfileobj(content, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-        os.replace(part, target)
-    except BaseException:  # Ctrl-C too leaves no litter
-        part.unlink(missing_ok=True)
-        raise

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from uncollapse import __version__
+from uncollapse import __version__, files
 from uncollapse.diagnosis import Diagnosis
 from uncollapse.report import sections, words
 from uncollapse.report import tracks as tr
@@ -25,12 +25,8 @@ def write(diagnoses: Diagnosis | Sequence[Diagnosis], path: str | Path, *, title
     given = (diagnoses,) if isinstance(diagnoses, Diagnosis) else tuple(diagnoses)
     if not given:
         raise ValueError("A report needs at least one diagnosis, got none.")
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    part.write_bytes(page(given, title).encode("utf-8", errors="replace"))  # file names may hold lone surrogates
-    part.replace(target)
-    return target
+    text = page(given, title).encode("utf-8", errors="replace")  # file names may hold lone surrogates
+    return files.write(Path(path), text)
 
 
 def page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
@@ -53,10 +49,10 @@ def page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
         element("script", Markup(packed_plotly()), type="text/plain", id="plotly-packed"),
         [element("script", Markup(script)) for script in scripts],
     ]
-    return _document(heading, [*scripts, plotly()], body)
+    return document(heading, [*scripts, plotly()], body)
 
 
-def _document(title: str, scripts: Sequence[str], body: Child) -> str:
+def document(title: str, scripts: Sequence[str], body: Child) -> str:
     """The frame. Scripts run by their fingerprint only: one that a name smuggles in would not, even if it got there."""
     policy = (
         f"default-src 'none'; script-src {' '.join(map(fingerprint, scripts))}; style-src 'unsafe-inline'; "

@@ -320,8 +320,10 @@ BOARDS: Mapping[str, Board] = {
 
 def _table_3(data: tuple[str, ...], depths: tuple[int, ...] = DEPTHS, **more: tuple[Any, ...]) -> tuple[Grid, ...]:
     shared = {"data": data, "layers": depths, "seed": (0, 1, 2)}
-    scales = {"norm": ("contra_norm",), "scale": (0.2, 0.5, 1.0), **more}
-    return Grid(shared | {"norm": ("none", "layer_norm", "pair_norm")}), Grid(shared | scales, choose=("scale",))
+    contra = {"norm": ("contra_norm",), "scale": (0.2, 0.5, 1.0), **more}
+    pair = {"norm": ("pair_norm",), "scale": (1.0, 5.0, 20.0)}
+    scaled = (Grid(shared | own, choose=("scale",)) for own in (pair, contra))
+    return Grid(shared | {"norm": ("none", "layer_norm")}), *scaled
 
 
 def _deep(seeds: int, data: str) -> tuple[Grid, ...]:

@@ -22,12 +22,12 @@ def write(path: Path, content: str | bytes) -> Path:
     except BaseException:  # Ctrl-C too leaves no litter
         part.unlink(missing_ok=True)
         raise
-    _keep_name(path.parent)
+    keep_names(path.parent)
     return path
 
 
-def _keep_name(folder: Path) -> None:
-    """A rename is on the disk once its folder is."""
+def keep_names(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a rename is there once its folder is."""
     if os.name == "posix":  # elsewhere folders cannot be opened
         handle = os.open(folder, os.O_RDONLY)
         try:
