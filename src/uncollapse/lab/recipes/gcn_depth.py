@@ -342,7 +342,23 @@ def _deep(seeds: int, data: str) -> tuple[Grid, ...]:
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "table3": _table_3(("cora", "citeseer", "chameleon")),
     "squirrel": (*_table_3(("squirrel",), (2, 4, 8)), *_table_3(("squirrel",), (16, 32), sample=(512,))),
-    "pubmed": _table_3(("pubmed",), sample=(512,)),
+    "pubmed": (
+        *_table_3(("pubmed",), sample=(512,)),
+        Grid({"data": ("pubmed",), "layers": (8,), "norm": ("contra_norm",)}),  # all pairs of 19,717 nodes
+    ),
+    "deeper": _table_3(("cora",), (64,)),
+    "sample": (
+        Grid(
+            {
+                "data": ("cora",),
+                "layers": (8, 16),
+                "norm": ("contra_norm",),
+                "scale": (1.0,),
+                "sample": (0, 512),
+                "seed": (0, 1, 2),
+            }
+        ),
+    ),
     "missing": (
         Grid(
             {
