@@ -41,7 +41,8 @@ class Results:
 
     def save(self, recipe: "Recipe", config: Any, record: Mapping[str, Any]) -> Path:
         """Write a record, in place of an earlier one. NaN and infinity become null, which all readers of JSON know."""
-        text = json.dumps(_plain(record), allow_nan=False, ensure_ascii=False, indent=1)
+        facts = ((key, json.dumps(value, allow_nan=False, ensure_ascii=False)) for key, value in _plain(record).items())
+        text = "{\n" + ",\n".join(f" {json.dumps(key)}: {value}" for key, value in facts) + "\n}"  # a line for each key
         path = self.path(recipe, config)
         try:
             return write(path, text + "\n")
