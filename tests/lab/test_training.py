@@ -90,6 +90,17 @@ def test_the_best_epoch_is_kept_and_the_first_of_equals() -> None:
     assert (history.kept, weight(made)) == (3, pytest.approx(3.0))
 
 
+def test_a_figure_that_is_no_number_is_the_worst() -> None:
+    history, made = scripted([math.nan, 0.1, math.nan, 0.05])
+    assert (history.kept, weight(made)) == (2, pytest.approx(2.0))
+
+
+def test_evaluations_draw_from_their_own_random_numbers() -> None:
+    often, _ = trained(evaluate_every=1, select=None)
+    seldom, _ = trained(evaluate_every=6, select=None)
+    assert [figures["loss"] for figures in often.epochs] == [figures["loss"] for figures in seldom.epochs]
+
+
 def test_patience_stops_the_training() -> None:
     history, _ = scripted([0.1, 0.5, 0.3, 0.5, 0.9], patience=2)
     assert (history.kept, history.ended) == (2, "no better score in 2 evaluations")

@@ -11,18 +11,25 @@ from torch import Tensor
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been."""
+def aside() -> Iterator[None]:
+    """Whatever Python, NumPy and torch draw within, afterwards they go on as if nothing had been."""
     python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what other libraries draw from
     with torch.random.fork_rng():
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)  # noqa: NPY002
-        torch.manual_seed(seed)
         try:
             yield
         finally:
             random.setstate(python)
             numpy.random.set_state(arrays)  # noqa: NPY002
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been."""
+    with aside():
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        yield
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from uncollapse.inputs import NotFiniteError
 from uncollapse.lab.checkpoints import Checkpoints
 from uncollapse.lab.interrupts import Interrupts
-from uncollapse.lab.seeding import seeded
+from uncollapse.lab.seeding import aside, seeded
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.snapshots import Progressed, restore, snapshot
 from uncollapse.lab.tasks import History, Settings, Task
@@ -160,7 +160,7 @@ class _Loop:
         """Figures of the weights that would be kept now; no random number of the training is used up."""
         model = self.task.model if self.average is None else self.average.module
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(), self.accelerator.autocast():
+        with torch.no_grad(), aside(), self.accelerator.autocast():
             return evaluate(model)
 
     def _choose(self, figures: Mapping[str, float]) -> None:
@@ -170,7 +170,8 @@ class _Loop:
         if settings.select not in figures:
             raise UsageError(f"No figure is named {settings.select!r}; there are: {', '.join(figures)}.")
         value = figures[settings.select]
-        if at.best is None or (value > at.best[1] if settings.better == "higher" else value < at.best[1]):
+        before = math.nan if at.best is None else at.best[1]
+        if math.isnan(before) or (value > before if settings.better == "higher" else value < before):
             at.best, at.waited, at.chosen = (at.epoch, value), 0, self._weights()
         else:
             at.waited += 1
