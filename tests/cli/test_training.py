@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +108,11 @@ def test_the_command_in_a_record_repeats_it(run: Run) -> None:
         (["slope", "--set", "epoch=3"], "There is no setting 'epoch'. Did you mean 'epochs'?"),
         (["slope", "--set", "epochs"], "--set takes key=value, such as layers=16, got 'epochs'."),
         (["slope", "--config", "no.yaml"], "The configuration no.yaml cannot be read: No such file or directory."),
+        (
+            ["slope", "--config", "seeds.yaml"],
+            "seeds.yaml: seeds is no setting but a flag of the command: leave",
+        ),
+        (["slope", "--config", "."], "A configuration is a file that ends in .yaml, .yml, .json, got '.'.\n"),
         (["slope", "--config", "bad.yaml"], "bad.yaml: epochs is a whole number, got 'many'."),
         (["slope", "--slope", "10"], "slope must lie within [-9, 9], got 10.0."),
         (["slope", "--track", "paper"], ""),
@@ -114,6 +120,7 @@ def test_the_command_in_a_record_repeats_it(run: Run) -> None:
 )
 def test_what_is_wrong_is_one_sentence(run: Run, tmp_path: Path, arguments: list[str], sentence: str) -> None:
     (tmp_path / "bad.yaml").write_text("epochs: many\n", encoding="utf-8")
+    (tmp_path / "seeds.yaml").write_text("epochs: 2\nseeds: 3\n", encoding="utf-8")
     result = run("train", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {sentence}")
@@ -150,7 +157,7 @@ def test_seeds_are_told_in_a_table_and_not_run_twice(run: Run, tmp_path: Path) -
         "Was there: results/slope/2-seed1",
         "Written: results/slope/2-seed2",
     ]
-    assert result.stderr == "1 of 3 were there already and were not run; --again runs them again.\n"
+    assert result.stderr == "1 of 3 was there already and was not run; --again runs it again.\n"
     assert not (tmp_path / "runs" / "slope").exists() or not list((tmp_path / "runs" / "slope").iterdir())
 
 
@@ -203,11 +210,32 @@ def test_what_another_process_runs_is_left_to_it(run: Run, tmp_path: Path) -> No
     assert [path.suffix for path in (tmp_path / "results" / "slope").iterdir()] == [".json"]
 
 
-def test_results_that_cannot_be_written_are_told_at_once(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--results", "file"], "file is a file; --results names a folder."),
+        (["--runs", "file/here"], "file is a file; --runs names a folder."),
+        (["--data-root", "file"], "file is a file; --data-root names a folder."),
+        (
+            ["--results", "/proc/x"],
+            "Results cannot go to /proc/x/slope: No such file or directory. Name another folder.",
+        ),
+        (["--runs", "/proc/x"], "Checkpoints cannot go to /proc/x: No such file or directory."),
+    ],
+)
+def test_folders_that_cannot_be_used_are_told_at_once(
+    run: Run, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
     (tmp_path / "file").touch()
-    result = run("train", "slope", "--results", "file", "--again")
-    assert (result.exit_code, slope.runs) == (2, [])
-    assert result.stderr == "Error: Results cannot go to file/slope: Not a directory. Name another folder.\n"
+    result = run("train", "slope", *arguments)
+    assert (result.exit_code, slope.runs, result.stderr.count("\n")) == (2, [], 1)
+    assert result.stderr.startswith(f"Error: {sentence}")
+
+
+def test_a_data_root_that_does_not_exist_is_told(run: Run) -> None:
+    result = run("train", "slope", "--data-root", "no/data", "--dry-run")
+    words = "The folder no/data of --data-root does not exist; data that is fetched goes there.\n"
+    assert (result.exit_code, result.stderr) == (0, words)
 
 
 def test_ctrl_c_says_how_to_go_on(run: Run) -> None:
@@ -216,11 +244,27 @@ def test_ctrl_c_says_how_to_go_on(run: Run) -> None:
     result = run("train", "slope", "--json")
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "Interrupted in epoch 3 of 6. The same command goes on from there.\n"
-    (record,) = records(run("train", "slope", "--json"))
+    plan = records(run("train", "slope", "--seeds", 2, "--dry-run", "--json"))
+    assert [step["begun"] for step in plan] == [True, False]
+    assert re.search(r"2-seed0 +begun ", run("train", "slope", "--dry-run").stdout)
+    assert re.search(r"2-seed0 +missing ", run("train", "slope", "--dry-run", "--no-resume").stdout)
+    resumed = run("train", "slope", "--json")
+    assert resumed.stderr == "Seed 0 goes on from step 3.\n"
+    (record,) = records(resumed)
     assert record["epochs"] == whole["epochs"]
     slope.interrupt_at += [3]
     result = run("train", "slope", "--again", "--no-resume")
     assert result.stderr.endswith("The same command without --no-resume goes on from there.\n")
+
+
+def test_ctrl_c_with_several_seeds_shows_those_that_are_done(run: Run) -> None:
+    run("train", "slope", "--epochs", 2)
+    slope.interrupt_at += [1]
+    result = run("train", "slope", "--epochs", 2, "--seeds", 3)
+    assert result.exit_code == 130
+    assert result.stderr == "Interrupted with seed 1 in epoch 1 of 2. The same command goes on from there.\n"
+    assert "was there already" in result.stdout
+    assert result.stdout.count("results/slope/") == 1
 
 
 def test_ctrl_c_before_the_training_promises_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=config.weight_decay)
     task = Task(model, optimiser, lambda epoch: [torch.tensor(epoch)], loss, evaluate)
-    history = fit(task, Settings(config.epochs, config.seed), session, identity(NAME, config))
+    history = fit(task, Settings(config.epochs, config.seed), session, f"{identity(NAME, config)}-of9")  # and its data
     figures = {"found": next(model.parameters()).item(), "epoch": history.kept, "broken": math.nan}
     figures |= {"validation": history.epochs[-1]["validation"]}
     return record(

@@ -70,6 +70,23 @@ def test_other_seeds_open_when_their_cell_is_complete(tiny: ModuleType, tmp_path
     assert [config.seed for config in again.missing()] == [1, 2]
 
 
+def test_what_was_chosen(tiny: ModuleType, tmp_path: Path) -> None:
+    grid = Grid({"size": (1, 2), "scale": (1, 2)}, choose=("scale",))
+    made = agenda(tiny, tmp_path, grid, Grid({"size": (3,)}))
+    assert made.chosen() == []
+    for config in (tiny.Config(1, 1.0), tiny.Config(1, 2.0), tiny.Config(2, 1.0)):
+        keep(tiny, tmp_path, config, validation=config.scale)
+    made = agenda(tiny, tmp_path, grid, Grid({"size": (3,)}))
+    assert [(cell.choose, best) for cell, best in made.chosen()] == [(("scale",), tiny.Config(1, 2.0))]
+
+
+def test_runs_whose_names_are_the_same_have_labels_that_are_not(tiny: ModuleType, tmp_path: Path) -> None:
+    made = agenda(tiny, tmp_path, Grid({"slow": (0, 1)}))
+    labels = [made.label(config) for config in made.missing()]
+    assert len(set(labels)) == 2
+    assert {label.partition("--")[0] for label in labels} == {"none-size1-s1-seed0"}
+
+
 def test_what_was_taken_can_be_put_back(tiny: ModuleType, tmp_path: Path) -> None:
     made = agenda(tiny, tmp_path, Grid({"size": (1, 2)}))
     first = made.take()

@@ -12,7 +12,7 @@ from uncollapse.lab import tables
 from uncollapse.lab.board import Board, Cell, Published, cells
 from uncollapse.loading.errors import UsageError
 
-from .made_up import BOARD, published, result, runs
+from .made_up import BOARD, PAPER, published, result, runs
 
 
 def cell(made: list[Cell], norm: str = "contra", layers: int = 16, data: str = "cora") -> Cell:
@@ -106,7 +106,7 @@ def test_results_with_other_settings_are_not_mixed_into_a_mean() -> None:
     assert (alone.unusual, alone.left_out, alone.mean) == ({"widths": (8, 8)}, 0, pytest.approx(10.0))
     assert tables.notes(BOARD, cells(BOARD, usual + both[2:])) == ["cora, contra, layers 16: with widths (8, 8)."]
     assert tables.notes(BOARD, cells(BOARD, usual + both)) == [
-        "cora, contra, layers 16: 3 results with other settings do not count."
+        "cora, contra, layers 16: 3 results with other settings (--set shows them) do not count."
     ]
 
 
@@ -190,3 +190,40 @@ def test_order_of_numbers_and_of_names() -> None:
     made = cells(replace(BOARD, published=paper), runs(0.5, norm="layer", layers=8))
     assert list(dict.fromkeys(c.row for c in made)) == ["pair", "none", "layer"]
     assert list(dict.fromkeys(c.column for c in made)) == [4, 8, 32]
+
+
+def test_settings_of_the_protocol_are_not_those_that_happen_to_be_there() -> None:
+    """A lone run of three epochs is not the protocol, and is not judged by the paper's number."""
+    board = replace(BOARD, where={}, usual={"epochs": 200, "clip": None}, free=("clip",))
+    (alone,) = [cell for cell in cells(board, runs(0.9, epochs=3)) if cell.run]
+    assert (alone.unusual, alone.reached) == ({"epochs": 3}, None)
+    (cell,) = [cell for cell in cells(board, [*runs(0.9, 0.9, 0.9, epochs=3), *runs(0.8)]) if cell.run]
+    assert (cell.unusual, cell.mean, cell.left_out, cell.reached) == ({}, pytest.approx(80.0), 3, False)
+    (free,) = [cell for cell in cells(board, runs(0.9, clip=1.0)) if cell.run]
+    assert (free.unusual, free.reached) == ({"clip": 1.0}, True)
+
+
+def test_near_is_within_the_larger_deviation() -> None:
+    for tests, near in (((0.80, 0.82), True), ((0.8130, 0.8131), True), ((0.8110, 0.8112), False), ((0.9, 0.9), False)):
+        (cell,) = [cell for cell in cells(BOARD, runs(*tests)) if cell.run]  # beside 81.75 ± 0.51
+        assert cell.near is near
+
+
+def test_a_value_that_is_not_the_usual_one_is_told_even_without_a_choice() -> None:
+    board = replace(BOARD, usual={"scale": 1.0})
+    (usual,), (other,) = ([c for c in cells(board, runs(0.8, scale=s)) if c.run] for s in (1.0, 0.2))
+    assert (usual.chosen, other.chosen) == ({}, {"scale": 0.2})
+
+
+def test_groups_without_results_are_left_out() -> None:
+    board = replace(BOARD, published=(*PAPER, published("none", 2, 60.0, data="citeseer")))
+    assert {cell.group for cell in cells(board, runs(0.8))} == {"cora"}
+    assert {cell.group for cell in cells(board, [])} == {"cora", "citeseer"}
+
+
+def test_rows_of_several_fields() -> None:
+    board = replace(BOARD, rows="norm+scale", chosen=(), published=(), against="none")
+    records = [*runs(0.8, 0.7, norm="none", scale=0.0), *runs(0.9, 0.9, norm="contra", scale=0.5)]
+    assert {cell.row for cell in cells(board, records)} == {"none", "contra, scale 0.5"}
+    (said,) = tables.comparisons(board, cells(board, records))
+    assert said == "cora, layers 2: contra, scale 0.5 − none = 15.00 ± 7.07 over 2 seeds, p = 0.5."

@@ -204,6 +204,21 @@ def test_another_run(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000000001"]
 
 
+def test_an_identity_that_is_not_exact(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, identity="mine-data")
+    saved(tmp_path, 3, identity="mine2")
+    assert Checkpoints(tmp_path, "mine").newest() is None
+    assert Checkpoints(tmp_path, "mine-data").newest() == 2
+    mine = Checkpoints(tmp_path, "mine", exact=False)
+    assert mine.newest() == 2
+    (tmp_path / "step-000000002" / "model.safetensors").unlink()
+    assert mine.newest() == 1
+    (tmp_path / "step-000000001" / "state.json").write_text("torn", encoding="utf-8")
+    assert mine.newest() is None
+    mine.clear()
+    assert names(tmp_path) == ["step-000000003"]
+
+
 def test_a_torn_one_does_not_count_as_kept(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1, 2)
     (tmp_path / "step-000000002" / "model.safetensors").unlink()

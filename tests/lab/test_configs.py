@@ -163,6 +163,7 @@ def test_files(tmp_path: Path) -> None:
     ("name", "content", "sentence"),
     [
         ("a.toml", "", r"A configuration is a file that ends in \.yaml, \.yml, \.json, got .*a\.toml"),
+        (".", None, r"ends in \.yaml, \.yml, \.json, got '[^']*'\.$"),
         ("a.yaml", "a: 1\nb: [1\n", r"a\.yaml, line 3, is no YAML: expected"),
         ("a.yaml", "a: 1\nb: 2\na: 3\n", r"a\.yaml has 'a' in line 1 and again in line 3; leave one"),
         ("a.yaml", "- 1\n- 2\n", r"a\.yaml must have names with values, such as 'layers: 16', got \[1, 2\]"),

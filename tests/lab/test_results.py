@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -85,8 +86,36 @@ def test_a_file_that_is_no_result_is_set_aside(results: Results, content: bytes,
     assert not path.exists()
     assert len(results.all(RECIPE)) == 1
     aside.rename(path)
-    with pytest.warns(UserWarning, match="renamed to .* counts as not run"):
+    with pytest.warns(UserWarning, match="is no result and does not count"):
         assert len(results.all(RECIPE)) == 1
+    assert path.exists()  # who only looks renames nothing
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"seed": None}, "its seed is not"),
+        ({"config": {"seed": 0, "layers": {"a": 1}}}, "its setting layers is no value"),
+    ],
+)
+def test_records_that_a_table_could_not_read(results: Results, changes: dict[str, Any], why: str) -> None:
+    path = saved(results, Config())
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes), encoding="utf-8")
+    with pytest.warns(UserWarning, match=why):
+        assert results.all(RECIPE) == []
+
+
+def test_a_copy_under_another_name_does_not_count(results: Results) -> None:
+    path = saved(results, Config())
+    path.with_name("copy--0123456789.json").write_bytes(path.read_bytes())
+    with pytest.warns(UserWarning, match="its settings are not those that its name stands for"):
+        assert len(results.all(RECIPE)) == 1
+
+
+def test_a_file_is_no_folder_of_results(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file; results are in a folder"):
+        Results(tmp_path / "file").all(RECIPE)
 
 
 def test_a_default_that_changed(results: Results) -> None:

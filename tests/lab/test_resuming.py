@@ -11,14 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Settings
+from uncollapse.lab.tasks import Settings, Task
 from uncollapse.lab.training import fit
 
 from .polynomial import SETTINGS, task, trained
@@ -75,6 +78,60 @@ def test_every_step_is_a_place_to_go_on_from(tmp_path: Path, steps: int) -> None
     assert same(found, weights)
 
 
+class Noisy(torch.utils.data.Dataset[Tensor]):
+    """Points with an augmentation that draws from torch's random numbers."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((3,), float(index)) / 24 + 0.1 * torch.rand(3)
+
+
+def lazily(epoch: int) -> Iterator[Tensor]:
+    for index in range(6):
+        yield torch.rand(4, 3) + index / 6
+
+
+SOURCES: dict[str, Callable[[int], Iterable[Tensor]]] = {
+    "in order": lambda epoch: DataLoader(Noisy(), 4),
+    "shuffled": lambda epoch: DataLoader(Noisy(), 4, shuffle=True),
+    "workers": lambda epoch: DataLoader(Noisy(), 4, shuffle=True, num_workers=1),
+    "generator": lazily,
+}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("source", SOURCES)
+def test_batches_that_draw_random_numbers(tmp_path: Path, source: str) -> None:
+    """A run that goes on in the middle of an epoch sees the batches that it would have seen, and the same dropout."""
+
+    def made() -> Task:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        model.register_buffer("scale", torch.ones(()), persistent=False)
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            scale: Any = model.scale
+            scale += 0.1  # a buffer that no state_dict has
+            return ((model(x) - 1) * scale).square().mean()
+
+        return Task(model, torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9), SOURCES[source], loss)
+
+    steps = iter(range(1, 100))
+
+    def press(done: int, total: int, figures: Any) -> None:
+        if next(steps) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    whole, cut, rest = made(), made(), made()
+    fit(whole, Settings(epochs=3), Session(device="cpu"))
+    with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 3"):
+        fit(cut, Settings(epochs=3), Session(device="cpu", checkpoints=tmp_path, progress=press), "x")
+    fit(rest, Settings(epochs=3), Session(device="cpu", checkpoints=tmp_path), "x")
+    assert same(dict(rest.model.state_dict()), dict(whole.model.state_dict()))
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_a_torn_checkpoint_is_refused_and_the_one_before_used(tmp_path: Path) -> None:
     whole, weights = trained()
@@ -122,13 +179,15 @@ def outcome(process: subprocess.Popen[str]) -> tuple[list[int], dict[str, Any] |
     return steps, end
 
 
-def killed(process: subprocess.Popen[str], after: float) -> list[int]:
-    """Kill it so many seconds after its first step."""
+def killed(process: subprocess.Popen[str], after: float) -> tuple[int, bool]:
+    """Kill it so many seconds after its first step: the last step that it told of, and whether the kill met it."""
     assert process.stdout is not None
     first = process.stdout.readline()
     time.sleep(after)
     process.send_signal(signal.SIGKILL)
-    return [int(first), *outcome(process)[0]] if first.strip().isdigit() else []
+    steps, _ = outcome(process)
+    reached = [int(first), *steps] if first.strip().isdigit() else [0]
+    return reached[-1], process.returncode == -signal.SIGKILL
 
 
 def test_kill_9_at_random_moments(tmp_path: Path) -> None:
@@ -140,10 +199,9 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
     lasts = min(2.0, 0.2 * (time.monotonic() - began))
     chance, survived, folder = random.Random(0), 0, tmp_path / "killed"
     while survived < KILLS:
-        reached = killed(start(folder), chance.uniform(0, lasts))
-        survived += 1
-        if reached and reached[-1] >= 50:  # nearly done: this one ends, and the next begins
+        reached, met = killed(start(folder), chance.uniform(0, lasts))
+        survived += met
+        if reached >= 50:  # nearly done: this one ends, and the next begins
             assert outcome(start(folder))[1] == whole
             shutil.rmtree(folder)
-    steps, end = outcome(start(folder))
-    assert end == whole
+    assert outcome(start(folder))[1] == whole

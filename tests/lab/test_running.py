@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from uncollapse.inputs import NotFiniteError
 from uncollapse.lab.results import Results
-from uncollapse.lab.running import folder_of, placed, run_one
+from uncollapse.lab.running import check_writable, folder_of, placed, run_one, step_of
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 
@@ -46,6 +47,8 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(tmp_path: Path) -> None:
         run_one(RECIPE, config, results, session(tmp_path, config))
     folder = folder_of(RECIPE, config, tmp_path / "runs")
     assert list(folder.glob("step-*"))
+    assert step_of(session(tmp_path, config), RECIPE, config) == 4
+    assert step_of(session(tmp_path, config, resume=False), RECIPE, config) is None
     assert results.find(RECIPE, config) is None
     seen: list[int] = []
     again, new = run_one(
@@ -54,6 +57,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(tmp_path: Path) -> None:
     assert (new, seen) == (True, [5, 6])
     assert (again["figures"], again["epochs"]) == (whole["figures"], whole["epochs"])
     assert not folder.exists()
+    assert step_of(session(tmp_path, config), RECIPE, config) is None
 
 
 def test_without_resume_old_checkpoints_are_gone_for_good(tmp_path: Path) -> None:
@@ -87,7 +91,24 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_training(
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"Results cannot go to .*file.slope: Not a directory\. Name another folder"):
         run_one(RECIPE, Config(), Results(tmp_path / "file"), session(tmp_path, Config()), again=True)
+    with pytest.raises(UsageError, match=r"Checkpoints cannot go to .*file.x: Not a directory\. Name another folder"):
+        check_writable(tmp_path / "file" / "x", "Checkpoints")
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(UsageError, match=r"Results cannot go to .*slope: it is not writable\. Name another folder"):
         run_one(RECIPE, Config(), Results(tmp_path), session(tmp_path, Config()))
     assert slope.runs == []
+
+
+def test_a_run_that_diverges_has_a_record_that_says_so(tmp_path: Path) -> None:
+    """Else a sweep that chooses would wait for it for ever."""
+    diverging = dataclasses.replace(RECIPE, run=_diverge)
+    results, config = Results(tmp_path / "results"), Config()
+    record, new = run_one(diverging, config, results, session(tmp_path, config))
+    assert new
+    assert record["figures"] == {}
+    assert record["ended"] == "The loss became nan in epoch 1, step 1."
+    assert run_one(diverging, config, results, session(tmp_path, config)) == (record, False)
+
+
+def _diverge(config: Config, session: Session) -> dict[str, object]:
+    raise NotFiniteError("The loss became nan in epoch 1, step 1.")

@@ -171,7 +171,7 @@ def test_a_sweep_that_is_killed_is_taken_over(tiny: ModuleType, tmp_path: Path) 
         first.kill()
         _, said = first.communicate()
     assert said == ""
-    assert ear.notes == ["none-size1-s1-seed0 is being run by another process."]
+    assert ear.notes == ["none-size1-s1-seed0--0ef5c83a95 is being run by another process."]
     begun, resumed = (int(line.split()[1]) for line in log(tmp_path))
     assert 0 == begun < resumed < 5000
     assert len(ear.done) == 1

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -95,6 +96,17 @@ def test_a_figure_that_is_no_number_is_the_worst() -> None:
     assert (history.kept, weight(made)) == (2, pytest.approx(2.0))
 
 
+def test_figures_that_are_never_numbers_do_not_switch_patience_off() -> None:
+    history, _ = scripted([math.nan] * 6, patience=2)
+    assert (history.kept, len(history.epochs)) == (1, 3)
+
+
+def test_figures_may_be_tensors_or_numpy_s(tmp_path: Path) -> None:
+    made = line([torch.ones(1, 1)], evaluate=lambda model: {"a": torch.tensor(0.5), "b": numpy.float32(0.25)})
+    history = fit(made, Settings(epochs=2), Session(device="cpu", checkpoints=tmp_path, save_seconds=0.0))
+    assert [(figures["a"], figures["b"]) for figures in history.epochs] == [(0.5, 0.25)] * 2
+
+
 def test_evaluations_draw_from_their_own_random_numbers() -> None:
     often, _ = trained(evaluate_every=1, select=None)
     seldom, _ = trained(evaluate_every=6, select=None)
@@ -177,6 +189,8 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_where() -> None:
         ({"epochs": 1, "accumulate": 0}, "accumulate must be at least 1"),
         ({"epochs": 1, "patience": 3}, "patience needs `select`"),
         ({"epochs": 1, "ema": 1.0}, "ema is a decay between 0 and 1"),
+        ({"epochs": 1, "clip": -1.0}, "clip is a length above 0"),
+        ({"epochs": 1, "select": "v", "better": "hgher"}, "better must be 'higher' or 'lower', got 'hgher'"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
@@ -191,6 +205,32 @@ def test_what_is_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="device 'cuda' is not here; Accelerate found 'cpu'"):
             fit(made, Settings(epochs=1), Session(device="cuda"))
+
+
+def test_what_cannot_be_selected_or_placed() -> None:
+    with pytest.raises(UsageError, match="needs a task that evaluates"):
+        fit(line([torch.ones(1, 1)]), Settings(epochs=1, select="score"), CPU)
+    with pytest.raises(UsageError, match="without its number"):
+        fit(line([torch.ones(1, 1)]), Settings(epochs=1), Session(device="cuda:1"))
+
+
+def test_an_interrupt_in_the_last_evaluation_is_heard(tmp_path: Path) -> None:
+    """The run is complete then, and yet it stops: the one that goes on has nothing left to do but to end."""
+    presses = iter([False, True])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        if next(presses, False):
+            os.kill(os.getpid(), signal.SIGINT)
+        return {"score": 1.0}
+
+    made = line([torch.ones(1, 1)], evaluate=evaluate)
+    session = Session(device="cpu", checkpoints=tmp_path)
+    with pytest.raises(KeyboardInterrupt, match="after epoch 2 of 2"):
+        fit(made, Settings(epochs=2), session, "x")
+    again = line([torch.ones(1, 1)], evaluate=evaluate)
+    history = fit(again, Settings(epochs=2), session, "x")
+    assert [figures["epoch"] for figures in history.epochs] == [1, 2]
+    assert weight(again) == weight(made)
 
 
 def test_figures_are_tracked(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Graphs by name and file."""
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from typer.testing import Result
 
 from uncollapse.diagnosis import Diagnosis
-from uncollapse.loading import UsageError, graphs, planetoid
+from uncollapse.loading import UsageError, fetching, graphs, planetoid
 
 from . import raw_planetoid
 
@@ -96,8 +97,25 @@ def test_planetoid_files_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Planetoid, "download", refuse)
     raw_planetoid.write(tmp_path / "Cora" / "raw")
     (tmp_path / "Cora/raw/ind.cora.ty").unlink()
-    with pytest.raises(UsageError, match=r"ind\.cora\.ty cannot be fetched now.*planetoid on GitHub.*--data-root"):
+    with pytest.raises(UsageError, match=r"planetoid on GitHub.*--data-root") as told:
         graphs.load("cora", tmp_path)
+    assert str(told.value).startswith(
+        f"{tmp_path / 'Cora/raw'} has no ind.cora.ty, and fetching failed (no connection)."
+    )
+
+
+def test_why_files_cannot_be_fetched() -> None:
+    def urlopen() -> None:
+        try:
+            raise socket.gaierror(-2, "Name or service not known")
+        except socket.gaierror as error:
+            raise OSError(f"<urlopen error {error}>") from error
+
+    with pytest.raises(OSError, match="urlopen") as raised:
+        urlopen()
+    assert fetching.cause(raised.value) == "no network: Name or service not known"
+    assert fetching.cause(FileNotFoundError("https://example.org/x")) == "not found: https://example.org/x"
+    assert fetching.cause(RuntimeError()) == "RuntimeError"
 
 
 def test_only_missing_files_are_fetched_and_pyg_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,18 +31,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that may be done. again: even if its result is there."""
+    """A run that may be done. begun: it would go on from a checkpoint. again: even if its result is there."""
 
     name: str
     path: Path
     there: bool
     seconds: float
-    again: bool
+    begun: bool = False
+    again: bool = False
 
     @property
     def due(self) -> bool:
         """Whether it would be run."""
         return self.again or not self.there
+
+    @property
+    def state(self) -> str:
+        """What is there of it, in words."""
+        if self.there:
+            return "is there, is replaced" if self.again else "is there"
+        return "begun" if self.begun else "missing"
 
 
 def duration(seconds: float) -> str:
@@ -62,18 +70,22 @@ def show_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
         facts = [dataclasses.asdict(run) | {"path": str(run.path), "due": run.due} for run in plan]
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    table = Table("run", "result", box=box.SIMPLE_HEAD)
-    table.add_column("on one core", justify="right")
-    for run in plan:
-        state = "is there" + (", is replaced" if run.again else "") if run.there else "missing"
-        table.add_row(Text(run.name), state, f"about {duration(run.seconds)}" if run.due else "–")
     terminal = output.console()
-    terminal.print(table)
+    terminal.print(plan_table(plan))
     for run in plan:
         terminal.print(Text(str(run.path)), soft_wrap=True)
     due = [run for run in plan if run.due]
     total = f", about {duration(sum(run.seconds for run in due))} on one core" if due else ""
     output.paragraph(terminal, f"{len(due)} of {len(plan)} would be run{total}. Nothing was run.")
+
+
+def plan_table(plan: Sequence[Planned]) -> Table:
+    """A line a run: its name, what is there of it, and how long it takes."""
+    table = Table("run", "result", box=box.SIMPLE_HEAD)
+    table.add_column("on one core", justify="right")
+    for run in plan:
+        table.add_row(Text(run.name), run.state, f"about {duration(run.seconds)}" if run.due else "–")
+    return table
 
 
 def show(title: str, outcomes: Sequence[Outcome]) -> None:
@@ -86,11 +98,11 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
     table.add_column("ended")
     for outcome in outcomes:
         record = outcome.record
-        numbers = (_shown(name, _finite([record["figures"].get(name)])) for name in names)
+        numbers = (shown(name, [record["figures"].get(name)]) for name in names)
         table.add_row(str(record["seed"]), *numbers, duration(record["seconds"]), _ended(outcome))
     if len(outcomes) > 1:
         table.add_section()
-        means = (_shown(name, _finite([outcome.record["figures"].get(name) for outcome in outcomes])) for name in names)
+        means = (shown(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
         table.add_row("mean ± std", *means)
     terminal.print(table)
     for outcome in outcomes:
@@ -111,8 +123,13 @@ def _finite(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in numbers if math.isfinite(value)]
 
 
-def _shown(name: str, values: Sequence[float]) -> str:
-    """The mean and, of several, the deviation (n−1)."""
+def shown(name: str, figures: Sequence[Any]) -> str:
+    """The mean and, of several, the deviation (n−1); shares in percent, and a dash where nothing is a finite number.
+
+    >>> shown("test", [0.8125]), shown("rank", [12.0, 14.0]), shown("test", [None])
+    ('81.25 %', '13 ± 1.414', '–')
+    """
+    values = _finite(figures)
     if not values:
         return "–"
     share = name in SHARES and all(0 <= value <= 1 for value in values)

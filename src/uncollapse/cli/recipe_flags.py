@@ -1,6 +1,7 @@
 """Flags of a recipe: one for each field of its configuration."""
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -37,17 +38,24 @@ def chosen(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]
     values: dict[str, Any] = {}
     for path in files:
         try:
-            values |= configs.checked(config, configs.read(path))
+            read = configs.read(path)
+            _check_flags(ctx, config, read)
+            values |= configs.checked(config, read)
         except UsageError as error:
             told = str(error) if str(path) in str(error) else f"{path}: {error}"
             raise UsageError(told) from error
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--set takes key=value, such as layers=16, got {pair!r}.")
-        values |= configs.checked(config, {name.strip(): value.strip()})
+    values |= configs.from_pairs(config, pairs)
     written = {name: ctx.params[name] for name in configs.settings(config) if _given(ctx, name)}
     return configs.build(config, values | written)
+
+
+def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None:
+    """Raise for what a file has and only the command can be told, such as seeds."""
+    flags = {flag.strip("-").replace("-", "_"): flag for option in ctx.command.params for flag in option.opts}
+    for name in names:
+        plain = name.replace("-", "_")
+        if plain in flags and plain not in configs.settings(config):
+            raise UsageError(f"{name} is no setting but a flag of the command: leave it out, and use {flags[plain]}.")
 
 
 def _given(ctx: typer.Context, name: str) -> bool:

@@ -8,12 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from uncollapse.cli import output
-from uncollapse.cli.outcomes import duration
+from uncollapse.cli.outcomes import SHARES, duration, shown
 
 if TYPE_CHECKING:
     from uncollapse.lab.sweeping import Sweep
-
-SHOWN = ("train", "validation", "test")  # figures in the line of a run
 
 
 class Lines:
@@ -35,9 +33,9 @@ class Lines:
         agenda = sweep.agenda
         record = agenda.records[agenda.key(config)]
         figures = record["figures"]
-        words = [f"{name} {figures[name]:.4g}" for name in SHOWN if isinstance(figures.get(name), int | float)]
+        words = [f"{name} {shown(name, [figures[name]])}" for name in SHARES if name in figures]
         words += [duration(record["seconds"])] if "seconds" in record else []
-        self.note(f"{len(agenda.records)}/{agenda.total} {agenda.recipe.name_of(config)}: {', '.join(words)}")
+        self.note(f"{len(agenda.records)}/{agenda.total} {agenda.label(config)}: {', '.join(words)}")
 
     def note(self, words: str) -> None:
         """A line."""
@@ -79,7 +77,7 @@ class Bars(Lines):
             self._bar.remove_task(self._tasks.pop(config))
         for worker, config in sweep.running.items():
             if config not in self._tasks:
-                name = f"  {agenda.recipe.name_of(config)}"
+                name = f"  {agenda.label(config)}"
                 self._tasks[config] = self._bar.add_task(name, total=None, beside="starting")
             done, total = worker.steps
             if total:

@@ -3,22 +3,25 @@
 import difflib
 import json
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from uncollapse.cli import folders, sweep_words
 from uncollapse.cli.errors import sentence
 from uncollapse.cli.options import OUTPUT, flag, option
-from uncollapse.cli.outcomes import duration
+from uncollapse.lab import configs
 from uncollapse.loading.errors import UsageError
 
 if TYPE_CHECKING:
     from uncollapse.lab.agenda import Agenda
     from uncollapse.lab.grids import Cell, Grid
     from uncollapse.lab.recipes import Recipe
-    from uncollapse.lab.sweeping import Ended
+    from uncollapse.lab.sweeping import Ended, Sweep
 
+BLANKS = r"\s+,\s*|\s*,\s+"  # beside a comma
 WHAT, HOW = "Experiments", "Run"  # panels of the help
 GRID = "A grid of the recipe by name, or fields with values: 'data=cora,citeseer layers=2,4 seed=0-4'; repeatable."
 
@@ -57,46 +60,69 @@ def sweep(
         wanted = RECIPES[recipe]
     except KeyError as error:
         raise UsageError(sentence(error)) from error
+    folders.check(results, runs, data_root)
     agenda = Agenda(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or []), Results(results))
     limits = Limits(jobs or os.cpu_count() or 1, None if budget_minutes is None else 60 * budget_minutes)
     if dry_run:
-        typer.echo(json.dumps(_facts(agenda), ensure_ascii=False) if as_json else _plan(agenda, limits.jobs))
+        _show_plan(agenda, runs, limits.jobs, as_json)
         return
+    if agenda.open:
+        folders.make(results / wanted.name, runs)
     with teller() as telling:
         sweeping = Sweep(agenda, runs, Session(data_root), limits, telling)
         ended = sweeping.run()
-    if as_json:
-        typer.echo(json.dumps(_facts(agenda) | {"ended": ended}, ensure_ascii=False))
-    else:
-        typer.echo(_summary(agenda, ended))
-        for key in list(agenda.failed)[:1]:
-            typer.echo(_failures(agenda, sweeping.error_file(agenda.config(key))))
+    _show(sweeping, ended, as_json)
     raise typer.Exit(130 if ended == "interrupted" else 1 if agenda.failed else 0)
+
+
+def _show_plan(agenda: "Agenda", runs: Path, jobs: int, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(sweep_words.facts(agenda), ensure_ascii=False))
+    else:
+        sweep_words.show_plan(agenda, runs, jobs)
+
+
+def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
+    """What came of it."""
+    agenda = sweep.agenda
+    if as_json:
+        typer.echo(json.dumps(sweep_words.facts(agenda) | {"ended": ended}, ensure_ascii=False))
+        return
+    typer.echo(sweep_words.summary(agenda, ended))
+    for key in list(agenda.failed)[:1]:
+        typer.echo(sweep_words.failures(agenda, sweep.error_file(agenda.config(key))))
+    if ended == "done":
+        for line in sweep_words.choices(agenda):
+            typer.echo(line)
+    if ended == "done" and agenda.records:
+        typer.echo(sweep_words.where(agenda))
 
 
 def _cells(recipe: "Recipe", texts: list[str], choose: tuple[str, ...], pairs: list[str]) -> "list[Cell]":
     """The cells of all grids that were asked for."""
-    from uncollapse.lab.grids import parse
-
-    fixed = dict(_pair(pair) for pair in pairs)
+    fixed = configs.from_pairs(recipe.config, pairs)
     choose = tuple(name.replace("-", "_") for name in choose)
     found: list[Grid] = []
     for text in texts:
-        found += (parse(text, recipe.config, choose),) if "=" in text else _named(recipe, text)
+        found += (_written(recipe, text, choose),) if "=" in text else _named(recipe, text)
     if not found:
         names = f"one of {', '.join(recipe.grids)}, or " if recipe.grids else ""
         raise UsageError(f"Say what to run with --grid: {names}fields with values, such as 'layers=2,4 seed=0-4'.")
     for name in choose:
+        if name not in configs.settings(recipe.config):
+            configs.checked(recipe.config, {name: ""})  # which says what there is
         if not any(name in grid.choose for grid in found):
             raise UsageError(f"--choose {name}: no grid has several values of it; add it, such as '{name}=A,B'.")
     return [cell for grid in found for cell in grid.cells(recipe.config, fixed)]
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set takes key=value, such as layers=16, got {text!r}.")
-    return name.strip().replace("-", "_"), value.strip()
+def _written(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":
+    """The grid that was written out."""
+    from uncollapse.lab.grids import parse
+
+    if re.search(BLANKS, text) and not re.search("[\"']", text):  # within quotes, blanks belong to a value
+        raise UsageError(f"--grid {text!r}: leave out the blanks beside commas: {re.sub(BLANKS, ',', text)!r}.")
+    return parse(text, recipe.config, choose)
 
 
 def _named(recipe: "Recipe", name: str) -> "tuple[Grid, ...]":
@@ -107,50 +133,3 @@ def _named(recipe: "Recipe", name: str) -> "tuple[Grid, ...]":
         there = f"There are: {', '.join(recipe.grids)}." if recipe.grids else "It has none; write fields with values."
         raise UsageError(f"{recipe.name} has no grid named {name!r}.{hint} {there}")
     return recipe.grids[name]
-
-
-def _plan(agenda: "Agenda", jobs: int) -> str:
-    if not agenda.open:
-        return f"All {agenda.total} runs are there."
-    later = f", and {agenda.later} more once it is known which values are best" if agenda.later else ""
-    seconds = agenda.seconds_open()
-    several = f" in {jobs} processes, {duration(seconds)} in one" if jobs > 1 else ""
-    return (
-        f"{agenda.total} runs: {len(agenda.records)} are there, {len(agenda.open)} are missing{later}.\n"
-        f"They take about {duration(seconds / jobs)}{several}. Nothing was run."
-    )
-
-
-def _summary(agenda: "Agenda", ended: "Ended") -> str:
-    now = len(agenda.records) - agenda.found
-    counts = f"{len(agenda.records)} of {agenda.total} runs are done, {now} of them now."
-    match ended:
-        case "interrupted":
-            return f"Interrupted. {counts} The same command goes on from there."
-        case "time":
-            return f"The time is over. {counts} The same command goes on from there."
-    return counts
-
-
-def _failures(agenda: "Agenda", first: Path) -> str:
-    """How many failed, and where one of them says why."""
-    waiting = "run waits" if agenda.later == 1 else "runs wait"
-    later = f" {agenda.later} {waiting} for what failed." if agenda.later else ""
-    verb = "run failed; see" if len(agenda.failed) == 1 else "runs failed; see, for the first,"
-    return f"{len(agenda.failed)} {verb} {first}.{later} The same command tries again."
-
-
-def _facts(agenda: "Agenda") -> dict[str, Any]:
-    recipe = agenda.recipe
-    missing = [
-        {
-            "name": recipe.name_of(config),
-            "file": str(agenda.results.path(recipe, config)),
-            "seconds": round(agenda.seconds(config), 1),
-        }
-        for config in agenda.missing()
-    ]
-    failed = [{"name": recipe.name_of(agenda.config(key)), "error": why} for key, why in agenda.failed.items()]
-    counts = {"total": agenda.total, "there": len(agenda.records), "later": agenda.later}
-    seconds = round(agenda.seconds_open(), 1)
-    return {"recipe": recipe.name, **counts, "seconds": seconds, "missing": missing, "failed": failed}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from uncollapse.cli import output
 from uncollapse.cli.options import flag, option
-from uncollapse.lab import tables
+from uncollapse.lab import configs, tables
 from uncollapse.lab.board import Board, Cell, cells
 from uncollapse.loading.errors import UsageError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 INDENT = " " * len(f"{tables.REACHED} ")  # so that numbers stand below numbers
 ENDLESS = 10_000  # columns, to find out how many a table would like to have
-COLOURS = {True: "green", False: "red", None: ""}
+COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
 
 
 def table(
@@ -33,6 +34,9 @@ def table(
     ] = None,
     results: Annotated[Path, option("DIR", "Folder of the results.")] = Path("results"),
     markdown: Annotated[Path | None, option("FILE", "Write it as Markdown; - prints that and nothing else.")] = None,
+    pairs: Annotated[
+        list[str] | None, option("KEY=VALUE", "Only results with this; repeatable.", None, "--set")
+    ] = None,
     html: Annotated[Path | None, option("FILE", "Write it as a self-contained page with plots.")] = None,
     as_json: Annotated[bool, flag("--json", "Print all cells as JSON and nothing else.")] = False,
 ) -> None:
@@ -46,6 +50,7 @@ def table(
             raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
     chosen = _recipe(recipe)
     laid_out, records = _board(chosen, board), _records(chosen, results)
+    laid_out, records = _restricted(chosen, laid_out, records, pairs or [])
     written = _write(laid_out, records, markdown, html)
     made = cells(laid_out, records)
     if as_json:
@@ -86,6 +91,20 @@ def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
         makes = " or ".join(filter(None, (f"`uncollapse train {recipe.name}`", grid)))
         raise UsageError(f"There are no results of {recipe.name} in {folder}. Make some with {makes}.")
     return records
+
+
+def _restricted(
+    recipe: "Recipe", board: Board, records: list[dict[str, Any]], pairs: list[str]
+) -> tuple[Board, list[dict[str, Any]]]:
+    """Only results with these settings, which then are what the table is about."""
+    if not pairs:
+        return board, records
+    wanted = configs.from_pairs(recipe.config, pairs)
+    where = {name: value for name, value in board.where.items() if name not in wanted}
+    kept = [record for record in records if all(record["config"][name] == value for name, value in wanted.items())]
+    if not kept:
+        raise UsageError(f"No result of {recipe.name} has {', '.join(pairs)}.")
+    return replace(board, where=where, usual={**board.usual, **wanted}), kept
 
 
 def _write(board: Board, records: Sequence[Mapping[str, Any]], markdown: Path | None, html: Path | None) -> list[Path]:
@@ -144,7 +163,9 @@ def _table(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Tabl
 def _cell(board: Board, cell: Cell) -> Text:
     """Ours, below it the paper's, and what was chosen."""
     came = tables.marked(board, cell)
-    text = Text(came if cell.reached else f"{INDENT}{came}", style=COLOURS[cell.reached])
+    text = Text(
+        came if cell.reached or cell.near else f"{INDENT}{came}", style="yellow" if cell.near else COLOURS[cell.reached]
+    )
     for line in (tables.theirs(board, cell), tables.choice(cell)):
         if line:
             text.append(f"\n{INDENT}{line}", style="dim not bold default")

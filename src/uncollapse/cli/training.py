@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from uncollapse.cli import outcomes, output, recipe_flags
+from uncollapse.cli import folders, outcomes, output, recipe_flags
 from uncollapse.cli.errors import sentence
 from uncollapse.cli.options import OUTPUT, flag, option
 from uncollapse.cli.outcomes import Outcome, Planned
@@ -96,21 +96,32 @@ def _command(recipe: "Recipe") -> Any:
 def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
     from uncollapse.lab.results import Results
 
+    folders.check(order.results, order.runs, order.data_root)
     results = Results(order.results)
     if order.dry_run:
         outcomes.show_plan([_planned(recipe, config, results, order) for config in wanted], as_json=order.as_json)
         return
     done: list[Outcome] = []
-    with Waiting() as waiting:
-        for number, config in enumerate(wanted, 1):
-            words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
-            done.append(_run(recipe, config, results, order, waiting, words))
+    try:
+        with Waiting() as waiting:
+            for number, config in enumerate(wanted, 1):
+                words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
+                done.append(_run(recipe, config, results, order, waiting, words))
+    except typer.Exit:  # interrupted
+        if done and not order.as_json:
+            outcomes.show(_title(recipe, wanted[0]), done)
+        raise
+    _show(_title(recipe, wanted[0]), done, order)
+
+
+def _show(title: str, done: list[Outcome], order: Order) -> None:
     if there := sum(not outcome.new for outcome in done):
-        output.note(f"{there} of {len(done)} were there already and were not run; --again runs them again.")
+        were, them = ("was", "it") if there == 1 else ("were", "them")
+        output.note(f"{there} of {len(done)} {were} there already and {were} not run; --again runs {them} again.")
     if order.as_json:
         typer.echo(json.dumps([outcome.record for outcome in done], ensure_ascii=False))
     else:
-        outcomes.show(_title(recipe, wanted[0]), done)
+        outcomes.show(title, done)
 
 
 def _title(recipe: "Recipe", config: Any) -> str:
@@ -120,37 +131,48 @@ def _title(recipe: "Recipe", config: Any) -> str:
 
 
 def _planned(recipe: "Recipe", config: Any, results: "Results", order: Order) -> Planned:
-    there = results.find(recipe, config) is not None
-    return Planned(recipe.name_of(config), results.path(recipe, config), there, recipe.cost(config), order.again)
+    from uncollapse.lab.running import step_of
+
+    path, there = results.path(recipe, config), results.find(recipe, config) is not None
+    begun = step_of(_session(recipe, config, order), recipe, config) is not None
+    return Planned(recipe.name_of(config), path, there, recipe.cost(config), begun, order.again)
 
 
-def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
+def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
     from uncollapse.lab.running import placed
     from uncollapse.lab.sessions import Session
 
-    found = None if order.again else results.find(recipe, config)
-    if found is not None:
-        return Outcome(found, results.path(recipe, config), new=False)
     trackers = tuple(name.strip() for name in order.track.split(",") if name.strip())
     session = Session(
         order.data_root, resume=order.resume, device=order.device, threads=order.threads, trackers=trackers
     )
-    session = dataclasses.replace(placed(session, recipe, config, order.runs), progress=waiting.training(words))
+    return placed(session, recipe, config, order.runs)
+
+
+def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
+    from uncollapse.lab.running import step_of
+
+    found = None if order.again else results.find(recipe, config)
+    if found is not None:
+        return Outcome(found, results.path(recipe, config), new=False)
+    folders.make(results.path(recipe, config).parent, order.runs)
+    session = dataclasses.replace(_session(recipe, config, order), progress=waiting.training(words))
+    if (step := step_of(session, recipe, config)) is not None:
+        waiting.note(f"Seed {config.seed} goes on from step {step}.")
     try:
         return _run_alone(recipe, config, results, session, order.again)
     except KeyboardInterrupt as interrupt:
-        waiting.note(_interrupted(interrupt, session.checkpoints, order))
+        waiting.note(_interrupted(interrupt, config.seed, session.checkpoints, order))
         raise typer.Exit(130) from None
 
 
 def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
     """Run it while no other process does: a sweep, or this command in another window."""
     from uncollapse.lab.locks import held
-    from uncollapse.lab.running import check_writable, run_one
+    from uncollapse.lab.running import run_one
     from uncollapse.lab.workers import lock_of
 
     path = results.path(recipe, config)
-    check_writable(path.parent)
     with held(lock_of(recipe, config, results)) as ours:
         if not ours:
             raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
@@ -158,9 +180,10 @@ def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Sess
     return Outcome(record, path, new)
 
 
-def _interrupted(interrupt: KeyboardInterrupt, folder: Path | None, order: Order) -> str:
+def _interrupted(interrupt: KeyboardInterrupt, seed: int, folder: Path | None, order: Order) -> str:
     """What was interrupted, and how to go on if something was saved."""
-    where = f"Interrupted {interrupt}." if interrupt.args else "Interrupted."
+    whom = [f"with seed {seed}"] if order.seeds > 1 else []
+    where = " ".join(["Interrupted", *whom, *map(str, interrupt.args)]) + "."
     if folder is None or not any(folder.glob("step-*")):
         return where
     return f"{where} The same command{'' if order.resume else ' without --no-resume'} goes on from there."

@@ -15,15 +15,17 @@ def neighbours(edge_index: Tensor, nodes: int) -> Tensor:
     """Both directions of edges (2, E) between n nodes, each once and without self-loops, sorted: (2, E').
 
     All layers of a network and all steps of its training ask for the same graph, so the last one is remembered, for as
-    long as its edges live and do not change. Compiled code cannot know how many are left, and keeps duplicates.
+    long as its edges live and do not change. What NumPy changes in their memory is not noticed. Compiled code cannot
+    know how many pairs are left, and keeps duplicates.
     """
     global _last
     if torch.compiler.is_compiling():
         edges = check_pairs(edge_index, nodes, nodes, "edge_index")
         return by_query(torch.cat([edges, edges.flip(0)], 1))
     usable = not edge_index.is_inference()  # these have no version
-    if usable and _last is not None and _last[0]() is edge_index and _last[1:3] == (edge_index._version, nodes):
-        return _last[3]
+    last = _last  # once: another thread may ask for another graph meanwhile
+    if usable and last is not None and last[0]() is edge_index and last[1:3] == (edge_index._version, nodes):
+        return last[3]
     i, j = check_pairs(edge_index, nodes, nodes, "edge_index")
     i, j = i[i != j], j[i != j]
     codes = torch.unique(torch.cat([i * nodes + j, j * nodes + i]))

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from uncollapse.lab.configs import identity
@@ -26,11 +27,14 @@ class Agenda:
         self._configs: dict[str, Any] = {}
         self._ratios: list[float] = []
         self._waiting: list[Cell] = []
+        self._contests: list[Cell] = []
         for cell in cells:
             for config in cell.trials:
                 self._add(config)
             if cell.seeds:
                 self._waiting.append(cell)
+            if len(cell.trials) > 1:
+                self._contests.append(cell)
         self._unfold()
         self.found = len(self.records)
 
@@ -48,6 +52,10 @@ class Agenda:
         """What tells a configuration from all others."""
         return identity(self.recipe.name, config)
 
+    def label(self, config: Any) -> str:
+        """What a run is called where others are named too: its file. The name alone may leave out where they differ."""
+        return self.results.path(self.recipe, config).stem
+
     def config(self, key: str) -> Any:
         """The configuration that has this key."""
         return self._configs[key]
@@ -64,6 +72,16 @@ class Agenda:
     def missing(self) -> list[Any]:
         """What is open, cheapest first."""
         return sorted(self.open.values(), key=self.recipe.cost)
+
+    def chosen(self) -> list[tuple[Cell, Any]]:
+        """The cells that had several trials, with the best of these, as far as all are done."""
+        found = []
+        for cell in self._contests:
+            records = [self.records[key] for key in map(self.key, cell.trials) if key in self.records]
+            if len(records) == len(cell.trials) and any(cell.by in record["figures"] for record in records):
+                own = replace(cell, seeds=(cell.trials[0].seed,))  # the best, run with its own seed, is that trial
+                found.append((cell, *own.followers(records)))
+        return found
 
     def take(self) -> Any | None:
         """The cheapest one that is open, which then no longer is; None if there is none.

@@ -28,7 +28,9 @@ class Board:
     where: what the config of a result must have to belong. rows, columns: fields; several joined by "+" make rows of
     their combinations. figure: which of a result's figures is shown; higher is better. percent: it is a share, shown in
     percent. chosen: fields whose value is chosen in each cell by the figure `by` of the first seed alone. published:
-    the paper's numbers. against: the row that the others are compared with, seed by seed.
+    the paper's numbers. against: the row that the others are compared with, seed by seed. usual: the settings of the
+    protocol; a cell with other ones says so, and is not judged beside the paper's number. free: settings that may
+    differ from it all the same.
     """
 
     title: str
@@ -42,6 +44,8 @@ class Board:
     published: tuple[Published, ...] = ()
     percent: bool = True
     against: Any = None
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    free: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.chosen and self.by == self.figure:
@@ -69,7 +73,8 @@ class Cell:
 
     figures: by seed, in the unit of the table. failed: seeds whose run did not stay finite. chosen: the values that
     were chosen, where there was more than one. unusual: other settings in which it differs from most of its group.
-    left_out: how many results of this place have yet other settings and do not count.
+    left_out: how many results of this place have yet other settings and do not count. judged: whether it was run as the
+    paper's was.
     """
 
     group: Any
@@ -81,6 +86,7 @@ class Cell:
     unusual: Mapping[str, Any] = field(default_factory=dict)
     left_out: int = 0
     published: Published | None = None
+    judged: bool = True
 
     @property
     def mean(self) -> float | None:
@@ -103,18 +109,28 @@ class Cell:
         return None if self.mean is None or self.published is None else self.mean - self.published.mean
 
     @property
+    def near(self) -> bool:
+        """Whether it is below the paper's by no more than the larger of both deviations."""
+        if self.reached is not False or self.failed or self.difference is None or self.published is None:
+            return False
+        return -self.difference <= max(self.std or 0.0, self.published.std or 0.0)
+
+    @property
     def reached(self) -> bool | None:
         """Whether all runs stayed finite and their mean is at least the paper's; None where one of both is missing.
 
         Papers print two digits behind the point; what is left behind them does not count.
         """
-        if not self.run or self.published is None:
+        if not self.run or self.published is None or not self.judged:
             return None
         return not self.failed and self.difference is not None and round(self.difference, 2) >= 0
 
 
 def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
-    """All cells: each row and column of a group that the results or the paper have, group by group and row by row."""
+    """All cells: each row and column of a group that the results or the paper have, group by group and row by row.
+
+    Groups without any result are left out, unless there are no results at all.
+    """
     mine = [r for r in records if all(setting(r, name) == fixed(value) for name, value in board.where.items())]
     found: dict[Place, list[Record]] = defaultdict(list)
     for r in mine:
@@ -122,9 +138,9 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
         found[group, row, column].append(r)
     paper = {tuple(fixed(n.cell[name]) for name in board.axes): n for n in board.published}
     made = []
-    for group in _ordered(at[0] for at in [*paper, *found]):
+    for group in _ordered(at[0] for at in [*paper, *found] if not found or at[0] in {place[0] for place in found}):
         here = [at for at in [*paper, *found] if at[0] == group]
-        usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
+        usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named) | dict(board.usual)
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
         places = [(group, row, column) for row in rows for column in columns]
         made += [_cell(board, at, found.get(at, ()), usual, paper.get(at)) for at in places]
@@ -147,11 +163,17 @@ def _cell(
         *at,
         figures={seed: unit * value for seed, value in counted.items() if value is not None},
         failed=tuple(seed for seed, value in counted.items() if value is None),
-        chosen=dict(zip(board.chosen, taken, strict=True)) if len(runs) > 1 else {},
+        chosen=_told(board, dict(zip(board.chosen, taken, strict=True)), len(runs) > 1),
         unusual=unusual,
+        judged=unusual.keys() <= set(board.free),
         left_out=len(records) - len(same),
         published=published,
     )
+
+
+def _told(board: Board, taken: Mapping[str, Any], several: bool) -> dict[str, Any]:
+    """What was chosen, if there was a choice, or if it is not what the protocol has anyway."""
+    return {name: value for name, value in taken.items() if several or value != board.usual.get(name, value)}
 
 
 def _ordered(values: Iterable[Any]) -> list[Any]:

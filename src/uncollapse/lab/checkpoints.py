@@ -1,10 +1,12 @@
 """Checkpoints that survive a kill at any moment."""
 
+import json
 import os
 import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from uncollapse.files import keep_names
 from uncollapse.lab.checkpoint_files import (
+    STATE,
     Checkpoint,
     ForeignError,
     RefusedError,
@@ -38,6 +41,8 @@ class Checkpoints:
         folder: where they are; made when the first is saved.
         identity: of what is trained, such as a hash of its settings. Checkpoints of another one are never used.
         keep: how many are kept: the one saved last, and the newest before it.
+        exact: False takes those as well whose identity goes on behind a dash, as recipes add what their data is. They
+            can be looked for and removed so, without reading the data.
 
     Example:
         >>> import tempfile, torch
@@ -49,10 +54,10 @@ class Checkpoints:
         Checkpoint(step=20, tensors={'model': {'weight': tensor([1., 1.])}}, state={'loss': 0.5})
     """
 
-    def __init__(self, folder: Path, identity: str, keep: int = 2) -> None:
+    def __init__(self, folder: Path, identity: str, keep: int = 2, *, exact: bool = True) -> None:
         if keep < 1:
             raise ValueError(f"keep is 1 or more, because the last checkpoint always stays, and is {keep}.")
-        self.folder, self.identity, self.keep = folder, identity, keep
+        self.folder, self.identity, self.keep, self.exact = folder, identity, keep, exact
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, in place of one of the same step if there is one, and remove those that are too old.
@@ -96,6 +101,10 @@ class Checkpoints:
             warnings.warn(f"{sentence} {instead}", UserWarning, stacklevel=2)
         return found
 
+    def newest(self) -> int | None:
+        """The step of the checkpoint that `load` would use, as far as that shows without reading the tensors."""
+        return next((step for step, folder in self._newest_first() if self._usable(step, folder)), None)
+
     def clear(self) -> None:
         """Remove all checkpoints but those of another run, and the folder if nothing is left in it."""
         if not self.folder.is_dir():
@@ -103,7 +112,7 @@ class Checkpoints:
         self._tidy()
         for step, folder in self._newest_first():
             try:
-                read_facts(folder, step, self.identity)
+                read_facts(folder, step, self._identity(folder))
             except ForeignError:
                 continue
             except RefusedError:
@@ -121,15 +130,24 @@ class Checkpoints:
     def _superseded(self, step: int) -> Iterator[Path]:
         """Those before a step that are too many. One that would be refused does not count, and stays."""
         earlier = [(other, folder) for other, folder in self._newest_first() if other < step]
-        usable = 0
-        for other, folder in earlier:
-            try:
-                read_facts(folder, other, self.identity)
-            except RefusedError:
-                continue
-            usable += 1
-            if usable >= self.keep:  # the one of this step is kept as well
-                yield folder
+        usable = [folder for other, folder in earlier if self._usable(other, folder)]
+        yield from usable[self.keep - 1 :]  # the one of this step is kept as well
+
+    def _usable(self, step: int, folder: Path) -> bool:
+        try:
+            read_facts(folder, step, self._identity(folder))
+        except RefusedError:
+            return False
+        return True
+
+    def _identity(self, folder: Path) -> str:
+        """What a checkpoint must have: ours or, if that is not exact, its own where that only goes on behind ours."""
+        if self.exact:
+            return self.identity
+        with suppress(OSError, ValueError, TypeError, KeyError):  # what is wrong with it is told where it is checked
+            own = str(json.loads((folder / STATE).read_text(encoding="utf-8"))["identity"])
+            return own if own.startswith(f"{self.identity}-") else self.identity
+        return self.identity
 
     def _tidy(self) -> None:
         """Remove what processes that are gone have half written or half removed."""

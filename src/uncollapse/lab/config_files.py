@@ -12,7 +12,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 def read(path: Path) -> dict[str, Any]:
     """The values of a YAML or JSON file by name. What is wrong with it is told with its line."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"A configuration is a file that ends in {', '.join(SUFFIXES)}, got {path}.")
+        raise UsageError(f"A configuration is a file that ends in {', '.join(SUFFIXES)}, got '{path}'.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

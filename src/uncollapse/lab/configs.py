@@ -25,7 +25,9 @@ class Setting:
     kind: Any
     default: Any
     words: str
-    choices: tuple[Any, ...] | None
+    choices: tuple[Any, ...] | None = None
+    least: float | None = None
+    most: float | None = None
 
     @property
     def flag(self) -> str:
@@ -35,21 +37,39 @@ class Setting:
     @property
     def allowed(self) -> str:
         """What it may be, in words."""
-        return expected(self.kind, self.choices)
+        bounds = [
+            f"{word} {as_text(value)}" for word, value in (("from", self.least), ("to", self.most)) if value is not None
+        ]
+        return " ".join([expected(self.kind, self.choices), *bounds])
 
     def read(self, value: Any) -> Any:
         """The value in the field's type, from text or from what a file has; a UsageError if it is not allowed."""
         try:
-            return parsed(value, self.kind, self.choices)
+            return self._bounded(parsed(value, self.kind, self.choices))
         except ValueError as error:
             hint = _close(str(value), self.choices or get_args(self.kind))
             if not isinstance(value, str) and isinstance(self.default, str):  # YAML has `no` for false
                 hint = " In a file, put text that looks like something else in quotes."
             raise UsageError(f"{self.name} is {self.allowed}, got {as_text(value)!r}.{hint}") from error
 
+    def _bounded(self, value: Any) -> Any:
+        for number in value if isinstance(value, tuple) else (value,):
+            if self.least is not None and number is not None and number < self.least:
+                raise ValueError(number)
+            if self.most is not None and number is not None and number > self.most:
+                raise ValueError(number)
+        return value
 
-def setting(default: Any, words: str, *, choices: tuple[Any, ...] | None = None) -> Any:
-    """A field of a configuration: its default, what it does, and its choices if these are all.
+
+def setting(
+    default: Any,
+    words: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """A field of a configuration: its default, what it does, its choices if these are all, its least and most value.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -61,7 +81,9 @@ def setting(default: Any, words: str, *, choices: tuple[Any, ...] | None = None)
     >>> command("gcn-depth", Config(norm="layer", seed=3))
     'uncollapse train gcn-depth --norm layer --seed 3'
     """
-    return dataclasses.field(default=default, metadata={"help": words, "choices": choices})
+    return dataclasses.field(
+        default=default, metadata={"help": words, "choices": choices, "least": least, "most": most}
+    )
 
 
 def settings(config_class: type) -> dict[str, Setting]:
@@ -69,10 +91,8 @@ def settings(config_class: type) -> dict[str, Setting]:
     kinds = get_type_hints(config_class)
     found = {}
     for field in dataclasses.fields(config_class):
-        facts = field.metadata
-        found[field.name] = Setting(
-            field.name, kinds[field.name], field.default, facts.get("help", ""), facts.get("choices")
-        )
+        facts = dict(field.metadata)
+        found[field.name] = Setting(field.name, kinds[field.name], field.default, facts.pop("help", ""), **facts)
     return found
 
 
@@ -85,6 +105,17 @@ def checked(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"There is no setting {given!r}.{_close(name, known)} There are: {', '.join(known)}.")
         read_values[name] = known[name].read(value)
     return read_values
+
+
+def from_pairs(config_class: type, pairs: Iterable[str]) -> dict[str, Any]:
+    """Values by name from text such as "layers=16"."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes key=value, such as layers=16, got {pair!r}.")
+        values |= checked(config_class, {name.strip(): value.strip()})
+    return values
 
 
 def build(config_class: type, values: Mapping[str, Any]) -> Any:

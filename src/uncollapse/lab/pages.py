@@ -87,7 +87,7 @@ def _table(board: Board, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
 
 def _cell(board: Board, cell: Cell) -> Markup:
     """Ours, below it the paper's, and what was chosen."""
-    colour = {True: BETTER, False: WORSE, None: "--ink"}[cell.reached]
+    colour = "--ink" if cell.near else {True: BETTER, False: WORSE, None: "--ink"}[cell.reached]
     lines = [element("span", tables.marked(board, cell), style=f"color: var({colour}); font-weight: 600")]
     paper, chosen = tables.theirs(board, cell), tables.choice(cell)
     lines += [element("small", "paper ", paper)] if paper else []

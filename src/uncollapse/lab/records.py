@@ -1,13 +1,15 @@
 """What a run leaves behind: its figures with all that is needed to repeat it."""
 
 import dataclasses
+import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from uncollapse import __version__
 from uncollapse.diagnosis import Diagnosis
@@ -44,6 +46,15 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
     ]
     verdict = diagnosis.verdict
     return {"verdict": verdict.kind, "onset": verdict.onset, "layers": layers}
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """16 hex digits that change when any value of the data does."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def short(figures: Mapping[str, float]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uncollapse.files import write
-from uncollapse.lab.configs import identity
+from uncollapse.lab.configs import build, identity
 from uncollapse.loading.errors import UsageError
 
 if TYPE_CHECKING:  # recipes may use what uses results
@@ -50,13 +50,19 @@ class Results:
             raise UsageError(f"The result {path} cannot be written: {error.strerror}.") from error
 
     def all(self, recipe: "Recipe") -> list[dict[str, Any]]:
-        """The records of all configs of a recipe that were run, in the order of their files' names."""
-        records = (_read(path, recipe) for path in sorted((self.folder / recipe.name).glob("*--*.json")))
-        return [record for record in records if record is not None]
+        """The records of all configs of a recipe that were run, in the order of their files' names.
+
+        A file that is no record, or of another config than its name says, is left where it is, with a warning.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"{self.folder} is a file; results are in a folder.")
+        paths = sorted((self.folder / recipe.name).glob("*--*.json"))
+        read = ((path, _read(path, recipe, aside=False)) for path in paths)
+        return [record for path, record in read if record is not None and _is_named(path, record, recipe)]
 
 
-def _read(path: Path, recipe: "Recipe") -> dict[str, Any] | None:
-    """The record in a file; None if there is no file, or if it was set aside because it is no record."""
+def _read(path: Path, recipe: "Recipe", aside: bool = True) -> dict[str, Any] | None:
+    """The record in a file; None if there is no file, or if it is no record, which may be set aside then."""
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
         wrong = _fault(record, recipe.name)
@@ -67,7 +73,10 @@ def _read(path: Path, recipe: "Recipe") -> dict[str, Any] | None:
     except ValueError as error:  # torn, or no text
         wrong = str(error)
     if wrong:
-        _set_aside(path, wrong)
+        if aside:
+            _set_aside(path, wrong)
+        else:
+            warnings.warn(f"{path} is no result and does not count: {wrong}.", stacklevel=3)
         return None
     return record | {"config": _defaults(recipe.config) | record["config"]}
 
@@ -79,7 +88,28 @@ def _fault(record: Any, recipe: str) -> str | None:
     lacking = [key for key in ("config", "figures") if not isinstance(record.get(key), dict)]
     if lacking:
         return f"it has no {' and no '.join(lacking)}"
-    return None if record.get("recipe") == recipe else f"it is of the recipe {record.get('recipe')!r}, not {recipe!r}"
+    if record.get("recipe") != recipe:
+        return f"it is of the recipe {record.get('recipe')!r}, not {recipe!r}"
+    if not isinstance(record.get("seed"), int) or record["seed"] != record["config"].get("seed"):
+        return "its seed is not that of its config"
+    nested = [name for name, value in record["config"].items() if isinstance(value, dict)]
+    return f"its setting {nested[0]} is no value" if nested else None
+
+
+def _is_named(path: Path, record: Mapping[str, Any], recipe: "Recipe") -> bool:
+    """Whether the hash in a file's name is that of its config: not in a copy that was edited."""
+    known = {name: record["config"][name] for name in _defaults(recipe.config)}
+    try:
+        same = path.stem.endswith(f"--{identity(recipe.name, build(recipe.config, known))}")
+    except UsageError:  # a value that is no longer allowed
+        same = False
+    if not same:
+        warnings.warn(
+            f"{path} does not count: its settings are not those that its name stands for. It was edited or copied, or a "
+            "default of the recipe has changed since.",
+            stacklevel=3,
+        )
+    return same
 
 
 def _set_aside(path: Path, why: str) -> None:

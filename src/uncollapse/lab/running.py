@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uncollapse.inputs import NotFiniteError
+from uncollapse.lab import records
 from uncollapse.lab.checkpoints import Checkpoints
 from uncollapse.lab.configs import command, identity
 from uncollapse.lab.results import Results
@@ -32,7 +34,8 @@ def run_one(
     """The record of a run, and whether it is new.
 
     A result that is there is not run again, unless `again` asks for it; the old one then stays until the new one is
-    complete. Once the result is saved, the checkpoints of the run go.
+    complete. Once the result is saved, the checkpoints of the run go. A run whose loss does not stay finite has a record
+    without figures, which says so.
 
     Args:
         recipe: the experiment.
@@ -47,22 +50,38 @@ def run_one(
     check_writable(results.path(recipe, config).parent)
     if not session.resume:
         _clear(session.checkpoints, recipe, config)  # else those of later steps would count when it is resumed next
-    record = recipe.run(config, session) | {"command": command(recipe.name, config)}
+    try:
+        record = recipe.run(config, session)
+    except NotFiniteError as error:  # that it diverges is a result as well: the worst
+        record = records.record(recipe.name, config, 0.0, (), figures={}, ended=str(error))
+    record |= {"command": command(recipe.name, config)}
     results.save(recipe, config, record)
     _clear(session.checkpoints, recipe, config)
     return results.find(recipe, config) or record, True
 
 
-def check_writable(folder: Path) -> None:
-    """Raise now what would only be found out after the training."""
+def step_of(session: Session, recipe: "Recipe", config: Any) -> int | None:
+    """The step that the run goes on from, as an earlier one was interrupted; None if it begins anew."""
+    if session.checkpoints is None or not session.resume:
+        return None
+    return _checkpoints(session.checkpoints, recipe, config).newest()
+
+
+def check_writable(folder: Path, what: str = "Results") -> None:
+    """Raise now what would only be found out after the training. what: will go there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"Results cannot go to {folder}: {error.strerror}. Name another folder.") from error
+        raise UsageError(f"{what} cannot go to {folder}: {error.strerror}. Name another folder.") from error
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"Results cannot go to {folder}: it is not writable. Name another folder.")
+        raise UsageError(f"{what} cannot go to {folder}: it is not writable. Name another folder.")
 
 
 def _clear(folder: Path | None, recipe: "Recipe", config: Any) -> None:
     if folder is not None and folder.exists():
-        Checkpoints(folder, identity(recipe.name, config)).clear()
+        _checkpoints(folder, recipe, config).clear()
+
+
+def _checkpoints(folder: Path, recipe: "Recipe", config: Any) -> Checkpoints:
+    """Those of a run, whatever its data is: a recipe may add that to the identity."""
+    return Checkpoints(folder, identity(recipe.name, config), exact=False)

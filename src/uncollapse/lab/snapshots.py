@@ -16,6 +16,7 @@ class Progressed:
     """Where a run is: epochs done, batches done in the next one, steps; and what it has found.
 
     losses: of the steps of the epoch that is not done. best: the best epoch and its figure, `chosen` its weights.
+    epoch_start: the random state with which the epoch began.
     """
 
     epoch: int = 0
@@ -25,6 +26,7 @@ class Progressed:
     epochs: list[dict[str, float]] = field(default_factory=list)
     best: tuple[int, float] | None = None
     chosen: Tensors | None = None
+    epoch_start: tuple[Tensors, dict[str, Any]] | None = None
     waited: int = 0
     ended: str | None = None
     seconds: float = 0.0
@@ -41,14 +43,22 @@ def snapshot(
     """Groups of tensors and values for JSON."""
     random_tensors, random_values = random_state()
     moments, counts = _flat(optimiser.state_dict()["state"])
-    groups = {"model": model.state_dict(), "optimiser": moments, "random": random_tensors}
+    start_tensors, start_values = at.epoch_start or ({}, {})
+    groups = {"model": model.state_dict(), "optimiser": moments, "random": random_tensors, "start": start_tensors}
+    groups["buffers"] = _other_buffers(model)
     if average is not None:
         groups["average"] = average.state_dict()
     if at.chosen is not None:
         groups["best"] = at.chosen
-    values = {name: value for name, value in vars(at).items() if name != "chosen"}
+    values = {name: value for name, value in vars(at).items() if name not in ("chosen", "epoch_start")}
     scale = None if scaler is None else scaler.state_dict()
-    return groups, {"progress": values, "random": random_values, "optimiser": counts, "scaler": scale}
+    return groups, {
+        "progress": values,
+        "random": random_values,
+        "start": start_values,
+        "optimiser": counts,
+        "scaler": scale,
+    }
 
 
 def restore(
@@ -61,7 +71,10 @@ def restore(
         setattr(at, name, value)
     at.best = None if at.best is None else (at.best[0], at.best[1])
     at.chosen = saved.tensors.get("best")
+    at.epoch_start = (saved.tensors["start"], saved.state["start"]) if saved.tensors["start"] else None
     model.load_state_dict(saved.tensors["model"])
+    for name, buffer in _other_buffers(model).items():
+        buffer.copy_(saved.tensors["buffers"][name])
     state = _deep(saved.tensors["optimiser"], saved.state["optimiser"])
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     if average is not None:
@@ -69,6 +82,12 @@ def restore(
     if scaler is not None:
         scaler.load_state_dict(saved.state["scaler"])
     set_random_state(saved.tensors["random"], saved.state["random"])
+
+
+def _other_buffers(model: nn.Module) -> Tensors:
+    """The buffers that a state_dict leaves out."""
+    known = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in known}
 
 
 def _flat(state: dict[int, dict[str, Any]]) -> tuple[Tensors, dict[str, Any]]:

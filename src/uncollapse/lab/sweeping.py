@@ -115,7 +115,7 @@ class Sweep:
             case "steps":
                 worker.steps = message.steps
             case "note":
-                self._teller.note(f"{self.agenda.recipe.name_of(self.running[worker])}: {message.words}")
+                self._teller.note(f"{self.agenda.label(self.running[worker])}: {message.words}")
             case _ if worker in self.running:
                 self._settle(self.running.pop(worker), message)
 
@@ -139,12 +139,12 @@ class Sweep:
         self._elsewhere[key] = time.monotonic() + RETRY, config
         if key not in self._told:
             self._told.add(key)
-            self._teller.note(f"{self.agenda.recipe.name_of(config)} is being run by another process.")
+            self._teller.note(f"{self.agenda.label(config)} is being run by another process.")
 
     def _fail(self, config: Any, why: str, more: str = "") -> None:
         self.agenda.fail(config, why)
         path = write(self.error_file(config), f"{why}\n\n{more}" if more else f"{why}\n")
-        self._teller.note(f"{self.agenda.recipe.name_of(config)} failed: {why} ({path})")
+        self._teller.note(f"{self.agenda.label(config)} failed: {why} ({path})")
 
     def _lose(self, worker: Worker) -> None:
         """A worker has ended: because it was asked to, or because something killed it."""

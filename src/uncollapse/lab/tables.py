@@ -9,7 +9,7 @@ from uncollapse.lab.paired import compare
 from uncollapse.lab.selecting import Record
 
 NOTHING = "–"
-REACHED = "✓"
+REACHED, NEAR = "✓", "≈"
 
 
 def markdown(board: Board, records: Iterable[Record], *, level: int = 2) -> str:
@@ -46,8 +46,9 @@ def ours(board: Board, cell: Cell) -> str:
 
 
 def marked(board: Board, cell: Cell) -> str:
-    """What came, with a sign if it is at least the paper's."""
-    return f"{REACHED} {ours(board, cell)}" if cell.reached else ours(board, cell)
+    """What came, with a sign if it is at least the paper's, or nearly."""
+    sign = REACHED if cell.reached else NEAR if cell.near else ""
+    return f"{sign} {ours(board, cell)}".lstrip()
 
 
 def theirs(board: Board, cell: Cell) -> str:
@@ -67,6 +68,8 @@ def legend(board: Board, made: Sequence[Cell], sign: str = REACHED) -> str:
     if any(cell.published for cell in made):
         sources = ", ".join(dict.fromkeys(c.published.source for c in made if c.published and c.published.source))
         said.append(f"Below it the published number{f' ({sources})' if sources else ''}. {sign}: at least that.")
+        if any(cell.near for cell in made):
+            said.append(f"{NEAR}: below it by no more than the larger of both deviations.")
     if any(cell.chosen for cell in made):
         said.append(f"{' and '.join(board.chosen)}: chosen by {board.by} with the first seed alone.")
     return " ".join(said)
@@ -79,7 +82,9 @@ def summary(made: Sequence[Cell]) -> str:
     done = f"{sum(cell.run for cell in wanted)} of {len(wanted)} cells run"
     if not judged:
         return f"{done}."
-    return f"{done}, {sum(bool(cell.reached) for cell in judged)} of {len(judged)} at least the paper's."
+    above, near = sum(bool(cell.reached) for cell in judged), sum(cell.near for cell in judged)
+    nearly = f", {near} more within a deviation of it" if near else ""
+    return f"{done}, {above} of {len(judged)} at least the paper's{nearly}."
 
 
 def notes(board: Board, made: Sequence[Cell]) -> list[str]:
@@ -87,7 +92,11 @@ def notes(board: Board, made: Sequence[Cell]) -> list[str]:
     places: dict[tuple[Any, Any, str], list[str]] = defaultdict(list)
     for cell in made:
         said = [f"with {_settings(cell.unusual)}"] if cell.unusual else []
-        said += [f"{cell.left_out} results with other settings do not count"] if cell.left_out else []
+        if cell.left_out:
+            results = "1 result" if cell.left_out == 1 else f"{cell.left_out} results"
+            said.append(
+                f"{results} with other settings (--set shows them) {'does' if cell.left_out == 1 else 'do'} not count"
+            )
         if said:
             places[cell.group, cell.row, "; ".join(said)].append(str(cell.column))
     unusual = [
@@ -135,6 +144,7 @@ def _facts(board: Board, cell: Cell) -> dict[str, Any]:
         "published": None if paper is None else {"mean": paper.mean, "std": paper.std, "source": paper.source},
         "difference": cell.difference,
         "reached": cell.reached,
+        "near": cell.near,
     }
 
 
@@ -146,7 +156,7 @@ def _table(board: Board, rows: Mapping[Any, Sequence[Cell]]) -> list[str]:
 
 
 def _markdown(board: Board, cell: Cell) -> str:
-    here = f"**{ours(board, cell)}**" if cell.reached else ours(board, cell)
+    here = f"**{ours(board, cell)}**" if cell.reached else marked(board, cell)
     paper = f"paper {theirs(board, cell)}" if cell.published else ""
     return "<br>".join(part for part in (here, paper, _escaped(choice(cell))) if part)
 

@@ -56,6 +56,10 @@ class Settings:
             raise UsageError(f"patience needs `select` and at least 1, got {self.patience} with {self.select!r}.")
         if self.ema is not None and not 0 < self.ema < 1:
             raise UsageError(f"ema is a decay between 0 and 1, got {self.ema}.")
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip is a length above 0, or None, got {self.clip}.")
+        if self.better not in ("higher", "lower"):
+            raise UsageError(f"better must be 'higher' or 'lower', got {self.better!r}.")
 
 
 @dataclass(frozen=True)

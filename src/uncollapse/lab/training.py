@@ -6,7 +6,8 @@ depend on the seed and the epoch only, and a checkpoint holds everything else, t
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from uncollapse.inputs import NotFiniteError
 from uncollapse.lab.checkpoints import Checkpoints
 from uncollapse.lab.interrupts import Interrupts
-from uncollapse.lab.seeding import aside, seeded
+from uncollapse.lab.seeding import aside, random_state, seeded, set_random_state
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.snapshots import Progressed, restore, snapshot
 from uncollapse.lab.tasks import History, Settings, Task
@@ -59,6 +60,8 @@ class _Loop:
         self.at = Progressed()
         folder = session.checkpoints
         self.checkpoints = None if folder is None else Checkpoints(folder, identity)
+        if settings.select is not None and task.evaluate is None:
+            raise UsageError(f"select={settings.select!r} needs a task that evaluates.")
         if self.checkpoints is not None and not session.resume:
             self.checkpoints.clear()  # else those of later steps would count when it is resumed next
         elif self.checkpoints is not None:
@@ -73,6 +76,7 @@ class _Loop:
             for _ in self._steps():
                 self._look_up(interrupts)
             self._end_epoch()
+            self._look_up(interrupts)
         ended = self.at.ended or "the last epoch"
         kept = self._keep()
         return History(self.at.epochs, kept, ended, self._seconds())
@@ -87,9 +91,8 @@ class _Loop:
     def _steps(self) -> Iterator[None]:
         """The steps of the epoch that are left."""
         epoch, size = self.at.epoch + 1, self.settings.accumulate
-        batches = self.task.batches(epoch)
+        batches, stream = self._stream(epoch)
         count = math.ceil(len(batches) / size) if isinstance(batches, Sized) else 0
-        stream = islice(iter(batches), self.at.batch, None)
         self.task.model.train()
         while group := list(islice(stream, size)):
             loss = self._step(group)
@@ -99,6 +102,25 @@ class _Loop:
                 done, total = (self.at.step, count * self.settings.epochs) if count else (epoch, self.settings.epochs)
                 self.session.progress(done, total, {"epoch": epoch, "loss": loss} | self.at.newest())
             yield
+
+    def _stream(self, epoch: int) -> tuple[Iterable[Any], Iterator[Any]]:
+        """The batches of an epoch, and those of them that are left.
+
+        Making batches may draw random numbers, for an order or an augmentation. So when a run goes on within an epoch,
+        the batches that are skipped are made with the random state of the epoch's start, and it then goes on with that
+        of the checkpoint.
+        """
+        here = random_state()
+        if self.at.batch and self.at.epoch_start is not None:
+            set_random_state(*self.at.epoch_start)
+        else:
+            self.at.epoch_start = here
+        batches = self.task.batches(epoch)
+        stream = iter(batches)
+        if self.at.batch:
+            deque(islice(stream, self.at.batch), maxlen=0)
+            set_random_state(*here)
+        return batches, stream
 
     def _step(self, group: list[Any]) -> float:
         """One step of the optimiser on the mean loss of a few batches."""
@@ -130,8 +152,8 @@ class _Loop:
         if self.checkpoints is not None and (due or interrupts.asked):
             self._save()
         if interrupts.asked:
-            epoch = self.at.epoch + (self.at.batch > 0)
-            raise KeyboardInterrupt(f"in epoch {epoch} of {self.settings.epochs}")
+            epoch, within = self.at.epoch + (self.at.batch > 0), self.at.batch > 0
+            raise KeyboardInterrupt(f"{'in' if within else 'after'} epoch {epoch} of {self.settings.epochs}")
 
     def _save(self) -> None:
         assert self.checkpoints is not None
@@ -151,7 +173,7 @@ class _Loop:
             figures["loss"] = sum(at.losses) / len(at.losses)
         at.losses = []
         if self.task.evaluate and (at.epoch % settings.evaluate_every == 0 or at.epoch == settings.epochs):
-            figures |= dict(self._evaluate(self.task.evaluate))
+            figures |= {name: float(value) for name, value in self._evaluate(self.task.evaluate).items()}
             self._choose(figures)
         at.epochs.append(figures)
         self.trackers.log(at.step, figures)
@@ -171,7 +193,8 @@ class _Loop:
             raise UsageError(f"No figure is named {settings.select!r}; there are: {', '.join(figures)}.")
         value = figures[settings.select]
         before = math.nan if at.best is None else at.best[1]
-        if math.isnan(before) or (value > before if settings.better == "higher" else value < before):
+        first = math.isnan(before) and (at.best is None or not math.isnan(value))
+        if first or (value > before if settings.better == "higher" else value < before):
             at.best, at.waited, at.chosen = (at.epoch, value), 0, self._weights()
         else:
             at.waited += 1
@@ -194,7 +217,11 @@ def _accelerator(device: str | None, precision: str) -> Any:
     state: Any = library("accelerate.state", "train").AcceleratorState
     state._reset_state(reset_partial_state=True)  # else the precision of an earlier run in this process stays
     made: Any = library("accelerate", "train").Accelerator(mixed_precision=precision, cpu=device == "cpu")
-    if device is not None and made.device.type != device.partition(":")[0]:
+    if device is not None and ":" in device:
+        raise UsageError(
+            f"Name the kind of device alone, without its number, got {device!r}; CUDA_VISIBLE_DEVICES chooses."
+        )
+    if device is not None and made.device.type != device:
         raise UsageError(f"The device {device!r} is not here; Accelerate found {made.device.type!r}.")
     if made.num_processes > 1:
         raise UsageError(f"A run is one process, got {made.num_processes}; start it without a launcher.")

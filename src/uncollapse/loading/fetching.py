@@ -1,14 +1,18 @@
 """Raw files of data sets, fetched by PyG into a folder."""
 
 import os
+import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uncollapse.files import write
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.quiet import quiet
+
+OFFLINE = (ConnectionError, TimeoutError, socket.gaierror)  # what lies behind the errors of libraries without network
+LENGTH = 150  # letters of an error that are shown
 
 
 def missing_files(folder: Path, names: Sequence[str]) -> list[str]:
@@ -39,7 +43,31 @@ def complete(dataset: Any, settings: Mapping[str, Any], folder: Path, page: str)
                 write(folder / name, (Path(files.raw_dir) / name).read_bytes())
         except Exception as error:  # the network, the proxy, the disk: what helps is the same
             raise UsageError(
-                f"{', '.join(wanted[:2])}{f' and {len(wanted) - 2} more' if len(wanted) > 2 else ''} cannot be fetched "
-                f"now. Get the files from {page} and put them into {folder}, or name the folder that has them with "
-                "--data-root."
+                f"{folder} has no {', '.join(wanted)}, and fetching failed ({cause(error)}). Get what is "
+                f"missing from {page} and put it there, or name with --data-root a folder that has it, in subfolders "
+                "like these."
             ) from error
+
+
+def cause(error: BaseException) -> str:
+    """Why something was not fetched, in a few words.
+
+    >>> cause(ConnectionRefusedError(111, "Connection refused")), cause(OSError(28, "No space left on device"))
+    ('no network: Connection refused', 'No space left on device')
+    """
+    offline = next((one for one in _chain(error) if isinstance(one, OFFLINE)), None)
+    if offline is not None:
+        return f"no network: {_words(offline)}"
+    return f"not found: {error}" if isinstance(error, FileNotFoundError) else _words(error)
+
+
+def _words(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(str(text).split()).rstrip(".")[:LENGTH] or type(error).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

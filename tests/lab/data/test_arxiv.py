@@ -32,7 +32,7 @@ def test_ogb_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     ("file", "content", "words"),
     [
         ("raw/edge", b"torn", "no intact file"),
-        ("raw/edge", None, r"has no raw/edge\.csv\.gz"),
+        ("raw/edge", None, r"ogbn_arxiv is not complete\. .* \(raw/edge\.csv\.gz\), or name"),
         ("raw/edge", "0,5\n", "above its 5 nodes"),
         ("raw/edge", "", "no intact file"),
         ("raw/node-feat", "nan,0\n" * 5, "finite"),
@@ -50,4 +50,31 @@ def test_files_of_arxiv_that_do_not_fit(tmp_path: Path, file: str, content: byte
     else:
         path.write_bytes(content if isinstance(content, bytes) else gzip.compress(content.encode()))
     with pytest.raises(UsageError, match=words):
+        arxiv.read(tmp_path)
+
+
+def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    with pytest.raises(
+        UsageError, match=r"the library ogb, which fetches it, is not installed\. .*pip install ogb, put"
+    ):
+        arxiv.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(SystemExit(-1), "ogb gave up"), (ConnectionResetError("reset"), "no network: reset")]
+)
+def test_why_arxiv_was_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+) -> None:
+    def fetch(name: str, root: str) -> None:
+        raise error
+
+    library: Any = ModuleType("ogb.nodeproppred")
+    library.NodePropPredDataset = fetch
+    monkeypatch.setitem(sys.modules, "ogb", ModuleType("ogb"))
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", library)
+    with pytest.raises(
+        UsageError, match=rf"cannot be fetched now \({words}\): .*split/time/test\.csv\.gz.*--data-root"
+    ):
         arxiv.read(tmp_path)

@@ -48,6 +48,8 @@ def normed(norm: str, x: Tensor, dense: Tensor) -> Tensor:
             return F.layer_norm(x, (x.shape[1],))
         case "pair_norm":
             return 0.5 * centred / (1e-6 + centred.square().sum(1).mean()).sqrt()
+        case "pair_layer_norm":
+            return F.layer_norm(normed("pair_norm", x, dense), (x.shape[1],))
         case "pair_norm_si":
             return 0.5 * centred / (1e-6 + centred.square().sum(1, keepdim=True)).sqrt()
         case "pair_norm_scs":

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from uncollapse.lab.data.splits import Split, masks
 from uncollapse.loading.errors import UsageError
-from uncollapse.loading.fetching import missing_files
+from uncollapse.loading.fetching import cause, missing_files
 from uncollapse.loading.quiet import quiet
 
+NAME = "ogbn_arxiv"  # of its folder
 PARTS = ("train", "valid", "test")
 FILES = (
     *(f"raw/{part}.csv.gz" for part in ("node-feat", "node-label", "edge")),
@@ -38,7 +39,7 @@ def read(root: Path) -> Arxiv:
 
     ogb itself cannot read its own copy of the graph without an open unpickler.
     """
-    folder = root / "ogbn_arxiv"
+    folder = root / NAME
     if missing_files(folder, FILES):
         _fetch(root, folder)
     x, y, edges = (_numbers(folder / file, kind) for file, kind in zip(FILES, ("f4", "i8", "i8"), strict=False))
@@ -66,19 +67,29 @@ def _numbers(path: Path, kind: str) -> NDArray[Any]:
 
 
 def _fetch(root: Path, folder: Path) -> None:
+    files = ", ".join(missing_files(folder, FILES))
     advice = (
-        f"put {folder.name} of the Open Graph Benchmark into {root}, or name the folder that has it with --data-root."
+        f"put what is missing there from the Open Graph Benchmark ({files}), or name the folder that has {NAME} with "
+        "--data-root."
     )
     if folder.is_dir():  # ogb would ask whether to replace it
-        lost = ", ".join(missing_files(folder, FILES))
-        raise UsageError(f"{folder} has no {lost}. Remove it to have it fetched again, {advice}")
+        raise UsageError(f"{folder} is not complete. Remove it to have it fetched again, {advice}")
     try:
         ogb: Any = importlib.import_module("ogb.nodeproppred")
     except ModuleNotFoundError as error:
-        lost = f"the library ogb, which fetches it, does not start without {error.name}"
-        raise UsageError(f"{folder} is not there, and {lost}: pip install ogb, {advice}") from error
+        raise UsageError(
+            f"{folder} is not there, and {_why(error)}. Install it with pip install ogb, {advice}"
+        ) from error
     try:
         with quiet(), redirect_stdout(io.StringIO()):  # it prints
             ogb.NodePropPredDataset("ogbn-arxiv", root=str(root))
     except (Exception, SystemExit) as error:  # the network, the disk, a question that nobody answers
-        raise UsageError(f"{folder} is not there and cannot be fetched now: {advice}") from error
+        words = "ogb gave up" if isinstance(error, SystemExit) else cause(error)
+        raise UsageError(f"{folder} is not there and cannot be fetched now ({words}): {advice}") from error
+
+
+def _why(error: ModuleNotFoundError) -> str:
+    """What is the matter with ogb."""
+    library = "the library ogb, which fetches it,"
+    own = (error.name or "").partition(".")[0] == "ogb"
+    return f"{library} is not installed" if own else f"{library} does not start without {error.name}"

@@ -1,10 +1,10 @@
 """Graphs for node classification, with their splits, as tensors."""
 
 import difflib
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from uncollapse.lab.data.csbm import csbm
 from uncollapse.lab.data.features import NORMALISATIONS, hide
 from uncollapse.lab.data.features import normalise as normalised
 from uncollapse.lab.data.splits import SPLITS, Own, Split, by_count, choose
+from uncollapse.lab.records import fingerprint
 from uncollapse.loading import graphs
 from uncollapse.loading.errors import UsageError
 
@@ -39,11 +40,7 @@ class Graph:
 
     def fingerprint(self) -> str:
         """16 hex digits that change when any value of the data does."""
-        digest = hashlib.sha256()
-        for tensor in (self.x, self.edge_index, self.y, self.train, self.validation, self.test):
-            digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return fingerprint((self.x, self.edge_index, self.y, self.train, self.validation, self.test))
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,7 @@ def load(
     normalise: str = "auto",
     missing: float = 0.0,
     root: Path | None = None,
+    drawn: Mapping[str, Any] | None = None,
 ) -> Graph:
     """A graph by name, with a split by name.
 
@@ -72,22 +70,23 @@ def load(
         split: one of `SPLITS`, see `splits.choose`.
         split_index: which of several splits; also what random splits, missing features and csbm are drawn by.
         normalise: one of `NORMALISATIONS`, see `features.normalise`.
-        missing: share of the validation and test nodes whose features are set to zero.
+        missing: share of the nodes that are not for training whose features are set to zero.
         root: the folder that has the data sets, or gets them.
+        drawn: arguments of `csbm`, for that graph: its size and so on.
 
     >>> graph = load("csbm")
     >>> graph.x.shape, graph.classes, int(graph.train.sum()), int(graph.validation.sum()), int(graph.test.sum())
     (torch.Size([600, 32]), 3, 60, 140, 400)
     """
-    if name not in SOURCES:
-        close = difflib.get_close_matches(name, SOURCES, 1)
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        raise UsageError(f"data must be one of {', '.join(SOURCES)}, got {name!r}.{hint}")
+        raise UsageError(f"data must be one of {', '.join(NAMES)}, got {name!r}.{hint}")
     folder = (root or graphs.default_root()).expanduser()
-    source = SOURCES[name](name, folder, split_index)
+    source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
     masks = choose(split, split_index, source.y, source.own, name=name, root=folder)
     x = normalised(source.x, normalise)
-    x = hide(x, masks.validation | masks.test, missing, split_index)
+    x = hide(x, ~masks.train, missing, split_index)
     return Graph(name, x, undirected(source.edges, len(source.y)), source.y, *masks)
 
 
@@ -99,8 +98,8 @@ def undirected(edges: Tensor, nodes: int) -> Tensor:
     return torch.stack([codes // nodes, codes % nodes])
 
 
-def _csbm(name: str, root: Path, seed: int) -> Source:
-    x, edges, y = csbm(seed=seed)
+def _csbm(seed: int, drawn: Mapping[str, Any]) -> Source:
+    x, edges, y = csbm(**drawn, seed=seed)
     own = (by_count(y, 20, 140, seed),)
     return Source(x, edges, y, Own(own, own))
 
@@ -133,10 +132,9 @@ def _arxiv(name: str, root: Path, seed: int) -> Source:
 
 
 SOURCES: dict[str, Callable[[str, Path, int], Source]] = {
-    "csbm": _csbm,
     "karate": _karate,
     **dict.fromkeys(graphs.PLANETOID, _planetoid),
     **dict.fromkeys(heterophilous.LOADERS, _heterophilous),
     "arxiv": _arxiv,
 }
-NAMES = tuple(SOURCES)
+NAMES = ("csbm", *SOURCES)

@@ -56,6 +56,7 @@ NORMS: dict[str, Callable[[int, float, dict[str, Any]], nn.Module]] = {
     "batch_norm": lambda dim, scale, options: nn.BatchNorm1d(dim),
     "group_norm": _group,
     "pair_norm": _pair("PN"),
+    "pair_layer_norm": lambda dim, scale, options: nn.Sequential(PairNorm(scale), nn.LayerNorm(dim)),
     "pair_norm_si": _pair("SI"),
     "pair_norm_scs": _pair("SCS"),
     "contra_norm": _contra("gnn"),

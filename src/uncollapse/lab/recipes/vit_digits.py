@@ -22,13 +22,13 @@ from uncollapse.diagnosis import Diagnosis
 from uncollapse.lab.board import Board
 from uncollapse.lab.configs import identity, setting
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.schedules import cosine
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Settings, Task
 from uncollapse.lab.threads import threads
 from uncollapse.lab.training import fit as train_task
-from uncollapse.loading.errors import library
+from uncollapse.loading.errors import UsageError, library
 from uncollapse.registry import CURES
 
 NAME = "vit-digits"
@@ -52,19 +52,25 @@ class Config:
 
     norm: str = setting("contra", "What stands in front of every block's parts.", choices=NORMS)
     scale: float = setting(0.3, "Scale of ContraNorm.")
-    depth: int = setting(48, "Blocks.")
-    dim: int = setting(48, "Width.")
-    heads: int = setting(4, "Heads of the attention.")
+    depth: int = setting(48, "Blocks.", least=1)
+    dim: int = setting(48, "Width.", least=1)
+    heads: int = setting(4, "Heads of the attention.", least=1)
     patch: int = setting(2, "Side of a patch in pixels.", choices=(1, 2, 4))
     mlp_ratio: float = setting(2.0, "Width of the MLP, in widths.")
     position_std: float = setting(0.5, "Deviation of the position embeddings at the start.")
-    epochs: int = setting(6, "Passes over the training images.")
-    batch: int = setting(64, "Images in a step.")
-    lr: float = setting(2e-3, "Largest learning rate of AdamW.")
-    warmup: float = setting(0.1, "Share of the steps in which the learning rate rises; it then falls along a cosine.")
+    epochs: int = setting(6, "Passes over the training images.", least=1)
+    batch: int = setting(64, "Images in a step.", least=1)
+    lr: float = setting(2e-3, "Largest learning rate of AdamW.", least=0)
+    warmup: float = setting(
+        0.1, "Share of the steps in which the learning rate rises; it then falls along a cosine.", least=0, most=1
+    )
     weight_decay: float = setting(0.05, "Weight decay of AdamW.")
     clip: float = setting(1.0, "Largest length of the gradient.")
-    seed: int = setting(0, "Of the weights and of the order of the images.")
+    seed: int = setting(0, "Of the weights and of the order of the images.", least=0, most=2**31)
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise UsageError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}.")
 
     @property
     def steps(self) -> int:
@@ -127,7 +133,9 @@ def _fit(model: nn.Module, config: Config, session: Session) -> dict[str, Any]:
     parts = digits()
     before = summary(_diagnosis(model, parts["test"][0]))
     settings = Settings(config.epochs, config.seed, clip=config.clip)
-    history = train_task(_task(model, config, parts), settings, session, identity(NAME, config), vars(config))
+    data = fingerprint(tensor for pair in parts.values() for tensor in pair)
+    experiment = f"{identity(NAME, config)}-{data}"
+    history = train_task(_task(model, config, parts), settings, session, experiment, vars(config))
     after = summary(_diagnosis(model, parts["test"][0]))
     accuracies = {part: accuracy(model, *parts[part]) for part in SIZES}
     return record(
@@ -135,7 +143,7 @@ def _fit(model: nn.Module, config: Config, session: Session) -> dict[str, Any]:
         config,
         history.seconds,
         ("timm", "scikit-learn", "accelerate"),
-        data={"name": "scikit-learn's digits", **SIZES},
+        data={"name": "scikit-learn's digits", "fingerprint": data, **SIZES},
         figures={**accuracies, "epoch": history.kept},
         ended=history.ended,
         epochs=[short(figures) for figures in history.epochs],
