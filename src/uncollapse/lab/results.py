@@ -105,8 +105,8 @@ def _is_named(path: Path, record: Mapping[str, Any], recipe: "Recipe") -> bool:
         same = False
     if not same:
         warnings.warn(
-            f"{path} does not count: its settings are not those that its name stands for. It was edited or copied, or a "
-            "default of the recipe has changed since.",
+            f"{path} does not count: its settings are not those that its name stands for. It was edited or copied, or "
+            "a default of the recipe has changed since.",
             stacklevel=3,
         )
     return same

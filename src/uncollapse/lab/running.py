@@ -34,8 +34,8 @@ def run_one(
     """The record of a run, and whether it is new.
 
     A result that is there is not run again, unless `again` asks for it; the old one then stays until the new one is
-    complete. Once the result is saved, the checkpoints of the run go. A run whose loss does not stay finite has a record
-    without figures, which says so.
+    complete. Once the result is saved, the checkpoints of the run go. A run whose loss does not stay finite has a
+    record without figures, which says so.
 
     Args:
         recipe: the experiment.
