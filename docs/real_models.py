@@ -73,7 +73,7 @@ def _runs(prefix: str) -> Iterator[Row]:
 
 
 def _test(run: dict[str, Any]) -> float:
-    return float(run["accuracy"]["test"] if "accuracy" in run else run["test_accuracy"])
+    return float(run["figures"]["test"])
 
 
 def vit_rates() -> tuple[Row, list[Row]]:

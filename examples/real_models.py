@@ -203,11 +203,12 @@ def gcn(data: Path, save: Saver, out: Path) -> None:
     for norm, depth in (("none", 2), ("none", 32), ("layer_norm", 32), ("contra_norm", 32)):
         config = gcn_depth.Config(data="cora", norm=norm, layers=depth)
         model, run = gcn_depth.train(config, session)
-        keep(run, out / "runs" / f"gcn{depth}_{norm}.json")
+        file = f"gcn{depth}_{norm.removesuffix('_norm')}"
+        keep(run, out / "runs" / f"{file}.json")
         graph = gcn_depth.load(config, session)
         batch = {"x": graph.x, "edge_index": graph.edge_index}
         name = f"GCN-{depth}, norm: {norm}"
-        save(f"gcn{depth}_{norm}", uc.diagnose(model, [batch], name=name, data="Cora, all 2,708 nodes"))
+        save(file, uc.diagnose(model, [batch], name=name, data="Cora, all 2,708 nodes"))
 
 
 def false_alarms(data: Path, save: Saver, out: Path) -> None:

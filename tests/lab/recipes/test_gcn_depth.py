@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from uncollapse.lab.configs import build
 from uncollapse.lab.data import graphs
 from uncollapse.lab.paired import compare
 from uncollapse.lab.recipes import gcn_depth
 from uncollapse.lab.recipes.gcn_depth import Config
 from uncollapse.lab.sessions import Session
+from uncollapse.loading.errors import UsageError
 
 for library in ("torch_geometric", "accelerate"):
     pytest.importorskip(library)
@@ -118,3 +120,27 @@ def test_contra_norm_keeps_a_deep_network_alive() -> None:
     assert gain.p == 2 / 64  # better on every one of them
     assert gain.mean > 0.25
     assert min(found["contra_norm"].values()) > 0.55
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dropout": "1.5"}, "dropout is a number from 0 to 1, got '1.5'"),
+        ({"layers": "0"}, "layers is a whole number from 1, got '0'"),
+        ({"norm": "contra_norm_features", "sample": "9"}, "sample is for contra_norm"),
+        ({"patience": "9"}, "patience needs select accuracy or loss"),
+        ({"layers": "4", "norm_every": "4"}, "No norm would stand in 3 hidden layers with norm_every 4"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_runs(values: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(Config, values)
+
+
+def test_the_random_graph_has_any_size() -> None:
+    graph = gcn_depth.load(replace(TINY, nodes=2000, degree=4.0, homophily=0.9), Session())
+    assert graph.x.shape[0] == 2000
+    assert graph.edge_index.shape[1] == pytest.approx(8000, rel=0.05)
+    within = graph.y[graph.edge_index[0]] == graph.y[graph.edge_index[1]]
+    assert float(within.float().mean()) == pytest.approx(0.9, abs=0.03)
+    assert gcn_depth.cost(replace(TINY, nodes=2000)) > gcn_depth.cost(TINY)

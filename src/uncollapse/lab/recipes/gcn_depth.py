@@ -84,6 +84,9 @@ class Config:
             raise UsageError("sample is for contra_norm: contra_norm_features has no pairs of nodes to sample.")
         if self.patience and self.select == "last":
             raise UsageError("patience needs select accuracy or loss, which says what is better; got last.")
+        hidden = self.layers if self.model == "gcnii" else self.layers - 1
+        if self.norm != "none" and self.norm_every > max(1, hidden):
+            raise UsageError(f"No norm would stand in {hidden} hidden layers with norm_every {self.norm_every}.")
 
 
 def build(config: Config, graph: graphs.Graph) -> nn.Module:
@@ -220,7 +223,6 @@ def name_of(config: Config) -> str:
 
 
 NODES = {
-    "csbm": 600,
     "karate": 34,
     "cora": 2708,
     "citeseer": 3327,
@@ -232,7 +234,7 @@ NODES = {
 
 def cost(config: Config) -> float:
     """Roughly the seconds of a run on one core."""
-    nodes = NODES.get(config.data, 5000) / 2708
+    nodes = (config.nodes if config.data == "csbm" else NODES.get(config.data, 5000)) / 2708
     width = config.hidden / 32
     layer = 2e-3 * nodes * width * (1 + 0.3 * width)
     pairs = min(1.0, config.sample / (nodes * 2708)) if config.sample else 1.0
