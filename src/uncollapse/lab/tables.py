@@ -118,7 +118,8 @@ def comparisons(board: Board, made: Sequence[Cell]) -> list[str]:
             continue
         found = compare(cell.figures, other)
         gain = f"{cell.row} − {board.against} = {_number(board, found.mean, found.std)}"
-        said.append(f"{cell.group}, {board.columns} {cell.column}: {gain} over {found.n} seeds, p = {found.p:.2g}.")
+        seeds = "1 seed" if found.n == 1 else f"{found.n} seeds"
+        said.append(f"{cell.group}, {board.columns} {cell.column}: {gain} over {seeds}, p = {found.p:.2g}.")
     return said
 
 
