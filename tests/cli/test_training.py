@@ -17,8 +17,8 @@ from uncollapse.cli.training import RecipeCommands
 from uncollapse.lab.locks import held
 from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.results import Results
+from uncollapse.lab.running import lock_of
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.workers import lock_of
 
 from ..lab import slope  # noqa: TID252
 

@@ -169,8 +169,7 @@ def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waitin
 def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
     """Run it while no other process does: a sweep, or this command in another window."""
     from uncollapse.lab.locks import held
-    from uncollapse.lab.running import run_one
-    from uncollapse.lab.workers import lock_of
+    from uncollapse.lab.running import lock_of, run_one
 
     path = results.path(recipe, config)
     with held(lock_of(recipe, config, results)) as ours:

@@ -22,6 +22,11 @@ def folder_of(recipe: "Recipe", config: Any, runs: Path) -> Path:
     return runs / recipe.name / f"{recipe.name_of(config)}--{identity(recipe.name, config)}"
 
 
+def lock_of(recipe: "Recipe", config: Any, results: Results) -> Path:
+    """The file that a process holds while it runs this; it lies beside the result."""
+    return results.path(recipe, config).with_suffix(".lock")
+
+
 def placed(session: Session, recipe: "Recipe", config: Any, runs: Path) -> Session:
     """The session with the folder of this run."""
     folder = folder_of(recipe, config, runs)
@@ -48,8 +53,6 @@ def run_one(
     if found is not None:
         return found, False
     check_writable(results.path(recipe, config).parent)
-    if not session.resume:
-        _clear(session.checkpoints, recipe, config)  # else those of later steps would count when it is resumed next
     try:
         record = recipe.run(config, session)
     except NotFiniteError as error:  # that it diverges is a result as well: the worst

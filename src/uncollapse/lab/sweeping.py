@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 from uncollapse.files import write
 from uncollapse.lab.agenda import Agenda
 from uncollapse.lab.locks import held
-from uncollapse.lab.running import folder_of, placed
+from uncollapse.lab.running import folder_of, lock_of, placed
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.workers import GRACE, Job, Message, Worker, lock_of
+from uncollapse.lab.workers import GRACE, Job, Message, Worker
 
 RETRY = 1.0  # seconds until it is looked up again whether another process is done with a run
 ERROR = "error.txt"

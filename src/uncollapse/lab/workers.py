@@ -24,9 +24,9 @@ import torch
 
 import uncollapse
 from uncollapse.lab.locks import held
-from uncollapse.lab.recipes import RECIPES, Recipe
+from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.results import Results
-from uncollapse.lab.running import run_one
+from uncollapse.lab.running import lock_of, run_one
 from uncollapse.lab.sessions import Session
 
 HOME = str(Path(uncollapse.__file__).parent)
@@ -57,11 +57,6 @@ class Message:
     words: str = ""
     more: str = ""
     steps: tuple[int, int] = (0, 0)
-
-
-def lock_of(recipe: Recipe, config: Any, results: Results) -> Path:
-    """The file that a process holds while it runs this; it lies beside the result."""
-    return results.path(recipe, config).with_suffix(".lock")
 
 
 class Worker:
