@@ -29,6 +29,7 @@ def attach(
     modules: str | Sequence[str] | None = None,
     layout: Layout | None = None,
     tokens: Literal["all", "patches"] = "all",
+    padding: Literal["masked", "counted"] = "masked",
     causal: bool = False,
     **options: Any,
 ) -> "Attachment":
@@ -51,6 +52,8 @@ def attach(
         modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
         layout: how tensors of named modules lie, see `diagnose`.
         tokens: "patches" leaves CLS, distillation and register tokens as they are and out of all averages.
+        padding: "counted" takes padding for real tokens, as published code does: what a cure makes of a text then
+            depends on the other texts of its batch. Only to compare with such results.
         causal: a token sees earlier ones only. Known decoders need not say so; your own, by `modules`, must.
         options: arguments of the cure, such as scale=0.1, and preset="bert" for a published variant of ContraNorm.
             `dim` is needed only where the number of features cannot be told from the modules.
@@ -65,19 +68,19 @@ def attach(
     contra_norm (scale=0.1) at attention.residual in blocks 2–3 of TransformerEncoder
     >>> handle.remove()
     """
-    _check(model, tokens)
+    _check(model, tokens, padding)
     model = running.uncompiled(model)
     entry = _entry(cure)
     modules = [modules] if isinstance(modules, str) else modules
     stack = backbones.find(model, part=part, layers=modules, layout=layout, by="modules")
     names = places_of(stack, entry, at)
-    _check_choice(stack, entry, layers, tokens)
+    _check_choice(stack, entry, layers, tokens, padding)
     numbers = blocks_of(stack, layers)
-    points = plan(model, stack, entry, names, numbers, tokens, causal, options)
+    points = plan(model, stack, entry, names, numbers, tokens, padding, causal, options)
     _check_wrapped(model, points)
     _warn_of_batches(stack, points)
     asked: dict[str, Any] = {"part": part, "modules": None if modules is None else list(modules), "layout": layout}
-    asked |= {"tokens": tokens, "causal": causal}
+    asked |= {"tokens": tokens, "padding": padding, "causal": causal}
     _warn_if_there(model, entry.name, points)
     return Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
 
@@ -192,11 +195,13 @@ def _entry(cure: str) -> Cure:
     return CURES[cure]
 
 
-def _check(model: Any, tokens: str) -> None:
+def _check(model: Any, tokens: str, padding: str) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if tokens not in ("all", "patches"):
         raise ValueError(f'tokens must be "all" or "patches", got {tokens!r}.')
+    if padding not in ("masked", "counted"):
+        raise ValueError(f'padding must be "masked" or "counted", got {padding!r}.')
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("Nothing can be attached to a TorchScript module. Attach before you script or trace it.")
 
@@ -211,8 +216,10 @@ def _warn_of_batches(stack: Stack, points: list[Point]) -> None:
         )
 
 
-def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, tokens: str) -> None:
+def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, tokens: str, padding: str) -> None:
     """Raise if an argument would do nothing."""
+    if padding == "counted" and (cure.acts_on != "tokens" or stack.layout == "nodes"):
+        raise ValueError(f"{cure.name} in {stack.architecture} meets no padding of sequences. Leave out padding.")
     if cure.acts_on == "edges" and layers is not None:
         raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")
     if tokens == "patches" and (cure.acts_on != "tokens" or stack.context((), {}).prefix == 0):

@@ -103,6 +103,7 @@ def _described(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
 
 def _attached(model: nn.Module, entry: Mapping[str, Any]) -> Attachment:
     asked = {name: entry[name] for name in ("part", "modules", "layout", "tokens", "causal")}
+    asked["padding"] = entry.get("padding", "masked")  # files of earlier versions do not say it
     if entry["cure"] in CURES and CURES[entry["cure"]].acts_on != "edges":
         asked["layers"] = entry["layers"]
     return attach(_root(model, entry), entry["cure"], at=entry["at"], **asked, **entry["options"])

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ class Board:
     percent. chosen: fields whose value is chosen in each cell by the figure `by` of the first seed alone. published:
     the paper's numbers. against: the row that the others are compared with, seed by seed. usual: the settings of the
     protocol; a cell with other ones says so, and is not judged beside the paper's number. free: settings that may
-    differ from it all the same.
+    differ from it all the same. row_of: the row of a config in words, where its fields alone would be hard to read.
+    whole: the paper's groups are shown without any result of ours too.
     """
 
     title: str
@@ -46,6 +47,8 @@ class Board:
     against: Any = None
     usual: Mapping[str, Any] = field(default_factory=dict)
     free: tuple[str, ...] = ()
+    row_of: Callable[[Mapping[str, Any]], str] | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.chosen and self.by == self.figure:
@@ -59,6 +62,11 @@ class Board:
     def axes(self) -> tuple[str, str, str]:
         """The fields that make a place in the table."""
         return self.groups, self.rows, self.columns
+
+    def place(self, record: Record) -> Place:
+        """Where a result stands."""
+        row = setting(record, self.rows) if self.row_of is None else self.row_of(record["config"])
+        return setting(record, self.groups), row, setting(record, self.columns)
 
     @property
     def named(self) -> frozenset[str]:
@@ -129,18 +137,22 @@ class Cell:
 def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
     """All cells: each row and column of a group that the results or the paper have, group by group and row by row.
 
-    Groups without any result are left out, unless there are no results at all.
+    Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
+    protocol is the paper's, so it is asked for in groups that the paper has.
     """
     mine = [r for r in records if all(setting(r, name) == fixed(value) for name, value in board.where.items())]
     found: dict[Place, list[Record]] = defaultdict(list)
     for r in mine:
-        group, row, column = (setting(r, name) for name in board.axes)
-        found[group, row, column].append(r)
+        found[board.place(r)].append(r)
     paper = {tuple(fixed(n.cell[name]) for name in board.axes): n for n in board.published}
     made = []
-    for group in _ordered(at[0] for at in [*paper, *found] if not found or at[0] in {place[0] for place in found}):
+    with_results = {at[0] for at in found}
+    shown = (at[0] for at in [*paper, *found] if board.whole or not found or at[0] in with_results)
+    for group in _ordered(shown):
         here = [at for at in [*paper, *found] if at[0] == group]
-        usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named) | dict(board.usual)
+        usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
+        if not board.published or any(at in paper for at in here):
+            usual |= dict(board.usual)
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
         places = [(group, row, column) for row in rows for column in columns]
         made += [_cell(board, at, found.get(at, ()), usual, paper.get(at)) for at in places]

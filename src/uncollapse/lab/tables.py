@@ -33,7 +33,8 @@ def by_group(made: Iterable[Cell]) -> dict[Any, dict[Any, list[Cell]]]:
 
 def corner(board: Board) -> str:
     """What stands above the names of the rows and before those of the columns."""
-    return f"{board.rows} \\ {board.columns}"
+    rows = board.rows if board.row_of is None else board.rows.partition("+")[0]
+    return f"{rows} \\ {board.columns}"
 
 
 def ours(board: Board, cell: Cell) -> str:

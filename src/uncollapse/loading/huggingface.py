@@ -1,5 +1,6 @@
 """Models, tokenizers and image processors of transformers."""
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,16 @@ from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.quiet import quiet
 from uncollapse.loading.seeded import seeded
 
+PACKAGE = "package:"
+
 
 class Origin:
-    """Where a model's files are: a folder, a .gguf file, or a name on the hub."""
+    """Where a model's files are: a folder, a .gguf file, package:NAME/FOLDER for those in an installed package, or a
+    name on the hub.
+    """
 
     def __init__(self, place: str) -> None:
+        place = _in_package(place) if place.startswith(PACKAGE) else place
         path = Path(place).expanduser()
         self.place = place
         self.options: dict[str, Any] = {"trust_remote_code": False}
@@ -36,6 +42,18 @@ class Origin:
             self.options["local_files_only"] = True
 
 
+def _in_package(place: str) -> str:
+    """The folder that package:NAME/FOLDER means; the package's own code does not run."""
+    name, _, folder = place.removeprefix(PACKAGE).partition("/")
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
+    path = Path(spec.submodule_search_locations[0]) / folder
+    if not path.is_dir():
+        raise UsageError(f"{place}: the package {name} has no folder {folder!r}.")
+    return str(path)
+
+
 def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> tuple[nn.Module, list[str], list[str]]:
     """The model without its head, the names of weights that the files lack and chance has filled in, and of cures' own.
 
@@ -50,6 +68,27 @@ def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> 
             origin.place, dtype=dtype or "auto", output_loading_info=True, **origin.options
         )
     return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")), _of_cures(report)
+
+
+def classifier(origin: Origin, labels: int, *, random_weights: bool = False, **changes: Any) -> nn.Module:
+    """The model with a new head for sequences; the caller's random state draws what the files lack.
+
+    Args:
+        origin: where its files are.
+        labels: outputs of the head.
+        random_weights: all weights are drawn, none is read.
+        changes: fields of its configuration, such as another number of layers.
+    """
+    with _loading(origin) as transformers:
+        config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **changes, **origin.options)
+        kind = transformers.AutoModelForSequenceClassification
+        if random_weights:
+            made: nn.Module = kind.from_config(config, dtype=torch.float32)
+            return made
+        made = kind.from_pretrained(
+            origin.place, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, **origin.options
+        )
+    return made
 
 
 def _of_cures(report: Any) -> list[str]:

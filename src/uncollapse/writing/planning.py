@@ -28,6 +28,7 @@ class Point:
     stack: Stack
     calls: frozenset[int] | None
     patches: bool
+    counts_padding: bool
     causal: bool
 
 
@@ -38,6 +39,7 @@ def plan(
     places: tuple[str, ...],
     blocks: tuple[int, ...],
     tokens: str,
+    padding: str,
     causal: bool,
     options: dict[str, Any],
 ) -> list[Point]:
@@ -48,7 +50,8 @@ def plan(
             continue
         made = _made(model, stack, cure, site, block, options)
         calls = None if key in ends(stack) else _calls(stack, block, blocks)
-        found[site] = Point(key, cure, made, site, block, stack, calls, tokens == "patches", causal)
+        told = tokens == "patches", padding == "counted", causal
+        found[site] = Point(key, cure, made, site, block, stack, calls, *told)
     points = list(found.values())
     for point in points:
         _try(point)

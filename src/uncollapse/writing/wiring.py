@@ -115,6 +115,7 @@ def _writer(model: nn.Module, point: Point, frame: Frame, inside: bool, new: Wir
         inside=inside,
         calls=point.calls,
         patches=point.patches,
+        counts_padding=point.counts_padding,
         causal=point.causal,
     )
 

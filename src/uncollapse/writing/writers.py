@@ -20,6 +20,7 @@ class Writer:
         inside: whether the place is within the block; else right behind it.
         calls: in which calls of the block, None for all.
         patches: leaves CLS and other prefix tokens as they are.
+        counts_padding: the cure is not told which tokens are padding.
         causal: tokens see earlier ones only, also where the context does not say so.
     """
 
@@ -33,10 +34,12 @@ class Writer:
         inside: bool = True,
         calls: frozenset[int] | None = None,
         patches: bool = False,
+        counts_padding: bool = False,
         causal: bool = False,
     ) -> None:
         self.cure, self.frame, self.layout, self.takes = cure, frame, layout, takes
         self.inside, self.calls, self.patches, self.causal = inside, calls, patches, causal
+        self.counts_padding = counts_padding
 
     def __call__(self, x: Tensor) -> Tensor:
         """Tokens with the cure."""
@@ -60,7 +63,8 @@ class Writer:
                 )
             return self._cured(x, **graph)
         sets = sets_of(x, self.layout)
-        mask = None if known_layout(self.layout, x) == "vectors" else fitted(context.mask, sets)
+        is_blind = self.counts_padding or known_layout(self.layout, x) == "vectors"
+        mask = None if is_blind else fitted(context.mask, sets)
         skip = context.prefix if self.patches else 0
         new = self._cured(
             sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=self.causal or context.causal

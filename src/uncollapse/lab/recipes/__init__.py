@@ -9,7 +9,7 @@ from typing import Any
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import gcn_depth, vit_digits
+from uncollapse.lab.recipes import bert_depth, gcn_depth, glue, vit_digits
 from uncollapse.lab.sessions import Session
 from uncollapse.registry import Registry
 
@@ -35,6 +35,6 @@ class Recipe:
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-for _module in (gcn_depth, vit_digits):
+for _module in (gcn_depth, vit_digits, glue, bert_depth):
     _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
     RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS))

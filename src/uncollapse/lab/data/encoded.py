@@ -1,0 +1,140 @@
+"""Sentences as token ids: made once, kept on the disk, padded to the longest of each batch."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from uncollapse import files
+from uncollapse.lab.data.glue import Examples
+
+POOL = 50  # batches whose examples are sorted by length together
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of many examples, one behind the other.
+
+    ids, types: of all tokens; types tell the first sentence from the second, and are missing where the model does not
+    take them. starts: where each example begins, and where the last one ends. labels: one an example. padding: the id
+    that fills up.
+    """
+
+    ids: Tensor
+    starts: Tensor
+    types: Tensor | None
+    labels: Tensor | None
+    padding: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each example."""
+        return self.starts.diff()
+
+    def batch(self, numbers: Tensor, length: int | None = None) -> dict[str, Tensor]:
+        """Arguments of a model for some examples, filled up to the longest, or to `length`."""
+        counts = self.lengths[numbers]
+        size = int(counts.max()) if length is None else length
+        if size < int(counts.max()):
+            raise ValueError(f"length must be at least {int(counts.max())}, the longest example's, got {length}.")
+        places = torch.arange(size)
+        real = places < counts[:, None]  # (b, n)
+        where = torch.where(real, self.starts[numbers][:, None] + places, 0)
+        made = {
+            "input_ids": torch.where(real, self.ids[where].long(), self.padding),
+            "attention_mask": real.long(),
+        }
+        if self.types is not None:
+            made["token_type_ids"] = torch.where(real, self.types[where].long(), 0)
+        if self.labels is not None:
+            made["labels"] = self.labels[numbers]
+        return made
+
+
+def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool, cache: Path | None) -> Encoded:
+    """Token ids of examples, from the cache if they are there.
+
+    Args:
+        examples: sentences or pairs of them.
+        tokenizer: of transformers.
+        max_length: tokens of an example; of a pair the longer sentence is cut first.
+        classes: labels are numbers of classes, not scores.
+        cache: folder that keeps them; None keeps nothing.
+    """
+    path = None if cache is None else cache / "tokens" / f"{_key(examples, tokenizer, max_length)}.safetensors"
+    kept = _kept(path)
+    if kept is None:
+        kept = _tokens(examples, tokenizer, max_length)
+        if path is not None:
+            files.write(path, save(kept))
+    labels = None
+    if examples.labels is not None:
+        labels = torch.tensor(examples.labels, dtype=torch.long if classes else torch.float32)
+    return Encoded(kept["ids"], kept["starts"], kept.get("types"), labels, int(tokenizer.pad_token_id))
+
+
+def default_cache() -> Path:
+    """Where token ids are kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
+    return Path(os.environ.get("UNCOLLAPSE_CACHE") or Path.home() / ".cache" / "uncollapse")
+
+
+def _tokens(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
+    pairs = (list(examples.first),) if examples.second is None else (list(examples.first), list(examples.second))
+    made = tokenizer(*pairs, truncation=True, max_length=max_length, padding=False)
+    rows = made["input_ids"]
+    starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    kept = {"ids": torch.tensor([n for row in rows for n in row], dtype=torch.int32), "starts": starts}
+    if "token_type_ids" in made:
+        kept["types"] = torch.tensor([n for row in made["token_type_ids"] for n in row], dtype=torch.uint8)
+    return kept
+
+
+def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
+    """What the token ids depend on, in 32 hex digits."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    kind = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else _settled(backend.to_str())
+    digest = hashlib.sha256()
+    for part in (type(tokenizer).__name__, kind, str(max_length), *examples.first, "\0", *(examples.second or ())):
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _settled(description: str) -> str:
+    """A tokenizer's description without what each call sets anew."""
+    return json.dumps(json.loads(description) | {"truncation": None, "padding": None}, sort_keys=True)
+
+
+def _kept(path: Path | None) -> dict[str, Tensor] | None:
+    try:
+        return None if path is None else load(path.read_bytes())
+    except (OSError, SafetensorError):  # not there, or not what we wrote: it is made again
+        return None
+
+
+def bucketed(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Batches in a random order, each of examples of about the same length, so that little is filled up.
+
+    Examples are shuffled, cut into pools of 50 batches, and sorted by length within each; then batches are shuffled.
+
+    >>> [b.tolist() for b in bucketed(torch.tensor([9, 1, 8, 2]), 2, torch.Generator().manual_seed(0))]
+    [[1, 3], [2, 0]]
+    """
+    order = torch.randperm(len(lengths), generator=generator)
+    pools = (pool[lengths[pool].argsort(stable=True)] for pool in torch.split(order, POOL * size))
+    batches = [batch for pool in pools for batch in torch.split(pool, size)]
+    return [batches[n] for n in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def in_order(lengths: Tensor, size: int) -> list[Tensor]:
+    """Batches of all examples by length, for an evaluation."""
+    return list(torch.split(lengths.argsort(stable=True), size))

@@ -1,0 +1,123 @@
+"""Encoders of transformers with a head for sentences, with the cures of ContraNorm's text experiments in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse import backbones
+from uncollapse.attachment import attach
+from uncollapse.inner import tokens
+from uncollapse.inputs import unit_rows
+from uncollapse.loading.errors import UsageError
+from uncollapse.loading.huggingface import Origin, classifier
+from uncollapse.losses import contra_uniform_loss
+from uncollapse.registry import CURES
+from uncollapse.writing.choosing import places_of
+
+
+class L2Norm(nn.Module):
+    """Rows scaled to the length √d, without centring; weight and bias are those of the LayerNorm that it replaces."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., d) -> the same shape."""
+        y: Tensor = unit_rows(x) * x.shape[-1] ** 0.5 * self.weight + self.bias
+        return y.to(x.dtype)
+
+
+def with_l2_norms(model: nn.Module, at: str | int) -> None:
+    """Put an `L2Norm` in the place of each LayerNorm that stands behind a place."""
+    stack = backbones.find(model)
+    (place,) = places_of(stack, CURES["contra_norm"], at)
+    paths = {block.places[place].path for block in stack.blocks if block.places[place].side == "input"}
+    found = {path: model.get_submodule(path) for path in paths}
+    if not found or not all(isinstance(module, nn.LayerNorm) for module in found.values()):
+        raise UsageError(f"norm l2 needs a place in front of a LayerNorm, such as attention.residual; got {place}.")
+    for path, module in found.items():
+        assert isinstance(module, nn.LayerNorm)
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, L2Norm(module))
+
+
+def stacked(origin: Origin, labels: int, depth: int) -> nn.Module:
+    """The pretrained model with another number of blocks: block k is the pretrained block k modulo their number."""
+    source = classifier(origin, labels)
+    deep = classifier(origin, labels, random_weights=True, num_hidden_layers=depth)
+    paths = [[block.path for block in backbones.find(model).blocks] for model in (source, deep)]
+    state = source.state_dict()
+    for number, path in enumerate(paths[1]):
+        pretrained = f"{paths[0][number % len(paths[0])]}."
+        own = {key.removeprefix(pretrained): value for key, value in state.items() if key.startswith(pretrained)}
+        deep.get_submodule(path).load_state_dict(own)
+    blocks = tuple(f"{path}." for path in (*paths[0], *paths[1]))
+    deep.load_state_dict({key: value for key, value in state.items() if not key.startswith(blocks)}, strict=False)
+    return deep
+
+
+def cure(model: nn.Module, name: str, *, at: str, norm: str, **options: Any) -> None:
+    """Put a cure into the model; "none" and "uniform_loss" leave it as it is."""
+    if name in ("none", "uniform_loss"):
+        return
+    place: str | int = int(at) if at.isdigit() else at
+    try:
+        if norm == "l2":
+            with_l2_norms(model, place)
+        attach(model, name, at=place, **options)
+    except UsageError:
+        raise
+    except ValueError as error:  # places, options: what was asked for does not fit this model
+        raise UsageError(str(error)) from error
+
+
+class UniformLoss:
+    """The uniformity loss of ContraNorm's paper (Eq. 3) on what a model computes, while it is open.
+
+    tokens: on the real tokens of each sequence in the last block, the mean over tokens and sequences. pooled: on what
+    enters the classifier, one row a sequence, the sum of Eq. 3 as printed.
+    """
+
+    def __init__(self, model: nn.Module, on: str, temperature: float) -> None:
+        self.model, self.on, self.temperature = model, on, temperature
+        self.pooled: Tensor | None = None
+
+    @contextmanager
+    def open(self) -> Iterator["UniformLoss"]:
+        """Read along while the model runs."""
+        head: Any = getattr(self.model, "classifier", None)
+        if self.on == "pooled" and not isinstance(head, nn.Module):
+            raise UsageError(f"{type(self.model).__name__} has no `classifier`, so what it pools is not known.")
+        with tokens(self.model, "last") if self.on == "tokens" else nullcontext() as self.held:
+            handle = head.register_forward_pre_hook(self._see) if self.on == "pooled" else None
+            try:
+                yield self
+            finally:
+                self.pooled = None
+                if handle is not None:
+                    handle.remove()
+
+    def _see(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        x: Tensor = arguments[0]
+        self.pooled = x if x.dim() == 2 else x[:, 0]  # RoBERTa's head takes all tokens and reads the first
+
+    def __call__(self) -> Tensor:
+        """The loss of the last forward pass."""
+        if self.on == "pooled":
+            assert self.pooled is not None
+            return contra_uniform_loss(self.pooled.float(), temperature=self.temperature, form="published")
+        assert self.held is not None
+        x, mask = self.held["last"], self.held.mask("last")
+        return contra_uniform_loss(x.float(), temperature=self.temperature, mask=mask)
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """What the head says of a batch, on the processor."""
+    device = next(model.parameters()).device
+    logits: Tensor = model(**{name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}).logits
+    return logits.float().cpu()
