@@ -51,7 +51,7 @@ def softmax_mean(
         k: keys (..., m, d).
         v: values (..., m, e).
         temperature: τ > 0; a tensor with one element may be learned.
-        mask: (..., m) bool, True = a real key. Other keys and their values may hold anything, unless k is q itself.
+        mask: (..., m) bool, True = a real key. Other keys and their values may hold anything.
         causal: query i sees key j only if j ≤ i + m − n.
         exclude: "self" (pairs i = j, n = m), or pairs (2, E) of integer (query, key), the same in each batch element.
         normalize: which sum the weights are divided by.
@@ -69,9 +69,11 @@ def softmax_mean(
         raise ValueError(f"normalize is 'rows' or 'columns', got {normalize!r}.")
     pairs = _pairs(q, k, causal, exclude)
     _check_key_mask(mask, q, k, v)
+    k = _real_keys(k, mask)
     if normalize == "columns":
-        k = k if mask is None or k is q else k.masked_fill(~mask.unsqueeze(-1), 0)
         return column_mean(q, k, v, temperature, pairs, mask)
+    if mask is not None:
+        v = v.masked_fill(~mask.unsqueeze(-1), 0)
     return all_pairs(q, k, v, temperature, pairs, log_weight(mask, v))[0].to(v.dtype)
 
 
@@ -94,6 +96,7 @@ def logsumexp(
     """
     pairs = _pairs(q, k, causal, exclude)
     _check_key_mask(mask, q, k, k)
+    k = _real_keys(k, mask)
     return all_pairs(q, k, None, temperature, pairs, log_weight(mask, k))[1].to(q.dtype)
 
 
@@ -140,7 +143,7 @@ def all_pairs(
     """Means (..., n, e) and log-sum-exps (..., n) of logits q·k/τ + bias_j, in float32 or float64.
 
     This is what the rest of the library builds on; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is
-    a log-weight of each key; −inf leaves the key out.
+    a log-weight of each key; −inf leaves the key out, which must be finite all the same.
     """
     if v is not None and v.shape[-2] != k.shape[-2]:
         raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
@@ -184,6 +187,11 @@ def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
     if mask is None:
         return None
     return torch.zeros(mask.shape, dtype=inputs.full_dtype(like), device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _real_keys(k: Tensor, mask: Tensor | None) -> Tensor:
+    """Keys with zeros in those that are not real, whatever these hold; the same tensor may be the queries as well."""
+    return k if mask is None else k.masked_fill(~mask.unsqueeze(-1), 0)
 
 
 def _check_key_mask(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -13,7 +13,10 @@ PLAIN, RULED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a r
 
 
 class Given(NamedTuple):
-    """Queries (b, n, d), keys (b, m, d), values (b, m, e), log-weights of the keys (b, m), and τ."""
+    """Queries (b, n, d), keys (b, m, d), values (b, m, e), log-weights of the keys (b, m), and τ.
+
+    All are finite but the log-weights, which are −inf for keys that do not count.
+    """
 
     q: Tensor
     k: Tensor
@@ -22,13 +25,9 @@ class Given(NamedTuple):
     temperature: float
 
     def chunk(self, c: slice) -> "Given":
-        """Batch elements c; what absent keys hold, even NaN, is put out of the way."""
-        if self.bias is None:
-            return Given(self.q[c], self.k[c], self.v[c], None, self.temperature)
-        bias = self.bias[c]
-        absent = torch.isneginf(bias)[..., None]
-        k, v = self.k[c].masked_fill(absent, 0), self.v[c].masked_fill(absent, 0)
-        return Given(self.q[c], k, v, bias, self.temperature)
+        """Batch elements c."""
+        bias = None if self.bias is None else self.bias[c]
+        return Given(self.q[c], self.k[c], self.v[c], bias, self.temperature)
 
 
 class Found(NamedTuple):

@@ -66,8 +66,12 @@ def hides_some_later(mask: Any) -> bool:
     """Whether a mask (..., n, n) of `nn.MultiheadAttention`, True = hidden, hides later tokens and no earlier ones."""
     if not isinstance(mask, Tensor) or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
         return False
-    hidden = mask <= HIDDEN if mask.is_floating_point() else mask.bool()
+    hidden = _hidden(mask)
     return bool(hidden.triu(1).any()) and not bool(hidden.tril(-1).any())
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    return mask <= HIDDEN if mask.is_floating_point() else mask.bool()
 
 
 def hides_later(mask: Tensor | None) -> bool:
@@ -79,6 +83,8 @@ def is_causal(mask: Tensor | None) -> bool:
     """Whether an attention mask (..., n, n) of `nn.MultiheadAttention`, True = hidden, hides every later token."""
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] == 1:
         return False
-    hidden = mask <= HIDDEN if mask.is_floating_point() else mask.bool()
+    if not _hidden(mask[..., 0, 1]).all():  # the first token sees the second: no need to look at all pairs
+        return False
+    hidden = _hidden(mask)
     later = hidden.new_ones(mask.shape[-2:]).triu(1)
     return bool((hidden | ~later).all())

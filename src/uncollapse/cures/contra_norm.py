@@ -94,11 +94,17 @@ def contra_norm(
         pairs = replace(_pairs(len(x), causal, exclude_self, edges), row_group=groups.sorted, key_group=groups.sorted)
         unit, value, mask_ = groups.sort(unit), groups.sort(value), None if mask is None else groups.sort(mask)
         mean = groups.unsort(_tokens_mean(unit, value, temperature, dual, mask_, pairs, sample))
-    if identity is not False:
-        mean = mean - x
-    base = x if identity != "scale" else 0.0
-    out = (base - scale * mean).to(given.dtype)
+    out = _stepped(x, mean, scale, identity).to(given.dtype)
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
+
+
+def _stepped(x: Tensor, mean: Tensor, scale: float | Tensor, identity: bool | Literal["scale"]) -> Tensor:
+    """x − s·m, (1 + s)x − s·m or s·x − s·m, in one pass where the scale is a number."""
+    if identity == "scale":
+        return (x - mean) * scale
+    if isinstance(scale, Tensor):
+        return x - scale * (mean - x if identity else mean)
+    return torch.lerp(x, mean, -scale) if identity else torch.sub(x, mean, alpha=scale)
 
 
 def check_options(
@@ -127,7 +133,7 @@ def _features_mean(
         parts = zip(groups.split(unit), groups.split(value), strict=True)
         return groups.unsort(torch.cat([_features_mean(u, v, temperature, dual, None) for u, v in parts]))
     with torch.autocast(unit.device.type, enabled=False):
-        logits = unit.mT @ unit / temperature  # (..., d, d)
+        logits = unit.mT @ (unit / temperature)  # (..., d, d), much larger than unit for short sequences
         return value @ (logits.softmax(-1) + logits.softmax(-2) if dual else logits.softmax(-1))
 
 
