@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import attaching, diagnosing, graphs, targets
+from benchmarks import attaching, diagnosing, graphs, targets, text
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -24,9 +24,11 @@ GROUPS = {
     "diagnose": diagnosing.overhead,
     "attach": attaching.cost,
     "graphs": graphs.training,
+    "text": text.training,
 }
 
-KERNEL = [x for x in GROUPS if x not in ("diagnose", "attach", "graphs")]  # kept apart from what runs whole models
+WHOLE = ("diagnose", "attach", "graphs", "text")  # they run whole models, and are kept apart
+KERNEL = [x for x in GROUPS if x not in WHOLE]
 
 
 def main() -> None:

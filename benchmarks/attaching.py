@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import uncollapse as uc
 from benchmarks import plain
 from benchmarks.diagnosing import padding
-from benchmarks.measure import speed_ratio
-from benchmarks.targets import Result
+from benchmarks.targets import Result, slower
 from uncollapse.backbones import torchvision_ops
 from uncollapse.registry import CURES, Cure
 
@@ -36,17 +35,10 @@ def _model(name: str, model: nn.Module, loss: Callable[[], Tensor]) -> Iterator[
 
         return run
 
-    yield _result(f"ContraNorm in every block, {name}", 1.25, step, with_cure("contra_norm"), rounds)
+    yield slower(f"ContraNorm in every block, {name}", 1.25, step, with_cure("contra_norm"), rounds)
     dense = with_cure("dense_contra_norm")
-    yield _result("  the published dense form there, which sees padding", None, step, dense, rounds)
-    yield _result("  ContraNorm at every norm", None, step, with_cure("contra_norm", "norms"), rounds)
-
-
-def _result(
-    name: str, most: float | None, step: Callable[[], object], cured: Callable[[], object], rounds: int
-) -> Result:
-    ratio, before, after = speed_ratio(step, cured, rounds)
-    return Result(name, most, 1 / ratio, "× the time", False, f"{before:.2f} s plain, {after:.2f} s with it")
+    yield slower("  the published dense form there, which sees padding", None, step, dense, rounds)
+    yield slower("  ContraNorm at every norm", None, step, with_cure("contra_norm", "norms"), rounds)
 
 
 def training(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:

@@ -47,6 +47,13 @@ def faster(
     return Result(name, target, ratio, "× as fast", True, f"{before * 1e3:.1f} ms plain, {after * 1e3:.1f} ms ours")
 
 
+def slower(
+    name: str, most: float | None, base: Callable[[], object], cured: Callable[[], object], rounds: int
+) -> Result:
+    ratio, before, after = speed_ratio(base, cured, rounds)
+    return Result(name, most, 1 / ratio, "× the time", False, f"{before:.2f} s plain, {after:.2f} s with it")
+
+
 def smaller(name: str, target: float, base: str, ours: str, small: int, large: int) -> Result:
     before, after = (peak_memory(SETUP, body, small, large) for body in (base, ours))
     return Result(name, target, after / before, "of the memory", False, f"{before:.0f} MiB plain, {after:.0f} MiB ours")

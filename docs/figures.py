@@ -1,8 +1,10 @@
-"""Draw the figures of the pages of real models and of deep graph networks from results/: `make figures`."""
+"""Draw the figures of the pages of real models, deep graph networks and text from results/: `make figures`."""
 
 from pathlib import Path
 
-import graphs  # the module beside this one
+import texts
+
+import graphs  # the modules beside this one
 from uncollapse import Diagnosis, report
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +30,7 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
-    for path in graphs.draw():
+    for path in (*graphs.draw(), *texts.draw()):
         print(path.relative_to(ROOT))
 
 

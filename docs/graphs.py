@@ -5,43 +5,33 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import boards  # the module beside this one
 import numpy as np
+from boards import IMAGES, NOT_RUN, Row
 
-from uncollapse.lab.agenda import Agenda
 from uncollapse.lab.board import Board, Cell, cells
 from uncollapse.lab.board_plots import plot
 from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.results import Results
 from uncollapse.lab.selecting import Record, figure_of, setting
-from uncollapse.lab.tables import by_group, markdown
+from uncollapse.lab.tables import by_group
 from uncollapse.measures import MEASURES
 from uncollapse.report.canvas import INK, LINE, blank, colour, legend, save
 
-ROOT = Path(__file__).parents[1]
-RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.boards["table3"]
-NOT_RUN = "Not run yet."
-TOGETHER = re.compile(r"(?<=\d) (?=[±(])|(?<=±) |(?<=paper) (?=\d)")  # where a line must not be broken
 
 BY_LAYER = ("effective_rank", "mean_cosine", "dirichlet_energy")  # what the picture of a deep network shows
 DATA, DEPTH = "cora", 32  # of which network
 VARIED = ("data", "layers", "norm", "scale", "seed")  # fields in which runs of the published protocol differ
 DEEP, FEW = 8, 6  # layers from which on measures are compared with accuracy, and runs that this needs
 
-Row = tuple[str, ...]
 
-
-@cache
-def records() -> tuple[Record, ...]:
-    """All results of the recipe."""
-    return tuple(Results(RESULTS).all(RECIPE))
+records = partial(boards.records, RECIPE.name)
 
 
 def board(name: str) -> str:
@@ -50,10 +40,7 @@ def board(name: str) -> str:
     mine = [r for r in records() if all(setting(r, key) == value for key, value in laid_out.where.items())]
     mine = _with_papers_data(laid_out, mine) if laid_out.published else mine
     shown = _with_samples(mine) if name == "sample" else mine
-    if not shown:
-        return NOT_RUN
-    _, _, tables = markdown(laid_out, shown).partition("\n\n")  # without its title: the page has one
-    return TOGETHER.sub("\u00a0", tables)
+    return boards.board(laid_out, shown)
 
 
 def _with_papers_data(laid_out: Board, mine: Sequence[Record]) -> list[Record]:
@@ -97,17 +84,6 @@ def correlations() -> tuple[Row, list[Row]]:
     ranked = sorted(found, key=lambda name: -abs(found[name][-1]))
     rows = [(f"`{name}`", MEASURES[name].better or "neither", *map(_signed, found[name])) for name in ranked]
     return (*head, "mean"), rows
-
-
-def grids() -> tuple[Row, list[Row]]:
-    """The named grids: how many runs they have, how many are done, and how long these took."""
-    head = ("grid", "runs", "done", "hours of one core, those done")
-    rows = []
-    for name, of in RECIPE.grids.items():
-        agenda = Agenda(RECIPE, [cell for grid in of for cell in grid.cells(RECIPE.config)], Results(RESULTS))
-        hours = sum(record["seconds"] for record in agenda.records.values()) / 3600
-        rows.append((f"`{name}`", str(agenda.total), str(len(agenda.records)), f"{hours:.1f}"))
-    return head, rows
 
 
 def _correlation(measure: str, group: Sequence[Record]) -> float:
@@ -194,4 +170,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "graphs_depth": depth_pictures,
     "graphs_layers": layers_picture,
 }
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"graphs_correlations": correlations, "graphs_grids": grids}
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "graphs_correlations": correlations,
+    "graphs_grids": partial(boards.grids, RECIPE.name),
+}

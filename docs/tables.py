@@ -3,9 +3,9 @@
 A comment `<!-- table: NAME -->` on a page is replaced by the table called NAME.
 """
 
-import importlib.util
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,14 @@ from uncollapse.backbones import BACKBONES
 from uncollapse.measures import MEASURES
 from uncollapse.registry import CURES, LOSSES, METRICS
 
+sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its folder, and that is no package
+
+import real_models
+import texts
+
+import graphs
+
 RESULTS = Path(__file__).parents[1] / "results"
-
-
-def _beside(name: str) -> Any:
-    """A module of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-graphs = _beside("graphs")
-real_models = _beside("real_models")
 PLACE = re.compile(r"<!-- table: (\w+) -->")
 
 
@@ -98,6 +91,11 @@ def attaching() -> str:
 def graph_costs() -> str:
     """What training a deep graph network costs beside the published form of ContraNorm."""
     return _benchmarks("benchmarks_graphs.json") or graphs.NOT_RUN
+
+
+def text_costs() -> str:
+    """What training with a cure costs beside training without one."""
+    return _benchmarks("benchmarks_text.json") or graphs.NOT_RUN
 
 
 def mending() -> str:
@@ -195,5 +193,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "diverse_patch": diverse_patch,
     **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
     **{name: _of(graphs.PARTS, name) for name in graphs.PARTS},
+    **{name: _of(texts.PARTS, name) for name in texts.PARTS},
     **graphs.TEXTS,
+    **texts.TEXTS,
+    "text_costs": text_costs,
 }

@@ -3,6 +3,7 @@
 import json
 import random
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -226,4 +227,51 @@ def test_rows_of_several_fields() -> None:
     records = [*runs(0.8, 0.7, norm="none", scale=0.0), *runs(0.9, 0.9, norm="contra", scale=0.5)]
     assert {cell.row for cell in cells(board, records)} == {"none", "contra, scale 0.5"}
     (said,) = tables.comparisons(board, cells(board, records))
-    assert said == "cora, layers 2: contra, scale 0.5 − none = 15.00 ± 7.07 over 2 seeds, p = 0.5."
+    assert said == (
+        "cora, layers 2: contra, scale 0.5 − none = 15.00 ± 7.07 over 2 seeds, p = 0.5: the same sign in all seeds, "
+        "too few to rule out chance."
+    )
+
+
+def in_words(config: Mapping[str, Any]) -> str:
+    """A row that no field has by itself."""
+    return "plain" if config["norm"] == "none" else f"{config['norm']} at {config['scale']}"
+
+
+WORDED = replace(
+    BOARD,
+    rows="norm+scale",
+    row_of=in_words,
+    chosen=(),
+    published=(Published({"data": "cora", "norm+scale": "contra at 0.5", "layers": 2}, 70.0),),
+    against="plain",
+)
+
+
+def test_rows_in_words() -> None:
+    """Where a row is made of the config, its fields do not make settings of their own."""
+    records = [*runs(0.8, 0.7, scale=0.1), result(0.9, scale=0.2, seed=2), result(0.6, norm="contra", scale=0.5)]
+    made = {cell.row: cell for cell in cells(WORDED, records)}
+    assert list(made) == ["contra at 0.5", "plain"]
+    assert (made["contra at 0.5"].difference, made["contra at 0.5"].reached) == (pytest.approx(-10.0), False)
+    assert made["plain"].figures == pytest.approx({0: 80.0, 1: 70.0, 2: 90.0})
+    assert (made["plain"].unusual, made["plain"].left_out) == ({}, 0)
+    assert tables.corner(WORDED) == "norm \\ layers"
+
+
+def test_the_whole_paper_beside_few_results() -> None:
+    paper = (*PAPER, published("none", 2, 60.0, data="citeseer"))
+    board = replace(BOARD, published=paper, whole=True)
+    made = cells(board, runs(0.8, data="pubmed"))
+    assert sorted({cell.group for cell in made}) == ["citeseer", "cora", "pubmed"]
+    assert [cell.group for cell in made if cell.run] == ["pubmed"]
+    assert cells(replace(board, whole=False), []) == cells(board, [])
+
+
+def test_the_protocol_is_asked_for_only_where_the_paper_has_been() -> None:
+    board = replace(BOARD, where={}, usual={"epochs": 200})
+    made = cells(board, [*runs(0.8, epochs=3), *runs(0.8, epochs=3, data="pubmed")])
+    found = {cell.group: (cell.unusual, cell.judged) for cell in made if cell.run}
+    assert found == {"cora": ({"epochs": 3}, False), "pubmed": ({}, True)}
+    alone = cells(replace(board, published=()), runs(0.8, epochs=3, data="pubmed"))  # a protocol without any paper
+    assert [cell.unusual for cell in alone] == [{"epochs": 3}]

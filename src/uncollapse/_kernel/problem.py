@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 ABSENT = -1e30  # the logit of a pair that does not count: finite, see the package's docstring

@@ -22,7 +22,10 @@ from uncollapse.loading.models import DTYPES
 from uncollapse.sites import Layout
 
 DATA, MODEL, MEASURE = "Data (without any, what comes with the package)", "Model", "Measurement"  # panels of the help
-NAMES = "A HuggingFace folder, .gguf file or name; timm:NAME; module:function or file.py:function that builds it."
+NAMES = (
+    "A HuggingFace folder, .gguf file or name; package:NAME/FOLDER inside an installed one; timm:NAME; "
+    "module:function or file.py:function that builds it."
+)
 
 
 def diagnose(

@@ -49,8 +49,9 @@ def _backbones() -> Columns:
 def _recipes() -> Columns:
     from uncollapse.lab.recipes import RECIPES
 
-    rows = [(r.name, r.title, ", ".join(r.boards), ", ".join(r.grids), r.paper) for r in RECIPES.values()]
-    return ("recipe", "what", "tables", "grids", "paper"), rows
+    named = [(r, (", ".join(names) for names in (r.boards, r.grids, r.presets))) for r in RECIPES.values()]
+    rows = [(r.name, r.title, *lists, r.paper) for r, lists in named]
+    return ("recipe", "what", "tables", "grids", "presets", "paper"), rows
 
 
 def _measures() -> Columns:

@@ -1,7 +1,7 @@
 """Flags of a recipe: one for each field of its configuration."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -33,9 +33,16 @@ def flags(config: type) -> list[inspect.Parameter]:
     ]
 
 
-def chosen(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> Any:
-    """The configuration: defaults, then files in their order, then key=value, then flags; the later one counts."""
-    values: dict[str, Any] = {}
+def preset(presets: Iterable[str], panel: str) -> inspect.Parameter:
+    """The flag that names one of a recipe's presets."""
+    words = f"Settings such as a paper's; files and flags count more. There are: {', '.join(presets)}."
+    annotation = Annotated[str | None, option("NAME", escape(words), panel)]
+    return inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def chosen(ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]) -> Any:
+    """The configuration: defaults, preset, files in their order, key=value, flags; the later one counts."""
+    values = dict(preset)
     for path in files:
         try:
             read = configs.read(path)

@@ -4,8 +4,9 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +33,9 @@ def sweep(
     choose: Annotated[
         list[str] | None,
         option("FIELD", "Try its values with the first seed; the other seeds take the best on validation.", WHAT),
+    ] = None,
+    preset: Annotated[
+        str | None, option("NAME", "Settings of the recipe for what the grids leave open, such as a paper's.", WHAT)
     ] = None,
     pairs: Annotated[
         list[str] | None, option("KEY=VALUE", "A field that all share; repeatable.", WHAT, "--set")
@@ -61,7 +65,8 @@ def sweep(
     except KeyError as error:
         raise UsageError(sentence(error)) from error
     folders.check(results, runs, data_root)
-    agenda = Agenda(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or []), Results(results))
+    given = {} if preset is None else wanted.preset(preset)
+    agenda = Agenda(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or [], given), Results(results))
     limits = Limits(jobs or os.cpu_count() or 1, None if budget_minutes is None else 60 * budget_minutes)
     if dry_run:
         _show_plan(agenda, runs, limits.jobs, as_json)
@@ -98,8 +103,10 @@ def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
         typer.echo(sweep_words.where(agenda))
 
 
-def _cells(recipe: "Recipe", texts: list[str], choose: tuple[str, ...], pairs: list[str]) -> "list[Cell]":
-    """The cells of all grids that were asked for."""
+def _cells(
+    recipe: "Recipe", texts: list[str], choose: tuple[str, ...], pairs: list[str], preset: Mapping[str, Any]
+) -> "list[Cell]":
+    """The cells of all grids that were asked for; a preset gives way to the fields of a grid and to pairs."""
     fixed = configs.from_pairs(recipe.config, pairs)
     choose = tuple(name.replace("-", "_") for name in choose)
     found: list[Grid] = []
@@ -113,7 +120,11 @@ def _cells(recipe: "Recipe", texts: list[str], choose: tuple[str, ...], pairs: l
             configs.checked(recipe.config, {name: ""})  # which says what there is
         if not any(name in grid.choose for grid in found):
             raise UsageError(f"--choose {name}: no grid has several values of it; add it, such as '{name}=A,B'.")
-    return [cell for grid in found for cell in grid.cells(recipe.config, fixed)]
+    cells: list[Cell] = []
+    for grid in found:
+        left = {name: value for name, value in preset.items() if name not in grid.values}
+        cells += grid.cells(recipe.config, left | fixed)
+    return cells
 
 
 def _written(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":

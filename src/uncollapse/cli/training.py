@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from uncollapse.cli import folders, outcomes, output, recipe_flags
+from uncollapse.cli import folders, kept, outcomes, output, recipe_flags
 from uncollapse.cli.errors import sentence
 from uncollapse.cli.options import OUTPUT, flag, option
 from uncollapse.cli.outcomes import Outcome, Planned
@@ -46,6 +46,9 @@ class Order:
     dry_run: Annotated[bool, flag("--dry-run", "Only say what would be run and how long it takes.", RUN)] = False
     results: Annotated[Path, option("DIR", "Folder of all results.", OUTPUT)] = Path("results")
     runs: Annotated[Path, option("DIR", "Folder of checkpoints and trackers.", OUTPUT)] = Path("runs")
+    keep: Annotated[
+        bool, flag("--keep", "Also keep the trained model, in the folder of the run below --runs.", OUTPUT)
+    ] = False
     track: Annotated[str, option("NAMES", "Log to jsonl, tensorboard, wandb; with commas between.", OUTPUT)] = ""
     as_json: Annotated[bool, flag("--json", "Print the records as JSON and nothing else.", OUTPUT)] = False
 
@@ -80,13 +83,15 @@ def _command(recipe: "Recipe") -> Any:
 
     def run(**given: Any) -> None:
         order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
-        config = recipe_flags.chosen(given["ctx"], recipe.config, order.config or [], order.pairs or [])
+        preset = {} if given.get("preset") is None else recipe.preset(given["preset"])
+        config = recipe_flags.chosen(given["ctx"], recipe.config, preset, order.config or [], order.pairs or [])
         _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
 
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(Order).parameters.values()]
     function: Any = run
-    function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *own])
+    preset = [recipe_flags.preset(recipe.presets, FILES)] if recipe.presets else []
+    function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *preset, *own])
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     words = f"{recipe.title}.\n\n{recipe.paper}"
     alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)
@@ -146,24 +151,30 @@ def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
     session = Session(
         order.data_root, resume=order.resume, device=order.device, threads=order.threads, trackers=trackers
     )
-    return placed(session, recipe, config, order.runs)
+    session = placed(session, recipe, config, order.runs)
+    return dataclasses.replace(session, keep=kept.folder(session)) if order.keep else session
 
 
 def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
     from uncollapse.lab.running import step_of
 
+    session = _session(recipe, config, order)
     found = None if order.again else results.find(recipe, config)
     if found is not None:
-        return Outcome(found, results.path(recipe, config), new=False)
-    folders.make(results.path(recipe, config).parent, order.runs)
-    session = dataclasses.replace(_session(recipe, config, order), progress=waiting.training(words))
-    if (step := step_of(session, recipe, config)) is not None:
-        waiting.note(f"Seed {config.seed} goes on from step {step}.")
-    try:
-        return _run_alone(recipe, config, results, session, order.again)
-    except KeyboardInterrupt as interrupt:
-        waiting.note(_interrupted(interrupt, config.seed, session.checkpoints, order))
-        raise typer.Exit(130) from None
+        done = Outcome(found, results.path(recipe, config), new=False)
+    else:
+        folders.make(results.path(recipe, config).parent, order.runs)
+        session = dataclasses.replace(session, progress=waiting.training(words))
+        if (step := step_of(session, recipe, config)) is not None:
+            waiting.note(f"Seed {config.seed} goes on from step {step}.")
+        try:
+            done = _run_alone(recipe, config, results, session, order.again)
+        except KeyboardInterrupt as interrupt:
+            waiting.note(_interrupted(interrupt, config.seed, session.checkpoints, order))
+            raise typer.Exit(130) from None
+    if session.keep is not None:
+        waiting.note(kept.words(session.keep, done))
+    return done
 
 
 def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:

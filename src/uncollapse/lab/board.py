@@ -135,7 +135,8 @@ class Cell:
 
 
 def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
-    """All cells: each row and column of a group that the results or the paper have, group by group and row by row.
+    """All cells: each row and column of a group that the results or the paper have, group by group and row by row;
+    groups that have results first.
 
     Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
     protocol is the paper's, so it is asked for in groups that the paper has.
@@ -148,7 +149,7 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
     made = []
     with_results = {at[0] for at in found}
     shown = (at[0] for at in [*paper, *found] if board.whole or not found or at[0] in with_results)
-    for group in _ordered(shown):
+    for group in sorted(_ordered(shown), key=lambda group: group not in with_results):
         here = [at for at in [*paper, *found] if at[0] == group]
         usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
         if not board.published or any(at in paper for at in here):
@@ -175,7 +176,7 @@ def _cell(
         *at,
         figures={seed: unit * value for seed, value in counted.items() if value is not None},
         failed=tuple(seed for seed, value in counted.items() if value is None),
-        chosen=_told(board, dict(zip(board.chosen, taken, strict=True)), len(runs) > 1),
+        chosen=_told(board, taken, list(runs)),
         unusual=unusual,
         judged=unusual.keys() <= set(board.free),
         left_out=len(records) - len(same),
@@ -183,9 +184,11 @@ def _cell(
     )
 
 
-def _told(board: Board, taken: Mapping[str, Any], several: bool) -> dict[str, Any]:
-    """What was chosen, if there was a choice, or if it is not what the protocol has anyway."""
-    return {name: value for name, value in taken.items() if several or value != board.usual.get(name, value)}
+def _told(board: Board, taken: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """What was chosen, where there was a choice, or where it is not what the protocol has anyway."""
+    several = [len(set(values)) > 1 for values in zip(*tried, strict=True)]
+    told = zip(board.chosen, taken, several, strict=True)
+    return {name: value for name, value, choice in told if choice or value != board.usual.get(name, value)}
 
 
 def _ordered(values: Iterable[Any]) -> list[Any]:

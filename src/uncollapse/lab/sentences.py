@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from uncollapse.diagnosing import diagnose
 from uncollapse.diagnosis import Diagnosis
+from uncollapse.inputs import NotFiniteError
 from uncollapse.lab.configs import setting
 from uncollapse.lab.data import glue
 from uncollapse.lab.data.encoded import Encoded, bucketed, default_cache, encode, in_order
@@ -34,7 +35,7 @@ CURES = ("none", "contra_norm", "uniform_loss")
 class TextConfig:
     """A run on a task of GLUE."""
 
-    task: str = setting("rte", "The task of GLUE.", choices=glue.NAMES)
+    task: str = setting("rte", f"A folder with your train.tsv and dev.tsv, or a task of GLUE: {', '.join(glue.NAMES)}.")
     model: str = setting(
         "google-bert/bert-base-uncased", "Encoder: a name on the hub, a folder, or package:NAME/FOLDER."
     )
@@ -67,22 +68,21 @@ class TextConfig:
     precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"))
     seed: int = setting(0, "Of the head, of dropout and of the order of the examples.", least=0, most=2**31)
 
-    @property
-    def glue(self) -> glue.Glue:
-        """The task."""
-        return glue.TASKS[self.task]
+    def __post_init__(self) -> None:
+        glue.check(self.task)
 
 
 @dataclass(frozen=True)
 class Data:
     """Token ids of all parts: train, validation if a share is held out, dev or dev_matched and dev_mismatched.
 
-    skipped: damaged rows that were left out.
+    skipped: damaged rows that were left out. task: what is learnt from them.
     """
 
     parts: Mapping[str, Encoded]
     tokenizer: Any
     skipped: int
+    task: glue.Glue
 
     def fingerprint(self) -> str:
         """16 hex digits that change when any token or label does."""
@@ -93,7 +93,8 @@ class Data:
 def load(config: TextConfig, session: Session, origin: Origin) -> Data:
     """The data of a run, in tokens of its model."""
     words = tokenizer(origin)
-    whole = glue.load(config.glue, "train", session.data_root)
+    task = glue.find(config.task)
+    whole = glue.load(task, "train", session.data_root)
     if config.examples > len(whole):
         raise UsageError(f"{config.task} has {len(whole)} training examples, got examples {config.examples}.")
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(SPLIT_SEED))
@@ -104,14 +105,14 @@ def load(config: TextConfig, session: Session, origin: Origin) -> Data:
         raise UsageError(f"holdout {config.holdout} of {len(order)} examples leaves a part empty.")
     if held:
         texts["validation"] = whole.chosen(order[:held].tolist())
-    texts |= {part: glue.load(config.glue, part, session.data_root) for part in config.glue.dev}
-    parts = {name: encoded(part, words, config) for name, part in texts.items()}
-    return Data(parts, words, sum(part.skipped for part in texts.values()))
+    texts |= {part: glue.load(task, part, session.data_root) for part in task.dev}
+    parts = {name: encoded(part, words, config, task) for name, part in texts.items()}
+    return Data(parts, words, sum(part.skipped for part in texts.values()), task)
 
 
-def encoded(part: glue.Examples, words: Any, config: TextConfig) -> Encoded:
+def encoded(part: glue.Examples, words: Any, config: TextConfig, task: glue.Glue) -> Encoded:
     """Examples in tokens, from the cache if they are there."""
-    return encode(part, words, config.max_length, classes=not config.glue.scores, cache=default_cache())
+    return encode(part, words, config.max_length, classes=not task.scores, cache=default_cache())
 
 
 def put_cure(model: nn.Module, config: TextConfig) -> None:
@@ -158,14 +159,14 @@ class Training:
         """Of the task, with the uniformity loss where that is the cure."""
         labels = batch["labels"]
         logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits.float()
-        scores = self.config.glue.scores
+        scores = self.data.task.scores
         value = F.mse_loss(logits.squeeze(-1), labels) if scores else F.cross_entropy(logits, labels)
         return value + self.config.weight * self.uniform() if self.config.cure == "uniform_loss" else value
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The figures of what was held out."""
         held = self.data.parts.get("validation")
-        return {} if held is None else named("validation", scores(model, held, self.config))
+        return {} if held is None else named("validation", scores(model, held, self.config, self.data.task))
 
 
 class _Batches:
@@ -199,15 +200,18 @@ def logits_of(model: nn.Module, data: Encoded, batch: int) -> Tensor:
 
 def answers(logits: Tensor, task: glue.Glue) -> list[float]:
     """Numbers of classes, or scores."""
+    bad = int((~logits.isfinite()).sum())
+    if bad:  # a largest class would be found all the same
+        raise NotFiniteError(f"The model's outputs are not finite: {bad} of {logits.numel()} are NaN or infinite.")
     chosen: list[float] = (logits.squeeze(-1) if task.scores else logits.argmax(-1)).tolist()
     return chosen
 
 
-def scores(model: nn.Module, data: Encoded, config: TextConfig) -> dict[str, float]:
+def scores(model: nn.Module, data: Encoded, config: TextConfig, task: glue.Glue) -> dict[str, float]:
     """The figures of the task on examples with labels."""
     assert data.labels is not None
-    found = answers(logits_of(model, data, 2 * config.batch), config.glue)
-    return figures(config.glue.metrics, data.labels.tolist(), found)
+    found = answers(logits_of(model, data, 2 * config.batch), task)
+    return figures(task.metrics, data.labels.tolist(), found)
 
 
 def named(part: str, found: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,8 @@ class Session:
     data_root: folder that has the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume:
     go on from them. save_seconds: time between two checkpoints. device: None lets Accelerate decide; cpu, cuda, mps.
     threads: of the processor; with another number sums differ in their last digits. trackers: "jsonl", "tensorboard",
-    "wandb", which write to `tracked`. progress: called after each step.
+    "wandb", which write to `tracked`. progress: called after each step. keep: folder for the trained model; None keeps
+    none.
     """
 
     data_root: Path | None = None
@@ -26,3 +27,4 @@ class Session:
     trackers: tuple[str, ...] = ()
     tracked: Path | None = None
     progress: Progress | None = None
+    keep: Path | None = None

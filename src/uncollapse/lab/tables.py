@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from uncollapse.lab.board import Board, Cell, cells
-from uncollapse.lab.paired import compare
+from uncollapse.lab.paired import Paired, compare
 from uncollapse.lab.selecting import Record
 
 NOTHING = "–"
+CHANCE = 0.05  # p of a difference up to which chance is an unlikely reason
 REACHED, NEAR = "✓", "≈"
 
 
@@ -120,8 +121,19 @@ def comparisons(board: Board, made: Sequence[Cell]) -> list[str]:
         found = compare(cell.figures, other)
         gain = f"{cell.row} − {board.against} = {_number(board, found.mean, found.std)}"
         seeds = "1 seed" if found.n == 1 else f"{found.n} seeds"
-        said.append(f"{cell.group}, {board.columns} {cell.column}: {gain} over {seeds}, p = {found.p:.2g}.")
+        words = f"{gain} over {seeds}, p = {found.p:.2g}: {certainty(found)}"
+        said.append(f"{cell.group}, {board.columns} {cell.column}: {words}.")
     return said
+
+
+def certainty(found: Paired) -> str:
+    """How sure a difference is, in words."""
+    if found.p <= CHANCE:
+        return "unlikely to be chance"
+    signs = {difference > 0 for difference in found.differences.values() if difference}
+    if len(signs) == 1 and 0 not in found.differences.values() and found.n > 1:
+        return "the same sign in all seeds, too few to rule out chance"
+    return "within noise" if found.n > 1 else "one pair says nothing of chance"
 
 
 def facts(board: Board, made: Sequence[Cell]) -> dict[str, Any]:

@@ -45,7 +45,10 @@ class Origin:
 def _in_package(place: str) -> str:
     """The folder that package:NAME/FOLDER means; the package's own code does not run."""
     name, _, folder = place.removeprefix(PACKAGE).partition("/")
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # the running script, and other modules that were never installed
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
     path = Path(spec.submodule_search_locations[0]) / folder

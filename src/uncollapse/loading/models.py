@@ -11,6 +11,7 @@ from uncollapse import cure_files
 from uncollapse.backbones.random_weights import reset_cures
 from uncollapse.loading import builders, checkpoints
 from uncollapse.loading.errors import UsageError
+from uncollapse.loading.huggingface import PACKAGE
 from uncollapse.loading.seeded import seeded
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -80,7 +81,7 @@ def _loaded(what: str, *, bare: bool, dtype: torch.dtype | None) -> Loaded:
 
 
 def _names_function(what: str) -> bool:
-    return ":" in what and not what.startswith("timm:") and not Path(what).expanduser().exists()
+    return ":" in what and not what.startswith(("timm:", PACKAGE)) and not Path(what).expanduser().exists()
 
 
 def _built(what: str) -> Loaded:

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import os
+import warnings
 from dataclasses import dataclass
+from functools import cache as once
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from uncollapse import files
 from uncollapse.lab.data.glue import Examples
 
 POOL = 50  # batches whose examples are sorted by length together
+CHUNK = 10_000  # examples that the tokenizer sees at a time: what it gives takes far more room than the ids
+KINDS = {"ids": torch.int32, "starts": torch.int64, "types": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,11 @@ def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool
         cache: folder that keeps them; None keeps nothing.
     """
     path = None if cache is None else cache / "tokens" / f"{_key(examples, tokenizer, max_length)}.safetensors"
-    kept = _kept(path)
+    kept = None if path is None else _kept(path, len(examples))
     if kept is None:
         kept = _tokens(examples, tokenizer, max_length)
         if path is not None:
-            files.write(path, save(kept))
+            _keep(path, kept)
     labels = None
     if examples.labels is not None:
         labels = torch.tensor(examples.labels, dtype=torch.long if classes else torch.float32)
@@ -85,27 +90,34 @@ def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool
 
 def default_cache() -> Path:
     """Where token ids are kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
-    return Path(os.environ.get("UNCOLLAPSE_CACHE") or Path.home() / ".cache" / "uncollapse")
+    return Path(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse").expanduser()
 
 
 def _tokens(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
-    pairs = (list(examples.first),) if examples.second is None else (list(examples.first), list(examples.second))
-    made = tokenizer(*pairs, truncation=True, max_length=max_length, padding=False)
-    rows = made["input_ids"]
-    starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    kept = {"ids": torch.tensor([n for row in rows for n in row], dtype=torch.int32), "starts": starts}
-    if "token_type_ids" in made:
-        kept["types"] = torch.tensor([n for row in made["token_type_ids"] for n in row], dtype=torch.uint8)
-    return kept
+    texts = [list(side) for side in (examples.first, examples.second) if side is not None]
+    lengths, found = [0], dict[str, list[Tensor]]()
+    for start in range(0, len(examples), CHUNK):
+        sides = [side[start : start + CHUNK] for side in texts]
+        made = tokenizer(*sides, truncation=True, max_length=max_length, padding=False)
+        lengths += map(len, made["input_ids"])
+        for name, its in (("ids", "input_ids"), ("types", "token_type_ids")):
+            if its in made:
+                found.setdefault(name, []).append(torch.tensor(list(chain.from_iterable(made[its])), dtype=KINDS[name]))
+    return {name: torch.cat(chunks) for name, chunks in found.items()} | {"starts": torch.tensor(lengths).cumsum(0)}
 
 
 def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
     """What the token ids depend on, in 32 hex digits."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    kind = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else _settled(backend.to_str())
+    if backend is None:
+        kind = json.dumps([tokenizer.get_vocab(), tokenizer.init_kwargs], sort_keys=True, default=str)
+    else:
+        kind = _settled(backend.to_str())
+    calls = f"{tokenizer.truncation_side} {tokenizer.model_input_names} {max_length} {examples.second is None}"
     digest = hashlib.sha256()
-    for part in (type(tokenizer).__name__, kind, str(max_length), *examples.first, "\0", *(examples.second or ())):
-        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    for part in (type(tokenizer).__name__, kind, calls, *examples.first, *(examples.second or ())):
+        raw = part.encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
     return digest.hexdigest()[:32]
 
 
@@ -114,11 +126,31 @@ def _settled(description: str) -> str:
     return json.dumps(json.loads(description) | {"truncation": None, "padding": None}, sort_keys=True)
 
 
-def _kept(path: Path | None) -> dict[str, Tensor] | None:
+def _kept(path: Path, examples: int) -> dict[str, Tensor] | None:
+    """What is in the cache; nothing if it is not there, or not what we wrote: then it is made again."""
     try:
-        return None if path is None else load(path.read_bytes())
-    except (OSError, SafetensorError):  # not there, or not what we wrote: it is made again
+        found = load(path.read_bytes())
+    except (OSError, SafetensorError):
         return None
+    if not {"ids", "starts"} <= set(found) <= set(KINDS):
+        return None
+    ids, starts = found["ids"], found["starts"]
+    sound = all(tensor.dtype == KINDS[name] and tensor.dim() == 1 for name, tensor in found.items())
+    sound = sound and len(starts) == examples + 1 and len(found.get("types", ids)) == len(ids)
+    return found if sound and starts[0] == 0 and starts[-1] == len(ids) and bool((starts.diff() >= 0).all()) else None
+
+
+def _keep(path: Path, tokens: dict[str, Tensor]) -> None:
+    try:
+        files.write(path, save(tokens))
+    except OSError as error:
+        _warn(f"Token ids cannot be kept in {path.parent}: {error.strerror}. They are made anew for each run.")
+
+
+@once
+def _warn(sentence: str) -> None:
+    """Warn, but only once: a run has several parts."""
+    warnings.warn(sentence, stacklevel=4)
 
 
 def bucketed(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:

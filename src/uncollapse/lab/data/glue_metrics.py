@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from uncollapse.inputs import NotFiniteError
 from uncollapse.loading.errors import library
 
 
@@ -16,7 +17,16 @@ def _f1(truth: Any, answers: Any) -> float:
     return float(library("sklearn.metrics", "text").f1_score(truth, answers, zero_division=0.0))
 
 
+def _macro_f1(truth: Any, answers: Any) -> float:
+    """The mean over the classes that are in the truth or in the answers."""
+    score = library("sklearn.metrics", "text").f1_score(truth, answers, average="macro", zero_division=0.0)
+    return float(score)
+
+
 def _matthews(truth: Any, answers: Any) -> float:
+    """0 where one side has one class only, by definition."""
+    if len(np.unique(truth)) < 2 or len(np.unique(answers)) < 2:
+        return 0.0
     return float(library("sklearn.metrics", "text").matthews_corrcoef(truth, answers))
 
 
@@ -38,6 +48,7 @@ def _correlation(name: str, truth: Any, answers: Any) -> float:
 METRICS: Mapping[str, Callable[[Any, Any], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
+    "macro_f1": _macro_f1,
     "matthews": _matthews,
     "spearman": _spearman,
     "pearson": _pearson,
@@ -45,10 +56,13 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
 
 
 def figures(names: Sequence[str], truth: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
-    """Some figures of answers beside the truth.
+    """Some figures of answers beside the truth; both are numbers of classes, or scores.
 
     >>> figures(("f1", "accuracy"), [1, 1, 0, 0], [1, 0, 0, 0])
     {'f1': 0.6666666666666666, 'accuracy': 0.75}
     """
     pair = np.asarray(truth), np.asarray(answers)
+    bad = int((~np.isfinite(pair[1])).sum())
+    if bad:
+        raise NotFiniteError(f"The model's outputs are not finite: {bad} of {len(answers)} are NaN or infinite.")
     return {name: METRICS[name](*pair) for name in names}

@@ -34,11 +34,13 @@ class L2Norm(nn.Module):
 def with_l2_norms(model: nn.Module, at: str | int) -> None:
     """Put an `L2Norm` in the place of each LayerNorm that stands behind a place."""
     stack = backbones.find(model)
-    (place,) = places_of(stack, CURES["contra_norm"], at)
-    paths = {block.places[place].path for block in stack.blocks if block.places[place].side == "input"}
-    found = {path: model.get_submodule(path) for path in paths}
+    places = places_of(stack, CURES["contra_norm"], at)
+    sites = [block.places[place] for block in stack.blocks for place in places if place in block.places]
+    found = {site.path: model.get_submodule(site.path) for site in sites if site.side == "input"}
     if not found or not all(isinstance(module, nn.LayerNorm) for module in found.values()):
-        raise UsageError(f"norm l2 needs a place in front of a LayerNorm, such as attention.residual; got {place}.")
+        raise UsageError(
+            f"norm l2 needs a place in front of a LayerNorm, such as attention.residual; got {', '.join(places)}."
+        )
     for path, module in found.items():
         assert isinstance(module, nn.LayerNorm)
         owner, _, name = path.rpartition(".")

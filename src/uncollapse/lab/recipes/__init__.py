@@ -3,6 +3,7 @@
 Their libraries are imported when a recipe runs, not before.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.recipes import bert_depth, gcn_depth, glue, vit_digits
 from uncollapse.lab.sessions import Session
+from uncollapse.loading.errors import UsageError
 from uncollapse.registry import Registry
 
 
@@ -20,7 +22,8 @@ class Recipe:
 
     config: a frozen dataclass with a default for every field and a `seed`, see `configs.setting`. run: gives a record
     that can be written as JSON. name_of: what a run is called in the names of files. cost: roughly its seconds on one
-    core. boards: tables of its results, the first one unless another is named. grids: sweeps by name.
+    core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
+    by name, such as a paper's.
     """
 
     name: str
@@ -32,9 +35,20 @@ class Recipe:
     cost: Callable[[Any], float]
     boards: Mapping[str, Board] = field(default_factory=dict)
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def preset(self, name: str) -> Mapping[str, Any]:
+        """The settings that it has under a name; a UsageError that lists the names if it has none."""
+        if name not in self.presets:
+            close = difflib.get_close_matches(name, self.presets, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            there = f"There are: {', '.join(self.presets)}." if self.presets else "It has none; leave out --preset."
+            raise UsageError(f"{self.name} has no preset named {name!r}.{hint} {there}")
+        return self.presets[name]
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
 for _module in (gcn_depth, vit_digits, glue, bert_depth):
     _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
-    RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS))
+    _presets: Mapping[str, Mapping[str, Any]] = getattr(_module, "PRESETS", {})
+    RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS, presets=_presets))

@@ -6,19 +6,20 @@ ContraNorm's paper (arXiv 2303.06562).
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from uncollapse.lab import sentences
+from uncollapse.lab import keeping, sentences
 from uncollapse.lab.board import Board, Published
 from uncollapse.lab.configs import identity, setting
-from uncollapse.lab.data import glue
+from uncollapse.lab.data.glue import Glue
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.models.text_classifier import stacked
-from uncollapse.lab.recipes.glue import BERT, MINILM, ROWS, variant
-from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.recipes.glue import BERT, MINILM, ROWS, place_name, variant
+from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sentences import Data, TextConfig, Training
 from uncollapse.lab.sessions import Session
@@ -45,7 +46,7 @@ class Config(TextConfig):
     depth: int = setting(12, "Blocks.", least=1)
     width: int = setting(128, "scratch: width of the residual stream.", least=8)
     heads: int = setting(2, "scratch: heads of the attention.", least=1)
-    task: str = setting("sst2", "The task of GLUE.", choices=glue.NAMES)
+    task: str = setting("sst2", "A task of GLUE, or a folder with your own train.tsv and dev.tsv.")
     examples: int = setting(10_000, "Training examples, drawn once for all seeds; 0: all.", least=0)
     max_length: int = setting(64, "Tokens of an example.", least=8)
     lr: float = setting(5e-4, "Largest learning rate of AdamW; it falls in a line.", least=0)
@@ -54,13 +55,14 @@ class Config(TextConfig):
     clip: float = setting(1.0, "Largest length of the gradient; 0: any.", least=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.start == "scratch" and self.width % self.heads:
             raise UsageError(f"width must be a multiple of heads, got {self.width} and {self.heads}.")
 
 
-def build(config: Config, origin: Origin) -> nn.Module:
-    """The model at its start."""
-    labels = max(1, len(config.glue.labels))
+def build(config: Config, origin: Origin, task: Glue) -> nn.Module:
+    """The model at its start, with the outputs that its task needs."""
+    labels = task.outputs
     with seeded(config.seed):
         if config.start == "stacked":
             model = stacked(origin, labels, config.depth)
@@ -83,9 +85,11 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     with threads(session.threads):
         origin = Origin(config.model)
         data = sentences.load(config, session, origin)
-        model = build(config, origin)
+        model = build(config, origin, data.task)
         sentences.check_length(config, data.tokenizer, model)
-        return model, _train(model, config, session, data)
+        made = _train(model, config, session, data)
+        keeping.keep_text(session, model, data.tokenizer, config, data.task.labels)
+        return model, made
 
 
 class _Watched(Training):
@@ -95,23 +99,25 @@ class _Watched(Training):
         task = super().__enter__()
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            layers = summary(sentences.diagnosis(model, self.data.parts[self.config.glue.dev[0]]))["layers"]
+            layers = summary(sentences.diagnosis(model, self.data.parts[self.data.task.dev[0]]))["layers"]
             return self.evaluate(model) | {f"{m} {at['name']}": at[m] for m in MEASURES for at in layers if m in at}
 
         return Task(task.model, task.optimiser, task.batches, task.loss, evaluate, task.schedule)
 
 
 def _train(model: nn.Module, config: Config, session: Session, data: Data) -> dict[str, Any]:
-    dev = config.glue.dev
+    dev = data.task.dev
     before = summary(sentences.diagnosis(model, data.parts[dev[0]]))
-    experiment = f"{identity(NAME, config)}-{data.fingerprint()}"
+    weights = fingerprint(parameter.detach() for parameter in model.parameters())
+    experiment = f"{identity(NAME, config)}-{data.fingerprint()}-{weights}"
     with _Watched(model, config, data) as task:
         history = fit(task, sentences.settings_of(config), session, experiment, vars(config))
     after = summary(sentences.diagnosis(model, data.parts[dev[0]]))
     epochs = [short(each) for each in history.epochs]
     figures = {name: value for name, value in epochs[-1].items() if " " not in name and name != "loss"}
     for part in dev:
-        figures |= sentences.named(part.removesuffix("_matched"), sentences.scores(model, data.parts[part], config))
+        found = sentences.scores(model, data.parts[part], config, data.task)
+        figures |= sentences.named(part.removesuffix("_matched"), found)
     figures |= {"always": _always(data, dev[0])}
     return record(
         NAME,
@@ -119,9 +125,10 @@ def _train(model: nn.Module, config: Config, session: Session, data: Data) -> di
         history.seconds,
         ("transformers", "accelerate", "scikit-learn", "scipy"),
         data={
-            "name": config.glue.folder,
-            "metric": config.glue.metrics[0],
+            "name": Path(data.task.folder).name,
+            "metric": data.task.metrics[0],
             "fingerprint": data.fingerprint(),
+            "weights": weights,
             "skipped": data.skipped,
             **{part: len(tokens) for part, tokens in data.parts.items()},
         },
@@ -152,7 +159,7 @@ def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     words = variant(asdict(config)).replace(" ", "-")
     scale = f"-s{config.scale:g}" if config.cure == "contra_norm" else ""
-    return f"{config.task}-{config.start}-L{config.depth}-{words}{scale}-seed{config.seed}"
+    return f"{place_name(config.task)}-{config.start}-L{config.depth}-{words}{scale}-seed{config.seed}"
 
 
 def cost(config: Config) -> float:
@@ -186,14 +193,14 @@ BOARDS: Mapping[str, Board] = {
         whole=True,
     ),
 }
-SMALL: dict[str, tuple[Any, ...]] = {"model": (MINILM,)}
+SMALL: dict[str, tuple[Any, ...]] = {"model": (MINILM,), "epochs": (3,)}
 
 
-def _pairs(depths: tuple[int, ...], seeds: tuple[int, ...]) -> tuple[Grid, ...]:
-    shared = SMALL | {"depth": depths, "seed": seeds}
+def _pairs(depths: tuple[int, ...], seed: int) -> tuple[Grid, ...]:
+    shared = SMALL | {"depth": depths, "seed": (seed,)}
     return Grid(shared | {"cure": ("none",)}), Grid(shared | {"cure": ("contra_norm",), "scale": (0.2,)})
 
 
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
-    "sst2": (*_pairs((12, 24, 48), (0, 1)), *_pairs((72,), (0,))),
+    "sst2": (*_pairs((24, 48), 0), *_pairs((12,), 0), *_pairs((12, 24, 48), 1), *_pairs((72,), 0)),
 }

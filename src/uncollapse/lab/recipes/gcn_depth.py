@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.diagnosing import diagnose
+from uncollapse.lab import keeping
 from uncollapse.lab.board import Board, Published
 from uncollapse.lab.configs import identity, setting
 from uncollapse.lab.data import features, graphs, splits
@@ -146,6 +147,7 @@ def _train(config: Config, session: Session) -> tuple[nn.Module, dict[str, Any]]
         "epochs": [short(figures) for figures in history.epochs],
         "diagnosis": {"before": before, "after": after},
     }
+    keeping.keep_weights(session, model, config)
     return model, record(NAME, config, history.seconds, ("torch_geometric", "accelerate"), **facts)
 
 

@@ -19,6 +19,7 @@ from uncollapse.attachment import attach
 from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosing import diagnose
 from uncollapse.diagnosis import Diagnosis
+from uncollapse.lab import keeping
 from uncollapse.lab.board import Board
 from uncollapse.lab.configs import identity, setting
 from uncollapse.lab.grids import Grid
@@ -138,6 +139,7 @@ def _fit(model: nn.Module, config: Config, session: Session) -> dict[str, Any]:
     history = train_task(_task(model, config, parts), settings, session, experiment, vars(config))
     after = summary(_diagnosis(model, parts["test"][0]))
     accuracies = {part: accuracy(model, *parts[part]) for part in SIZES}
+    keeping.keep_weights(session, model, config)
     return record(
         NAME,
         config,

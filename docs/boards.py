@@ -1,0 +1,47 @@
+"""What pages of recipes share: boards and grids as Markdown, from results/."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from uncollapse.lab.agenda import Agenda
+from uncollapse.lab.board import Board
+from uncollapse.lab.recipes import RECIPES
+from uncollapse.lab.results import Results
+from uncollapse.lab.selecting import Record
+from uncollapse.lab.tables import markdown
+
+ROOT = Path(__file__).parents[1]
+RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
+NOT_RUN = "Not run yet."
+TOGETHER = re.compile(r"(?<=\d) (?=[±(])|(?<=±) |(?<=paper) (?=\d)")  # where a line must not be broken
+
+Row = tuple[str, ...]
+
+
+@cache
+def records(recipe: str) -> tuple[Record, ...]:
+    """All results of a recipe."""
+    return tuple(Results(RESULTS).all(RECIPES[recipe]))
+
+
+def board(laid_out: Board, mine: Sequence[Record]) -> str:
+    """The tables of a board; words instead where nothing was run."""
+    if not mine:
+        return NOT_RUN
+    _, _, tables = markdown(laid_out, mine).partition("\n\n")  # without its title: the page has one
+    return TOGETHER.sub("\u00a0", tables)
+
+
+def grids(*recipes: str) -> tuple[Row, list[Row]]:
+    """The named grids: how many runs they have, how many are done, and how long these took."""
+    head = ("grid", "runs", "done", "hours of one core, those done")
+    rows = []
+    for recipe in map(RECIPES.__getitem__, recipes):
+        for name, of in recipe.grids.items():
+            agenda = Agenda(recipe, [cell for grid in of for cell in grid.cells(recipe.config)], Results(RESULTS))
+            hours = sum(record["seconds"] for record in agenda.records.values()) / 3600
+            shown = f"`{name}`" if len(recipes) == 1 else f"`{recipe.name} --grid {name}`"
+            rows.append((shown, str(agenda.total), str(len(agenda.records)), f"{hours:.1f}"))
+    return head, rows

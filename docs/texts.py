@@ -1,0 +1,209 @@
+"""Tables and pictures of the page of text, from results/glue/, results/bert-depth/ and results/text/.
+
+`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import boards  # the module beside this one
+from boards import IMAGES, NOT_RUN, RESULTS, Row
+
+from uncollapse.lab.board_plots import plot
+from uncollapse.lab.recipes import RECIPES
+from uncollapse.lab.recipes.glue import MINILM, variant
+from uncollapse.lab.selecting import Record, setting
+from uncollapse.measures import MEASURES
+from uncollapse.report.canvas import INK, LINE, blank, legend, save
+
+DEPTH = RECIPES["bert-depth"].boards["depth"]
+BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
+SHADES = ("#a9c7dd", "#0068a8"), ("#eec3a6", "#c44d08")  # from the first epoch to the last: without a cure, with it
+WAYS = ("none", "contra_norm")
+
+glue = partial(boards.records, "glue")
+depth = partial(boards.records, "bert-depth")
+
+
+def table_1() -> str:
+    """GLUE beside the paper."""
+    return boards.board(RECIPES["glue"].boards["table1"], glue())
+
+
+def rates() -> tuple[Row, list[Row]]:
+    """Vanilla runs with several learning rates and the first seed: what chose the rate."""
+    runs = [r for r in glue() if setting(r, "model") == MINILM and setting(r, "cure") == "none" and r["seed"] == 0]
+    tasks = sorted({setting(r, "task") for r in runs})
+    by_rate: dict[float, dict[str, str]] = {}
+    for r in runs:
+        if "validation" in r["figures"]:
+            by_rate.setdefault(setting(r, "lr"), {})[setting(r, "task")] = f"{100 * r['figures']['validation']:.2f}"
+    rows = [(f"{rate:g}", *(found.get(task, "–") for task in tasks)) for rate, found in sorted(by_rate.items())]
+    return ("learning rate", *tasks), rows
+
+
+def depths() -> str:
+    """Encoders of growing depth."""
+    return boards.board(DEPTH, depth())
+
+
+def pictures() -> str:
+    """Accuracy over depth, and what happens layer by layer, where they are drawn."""
+    paths = [_image("depth"), *(_image(f"layers_{way}") for way in WAYS)]
+    said = ["Accuracy over depth", *(f"Variance, effective rank and similarity by layer, {way}" for way in WAYS)]
+    shown = [f"![{s}](images/{p.name})" for s, p in zip(said, paths, strict=True) if p.exists()]
+    return "\n".join(shown) or NOT_RUN
+
+
+def padding() -> tuple[Row, list[Row]]:
+    """How far embeddings move when the same sentence is filled up."""
+    result = _read("padding")
+    lengths = sorted({row["length"] for row in result["shifts"]})
+    rows: dict[Row, dict[int, str]] = {}
+    for row in result["shifts"]:
+        form = {"tokens": "", "features": ", over features"}.get(row.get("axis", ""), "")
+        name = f"ContraNorm{form}" if "scale" in row else "no cure"
+        key = name, f"{row['scale']:g}" if "scale" in row else "", row.get("padding", "")
+        cosine = f"{row['cosine_min']:.3f}"
+        rows.setdefault(key, {})[row["length"]] = f"{row['embedding_mean']:.1e} ({cosine})"
+    filled = [(*key, *(found.get(length, "–") for length in lengths)) for key, found in rows.items()]
+    return ("", "scale", "padding", *(f"filled up to {length}" for length in lengths)), filled
+
+
+def padding_batched() -> tuple[Row, list[Row]]:
+    """What the size of a batch does to Spearman's correlation."""
+    result = _read("padding")
+    ways = list(dict.fromkeys(row["way"] for row in result["batched"]))
+    rows: dict[Row, dict[str, str]] = {}
+    for row in result["batched"]:
+        name = "no cure" if "scale" not in row else f"ContraNorm, scale {row['scale']:g}, {row['padding']}"
+        rows.setdefault((name,), {})[row["way"]] = f"{100 * row['spearman']:.2f}"
+    return ("", *ways), [(*key, *(found.get(way, "–") for way in ways)) for key, found in rows.items()]
+
+
+FIGURES = ("alignment", "uniformity", "spearman")
+
+
+def embeddings() -> tuple[Row, list[Row]]:
+    """Sentence embeddings of the last block that were not trained here."""
+    result = _read("sts_embeddings")
+    last = max(row["blocks"] for row in result["untrained"])
+    rows = []
+    for row in result["untrained"]:
+        cure = {"none": "as it is", "bert": "ContraNorm", "bert_v2": "ContraNorm v2"}[row["cure"]]
+        scale = "" if row["scale"] is None else f", scale {row['scale']:g}"
+        where = "" if row["blocks"] == last else f", after block {row['blocks']}"
+        rows.append((f"{row['weights']}, {cure}{scale}{where}", *_qualities([row])))
+    return _embedding_head(), rows
+
+
+def embeddings_trained() -> tuple[Row, list[Row]]:
+    """The same after an epoch on STS-B's pairs."""
+    result = _read("sts_embeddings")
+    ways = list(dict.fromkeys(run["way"] for run in result["trained"]))
+    groups = {way: [run for run in result["trained"] if run["way"] == way] for way in ways}
+    return _embedding_head(), [(f"{way} ({len(group)} seeds)", *_qualities(group)) for way, group in groups.items()]
+
+
+def _embedding_head() -> Row:
+    return ("", *(f"{name}, {part}" for part in ("dev", "test") for name in FIGURES))
+
+
+def _qualities(rows: Sequence[dict[str, Any]]) -> list[str]:
+    found = []
+    for part in ("dev", "test"):
+        for name in FIGURES:
+            values = [row[part][name] for row in rows]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            found.append(f"{statistics.fmean(values):.3f}{spread}")
+    return found
+
+
+def albert() -> tuple[Row, list[Row]]:
+    """ALBERT on molecules."""
+    result = _read("albert_smiles")
+    rows = []
+    for way, row in result["summary"].items():
+        figures = []
+        for name in ("spearman", "pearson"):
+            found = row[name]
+            spread = f" ± {100 * found['std']:.2f}" if "std" in found else ""
+            p = f", p = {found['p']:.2g}" if "p" in found else ""
+            figures.append(f"{100 * found['mean']:.2f}{spread} ({found['n']} seeds{p})")
+        scale = f"{row['scale']:g}" if way.startswith("contra_norm") else ""
+        rows.append((way, f"{row['lr']:g}", scale, *figures, *_ends(result, way)))
+    head = ("", "learning rate", "scale", "Spearman", "Pearson", "cosine, last pass", "effective rank, last pass")
+    return head, rows
+
+
+def _ends(result: dict[str, Any], way: str) -> list[str]:
+    """Measures of the last pass after training, a mean over the runs with the chosen settings."""
+    chosen = result["summary"][way]
+    runs = [r for r in result["runs"] if r["way"] == way and all(r["config"][n] == chosen[n] for n in ("lr", "scale"))]
+    means = (
+        statistics.fmean(r["diagnosis"]["after"][name][-1] for r in runs) for name in ("mean_cosine", "effective_rank")
+    )
+    return [f"{value:.2f}" for value in means]
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / "text" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def draw() -> Iterator[Path]:
+    """Draw all pictures that the results allow."""
+    mine = [r for r in depth() if setting(r, "task") == "sst2"]
+    if mine:
+        yield plot(DEPTH, mine, "sst2", _image("depth"))
+        deepest = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=None)
+        for way, shades in zip(WAYS, SHADES, strict=True):
+            runs = [r for r in mine if setting(r, "depth") == deepest and variant(r["config"]) == way]
+            if runs:
+                yield _draw_layers(way, min(runs, key=lambda r: r["seed"]), shades)
+
+
+def _both(mine: Sequence[Record], layers: int) -> bool:
+    return {variant(r["config"]) for r in mine if setting(r, "depth") == layers} >= set(WAYS)
+
+
+def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
+    """A panel for each measure with a line for each epoch, the later the darker."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    config = record["config"]
+    cure = "no cure" if way == "none" else f"ContraNorm, scale {config['scale']:g}"
+    title = f"{config['depth']} blocks, {cure}: after each block, from the start to the last epoch"
+    figure, panels = blank(title, (14.0, 3.8), len(BY_LAYER))
+    shade: Any = LinearSegmentedColormap.from_list("epochs", shades)
+    for axes, measure in zip(panels, BY_LAYER, strict=True):
+        rows = record["layers"][measure]
+        for epoch, row in enumerate(rows):
+            label = "start" if epoch == 0 else f"epoch {epoch}"
+            dash = (0, (3, 2)) if epoch == 0 else "-"
+            axes.plot(row, color=shade(epoch / (len(rows) - 1)), linewidth=1.8, linestyle=dash, label=label)
+        axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)
+        axes.set_xlabel("block", color=INK)
+        axes.grid(axis="y", color=LINE, linewidth=0.8)
+    legend(panels[0])
+    return save(figure, _image(f"layers_{way}"))
+
+
+def _image(name: str) -> Path:
+    return IMAGES / f"text_{name}.svg"
+
+
+TEXTS: dict[str, Callable[[], str]] = {"text_table1": table_1, "text_depths": depths, "text_pictures": pictures}
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "text_rates": rates,
+    "text_padding": padding,
+    "text_padding_batched": padding_batched,
+    "text_embeddings": embeddings,
+    "text_embeddings_trained": embeddings_trained,
+    "text_albert": albert,
+    "text_grids": partial(boards.grids, "glue", "bert-depth"),
+}

@@ -1,0 +1,75 @@
+"""Diagnose a sentence encoder, put ContraNorm into it, tune it for a few steps, and see what changed.
+
+    python examples/text.py                     # a tiny BERT with random weights: nothing is read or fetched
+    python examples/text.py NAME_OR_FOLDER      # an encoder of transformers: on the hub, or saved in a folder
+
+It is tuned without labels: two passes of a sentence, which differ by dropout, are to be alike and unlike all others
+(SimCSE, arXiv 2104.08821). A few sentences are enough to see how it is done, not to make a better encoder.
+"""
+
+import sys
+import tempfile
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import BertConfig
+
+import uncollapse as uc
+from uncollapse.loading import huggingface
+
+SENTENCES = """The ferry leaves at noon. A boat departs at midday. Rain is likely in the hills. It may pour up there.
+She tuned the old piano. He sold his first car. The bread is still warm. Nobody had locked the door. Two dogs sleep on
+the stairs. The committee meets again on Friday. Their train was an hour late. We planted beans along the fence."""
+TEXTS = [f"{text.strip()}." for text in SENTENCES.replace("\n", " ").split(".") if text]
+
+
+def encoder(place: str | None) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A model and the sentences as its arguments."""
+    if place is not None:
+        origin = huggingface.Origin(place)
+        model, _, _ = huggingface.load(origin, random_weights=False, dtype=torch.float32)
+        return model, dict(huggingface.tokenizer(origin)(TEXTS, padding=True, return_tensors="pt"))
+    rows = [torch.tensor([ord(letter) % 96 + 1 for letter in text]) for text in TEXTS]  # letters are its tokens, 0 pads
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    shape = BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, intermediate_size=128)
+    with tempfile.TemporaryDirectory() as folder:
+        shape.save_pretrained(folder)
+        model, _, _ = huggingface.load(huggingface.Origin(folder), random_weights=True, dtype=None)
+    return model, {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+def tune(model: nn.Module, batch: dict[str, Tensor], steps: int = 10) -> float:
+    """Draw two passes of each sentence together and all others apart; returns the last loss."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model.train()
+    for _ in range(steps):
+        mask = batch["attention_mask"][..., None]
+        views = [(model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1) for _ in range(2)]
+        loss = uc.info_nce(*views, temperature=0.05)
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        optimiser.step()
+    return loss.item()
+
+
+def main() -> None:
+    """Tune the encoder as it is and with ContraNorm, and print its last block before and after."""
+    table = Table("", "cosine of tokens", "effective rank", "loss")
+    for name, scale in (("as it is", None), ("with ContraNorm", 0.1)):
+        model, batch = encoder(sys.argv[1] if len(sys.argv) > 1 else None)
+        if scale is not None:
+            print(uc.attach(model, "contra_norm", preset="bert", scale=scale))
+        for when in ("before", "after"):
+            torch.manual_seed(1)
+            loss = f"{tune(model, batch):.3f}" if when == "after" else ""
+            diagnosis = uc.diagnose(model, [batch], baseline=0)
+            last = diagnosis.layers[-1]
+            table.add_row(f"{name}, {when}", f"{last['mean_cosine']:.3f}", f"{last['effective_rank']:.2f}", loss)
+    Console().print(table)
+    print(diagnosis.verdict.sentence)
+
+
+if __name__ == "__main__":
+    main()

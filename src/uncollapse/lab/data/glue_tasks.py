@@ -1,0 +1,115 @@
+"""What the tasks of GLUE (https://gluebenchmark.com) are: their files, columns, classes and figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LARGEST = 3e38  # float32 has no larger numbers
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a file has what: names of columns, or their numbers if the file has no first line with names."""
+
+    sentences: tuple[str | int, ...]
+    label: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Glue:
+    """A task.
+
+    folder: of its files. columns: of the files with labels; those of a test part may lack the label. labels: names of
+    the classes, in the order of their numbers; none for scores. metrics: figures, of which the first is the paper's.
+    files: the file of each part, or several of which one must be there. unnamed: columns of files without a first line
+    of names. bounds: least and largest score. skips: rows of its own files lack columns, and are left out. answers:
+    what the GLUE server calls the predictions of each test part. hub_columns: the sentences' on the hub.
+    """
+
+    name: str
+    folder: str
+    columns: Columns
+    labels: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("accuracy",)
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unnamed: Mapping[str, Columns] = field(default_factory=dict)
+    bounds: tuple[float, float] = (-LARGEST, LARGEST)
+    skips: bool = False
+    answers: Mapping[str, str] = field(default_factory=dict)
+    hub_columns: tuple[str, ...] = ()
+
+    @property
+    def scores(self) -> bool:
+        """Whether it has scores instead of classes."""
+        return not self.labels
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a model says of an example: one a class, or a score."""
+        return len(self.labels) or 1
+
+    @property
+    def dev(self) -> tuple[str, ...]:
+        """Its development parts, the main one first."""
+        return tuple(part for part in self.files if part.startswith("dev"))
+
+
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+SINGLE, PAIR = ("sentence",), ("sentence1", "sentence2")
+PLAIN: dict[str, tuple[str, ...]] = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+MNLI = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
+COLA = Columns((3,), 1)
+STS = Columns((5, 6), 4)
+MRPC = ("#1 String", "#2 String")
+QUESTIONS = ("question1", "question2")
+
+TASKS: Mapping[str, Glue] = {
+    task.name: task
+    for task in (
+        Glue(
+            "cola",
+            "CoLA",
+            Columns(SINGLE, "label"),
+            BINARY,
+            ("matthews", "accuracy"),
+            PLAIN,
+            unnamed={"train.tsv": COLA, "dev.tsv": COLA},
+            answers={"test": "CoLA"},
+            hub_columns=SINGLE,
+        ),
+        Glue("sst2", "SST-2", Columns(SINGLE, "label"), BINARY, ("accuracy",), PLAIN,
+             answers={"test": "SST-2"}, hub_columns=SINGLE),
+        Glue("mrpc", "MRPC", Columns(MRPC, "Quality"), BINARY, ("f1", "accuracy"), PLAIN,
+             answers={"test": "MRPC"}, hub_columns=PAIR),
+        Glue("qqp", "QQP", Columns(QUESTIONS, "is_duplicate"), BINARY, ("f1", "accuracy"), PLAIN, skips=True,
+             answers={"test": "QQP"}, hub_columns=QUESTIONS),
+        Glue(
+            "stsb",
+            "STS-B",
+            Columns(PAIR, "score"),
+            metrics=("spearman", "pearson"),
+            files={part: (f"{part}.tsv", f"sts-{part}.csv") for part in PLAIN},
+            unnamed={f"sts-{part}.csv": STS for part in PLAIN},
+            bounds=(0.0, 5.0),
+            answers={"test": "STS-B"},
+            hub_columns=PAIR,
+        ),
+        Glue(
+            "mnli",
+            "MNLI",
+            Columns(PAIR, "gold_label"),
+            ("entailment", "neutral", "contradiction"),
+            files={part: (f"{part}.tsv",) for part in MNLI},
+            answers={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"},
+            hub_columns=("premise", "hypothesis"),
+        ),
+        Glue("qnli", "QNLI", Columns(("question", "sentence"), "label"), ENTAILMENT, ("accuracy",), PLAIN,
+             answers={"test": "QNLI"}, hub_columns=("question", "sentence")),
+        Glue("rte", "RTE", Columns(PAIR, "label"), ENTAILMENT, ("accuracy",), PLAIN,
+             answers={"test": "RTE"}, hub_columns=PAIR),
+        Glue("wnli", "WNLI", Columns(PAIR, "label"), BINARY, ("accuracy",), PLAIN,
+             answers={"test": "WNLI"}, hub_columns=PAIR),
+    )
+}  # fmt: skip
+OWN = "own"
+NAMES = tuple(TASKS)

@@ -1,0 +1,143 @@
+"""--preset: settings of a recipe by name, and the paper's among them."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from uncollapse.lab.configs import build, settings
+from uncollapse.lab.recipes import RECIPES, glue
+from uncollapse.lab.results import Results
+
+from ..lab import slope  # noqa: TID252
+
+Run = Callable[..., Result]
+PRESETS = {"steep": {"slope": 8.0, "noise": 1.0, "weight_decay": 0.5, "epochs": 2, "seed": 7}, "flat": {"slope": 0.5}}
+RECIPE = dataclasses.replace(slope.RECIPE, presets=PRESETS)
+
+
+@pytest.fixture(autouse=True)
+def _recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES._entries, "slope", RECIPE)
+
+
+def config_of(run: Run, *arguments: object) -> slope.Config:
+    result = run("train", "slope", "--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    (record,) = json.loads(result.stdout)
+    return slope.Config(**record["config"] | {"steps": tuple(record["config"]["steps"])})
+
+
+def test_a_preset_counts_more_than_defaults_and_less_than_all_else(run: Run, tmp_path: Path) -> None:
+    assert config_of(run, "--preset", "steep") == slope.Config(8.0, 2, noise=1.0, weight_decay=0.5, seed=7)
+    (tmp_path / "a.yaml").write_text("noise: 2\nweight_decay: 0.25\nslope: 7\n", encoding="utf-8")
+    more = ["--config", "a.yaml", "--set", "weight_decay=0.125", "--set", "slope=6", "--slope", 2]
+    found = config_of(run, *more, "--preset", "steep")
+    assert found == slope.Config(2.0, 2, noise=2.0, weight_decay=0.125, seed=7)  # 2 is the default of slope
+
+
+def test_seeds_are_counted_from_that_of_the_preset(run: Run) -> None:
+    result = run("train", "slope", "--preset", "steep", "--seeds", 2, "--dry-run", "--json")
+    assert [step["name"] for step in json.loads(result.stdout)] == ["8-seed7", "8-seed8"]
+
+
+def test_a_result_is_that_of_its_settings_whether_a_preset_gave_them_or_not(run: Run) -> None:
+    config_of(run, "--preset", "flat", "--epochs", 1)
+    result = run("train", "slope", "--slope", 0.5, "--epochs", 1)
+    assert "1 of 1 was there already" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "sentence"),
+    [
+        ("train", ["slope"], "slope has no preset named 'step'. Did you mean 'steep'? There are: steep, flat."),
+        (
+            "sweep",
+            ["slope", "--grid", "epochs=1,2"],
+            "slope has no preset named 'step'. Did you mean 'steep'? There are: steep, flat.",
+        ),
+        (
+            "sweep",
+            ["vit-digits", "--grid", "depth"],
+            "vit-digits has no preset named 'step'. It has none; leave out --preset.",
+        ),
+    ],
+)
+def test_an_unknown_preset_is_one_sentence(run: Run, command: str, arguments: list[str], sentence: str) -> None:
+    result = run(command, *arguments, "--preset", "step")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {sentence}\n")
+
+
+def test_only_recipes_with_presets_have_the_flag(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    for name, recipe in RECIPES.items():
+        shown = " ".join(run("train", name, "--help").stdout.replace("│", " ").split())
+        assert ("--preset NAME" in shown) == bool(recipe.presets)
+        assert all(preset in shown for preset in recipe.presets)
+    result = run("train", "vit-digits", "--preset", "paper")
+    assert result.exit_code == 2
+    assert "No such option: --preset" in result.stderr
+
+
+def test_a_file_cannot_name_a_preset(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("preset: steep\n", encoding="utf-8")
+    result = run("train", "slope", "--config", "a.yaml")
+    assert "preset is no setting but a flag of the command: leave it out, and use --preset." in result.stderr
+
+
+def test_a_sweep_takes_from_a_preset_what_its_grids_leave_open(run: Run, tmp_path: Path) -> None:
+    grids = ["--grid", "epochs=1,3 seed=0", "--grid", "noise=none", "--set", "weight_decay=0"]
+    result = run("sweep", "slope", "--preset", "steep", *grids, "--dry-run", "--json")
+    assert result.exit_code == 0, result.stderr
+    steep = slope.Config(slope=8.0, noise=1.0, weight_decay=0.0)
+    wanted = [dataclasses.replace(steep, epochs=1), dataclasses.replace(steep, epochs=3)]
+    wanted.append(dataclasses.replace(steep, noise=None, epochs=2, seed=7))
+    files = {str(Results(Path("results")).path(RECIPE, config)) for config in wanted}
+    assert {step["file"] for step in json.loads(result.stdout)["missing"]} == files
+
+
+def test_recipes_are_listed_with_their_presets(run: Run) -> None:
+    listed = run("list", "recipes").stdout
+    assert all(name in listed for name in ("presets", "paper-bert", "paper-albert", "paper-v2", "steep"))
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.presets])
+def test_presets_are_allowed_and_name_every_setting_but_the_task(name: str) -> None:
+    """A default that changes later must not change what a preset means."""
+    recipe = RECIPES[name]
+    for preset in recipe.presets.values():
+        assert dataclasses.asdict(build(recipe.config, preset)).items() >= preset.items()
+        assert settings(recipe.config).keys() - preset.keys() == {"task"}
+
+
+# What ContraNorm's authors trained with (arXiv 2303.06562 and its code), for all of GLUE.
+SHARED: dict[str, Any] = {"batch": 32, "epochs": 5, "max_length": 128, "seed": 2021}
+SHARED |= {"cure": "contra_norm", "at": "attention.residual", "dual": False, "norm": "layer"}  # places 7 and 4
+SHARED |= {"padding": "counted", "temperature": 1.0}  # padding tokens are negatives; the temperature is never used
+SHARED |= {"holdout": 0.0, "examples": 0}  # all of the training set is trained on
+BERT, ALBERT = "google-bert/bert-base-uncased", "albert/albert-base-v2"
+PAPER: dict[str, dict[str, Any]] = {
+    "paper-bert": SHARED | {"lr": 2e-5, "axis": "tokens", "identity": True, "model": BERT},  # (1+s)x − s·m
+    "paper-albert": SHARED | {"lr": 2e-5, "axis": "tokens", "identity": False, "model": ALBERT},  # x − s·m
+    "paper-v2": SHARED | {"lr": 4e-5, "axis": "features", "identity": True, "model": BERT},
+}
+
+
+def test_the_paper_s_presets_are_the_paper_s_settings() -> None:
+    assert glue.PRESETS.keys() == PAPER.keys()
+    for name, paper in PAPER.items():
+        preset = glue.PRESETS[name]
+        assert {field: preset[field] for field in paper} == paper
+        assert preset["scale"] in (0.005, 0.01, 0.05, 0.1, 0.2)  # those that were tried
+
+
+def test_a_preset_of_glue_on_the_command_line(run: Run) -> None:
+    flags = ["--task", "cola", "--scale", 0.05, "--dry-run", "--json"]
+    (step,) = json.loads(run("train", "glue", "--preset", "paper-v2", *flags).stdout)
+    config = build(glue.Config, dict(glue.PRESETS["paper-v2"]) | {"task": "cola", "scale": 0.05})
+    assert step["path"] == str(Results(Path("results")).path(RECIPES["glue"], config))
+    assert step["name"] == "cola-google-bert-bert-base-uncased-contra_norm-v2-padding-counted-seed2021"
