@@ -121,7 +121,7 @@ CURES: dict[str, dict[str, Any]] = {
     "contra_norm v2": {"axis": "features"},
     "contra_norm both terms": {"dual": True},
     "contra_norm l2": {"norm": "l2"},
-    "contra_norm padding counted": {"padding": "counted"},
+    "contra_norm ": {"padding": "counted"},
     "uniform_loss": {"cure": "uniform_loss"},
     "uniform_loss ": {"cure": "uniform_loss", "uniform_on": "pooled"},
 }
