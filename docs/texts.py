@@ -151,8 +151,17 @@ def _ends(result: dict[str, Any], way: str) -> list[str]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / "text" / f"{name}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(_file(name).read_text(encoding="utf-8"))
     return found
+
+
+def _file(name: str) -> Path:
+    return RESULTS / "text" / f"{name}.json"
+
+
+def _if_run(name: str, table: Callable[[], tuple[Row, list[Row]]]) -> Callable[[], tuple[Row, list[Row]]]:
+    """A table of a demonstration; without rows where that was not run."""
+    return lambda: table() if _file(name).exists() else ((), [])
 
 
 def draw() -> Iterator[Path]:
@@ -200,10 +209,10 @@ def _image(name: str) -> Path:
 TEXTS: dict[str, Callable[[], str]] = {"text_table1": table_1, "text_depths": depths, "text_pictures": pictures}
 PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "text_rates": rates,
-    "text_padding": padding,
-    "text_padding_batched": padding_batched,
-    "text_embeddings": embeddings,
-    "text_embeddings_trained": embeddings_trained,
-    "text_albert": albert,
+    "text_padding": _if_run("padding", padding),
+    "text_padding_batched": _if_run("padding", padding_batched),
+    "text_embeddings": _if_run("sts_embeddings", embeddings),
+    "text_embeddings_trained": _if_run("sts_embeddings", embeddings_trained),
+    "text_albert": _if_run("albert_smiles", albert),
     "text_grids": partial(boards.grids, "glue", "bert-depth"),
 }

@@ -136,7 +136,7 @@ class Cell:
 
 def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
     """All cells: each row and column of a group that the results or the paper have, group by group and row by row;
-    groups that have results first.
+    groups that have results first, and in each the row that others are compared with.
 
     Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
     protocol is the paper's, so it is asked for in groups that the paper has.
@@ -155,6 +155,7 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
         if not board.published or any(at in paper for at in here):
             usual |= dict(board.usual)
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
+        rows.sort(key=lambda row: row != board.against)
         places = [(group, row, column) for row in rows for column in columns]
         made += [_cell(board, at, found.get(at, ()), usual, paper.get(at)) for at in places]
     return made

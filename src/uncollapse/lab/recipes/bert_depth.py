@@ -189,7 +189,7 @@ BOARDS: Mapping[str, Board] = {
         chosen=("scale",),
         published=PUBLISHED,
         against="none",
-        usual=asdict(Config()) | WIDE,
+        usual=asdict(Config()) | WIDE | {"scale": 0.2},
         whole=True,
     ),
 }
