@@ -10,7 +10,8 @@ from benchmarks.targets import Result, slower
 from uncollapse.lab.data.encoded import Encoded
 from uncollapse.lab.data.glue import TASKS
 from uncollapse.lab.recipes import glue
-from uncollapse.lab.sentences import Data, Training
+from uncollapse.lab.sentence_training import Training
+from uncollapse.lab.sentences import Data
 from uncollapse.loading.huggingface import Origin
 
 Steps = Callable[[], None]

@@ -143,7 +143,8 @@ def albert() -> tuple[Row, list[Row]]:
 def _ends(result: dict[str, Any], way: str) -> list[str]:
     """Measures of the last pass after training, a mean over the runs with the chosen settings."""
     chosen = result["summary"][way]
-    runs = [r for r in result["runs"] if r["way"] == way and all(r["config"][n] == chosen[n] for n in ("lr", "scale"))]
+    asked = {name: chosen[name] for name in ("lr", "scale") if name in chosen}
+    runs = [r for r in result["runs"] if r["way"] == way and asked.items() <= r["config"].items()]
     means = (
         statistics.fmean(r["diagnosis"]["after"][name][-1] for r in runs) for name in ("mean_cosine", "effective_rank")
     )

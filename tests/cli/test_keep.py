@@ -133,7 +133,7 @@ def test_glue_keeps_its_predictions(run: Run, tmp_path: Path, monkeypatch: pytes
         pytest.importorskip(library)
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
     write(tmp_path / "data")
-    flags = ["--task", "data", "--model", tiny_model(tmp_path / "bert"), "--max-length", 32, "--epochs", 1]
+    flags = ["--task", "data", "--model", tiny_model(tmp_path / "bert"), "--max-length", 32, "--epochs", 1, "--batch", 8]
     command = ["train", "glue", *flags, "--device", "cpu", "--keep"]
     result = run(*command)
     assert result.exit_code == 0, result.stderr

@@ -13,10 +13,12 @@ from torch.nn import functional as F
 import uncollapse as uc
 from uncollapse.backbones.huggingface_places import ALBERT_NUMBERS, NUMBERS
 from uncollapse.cures import ContraNorm
-from uncollapse.lab import sentences
+from uncollapse.lab import sentence_training, sentences
+from uncollapse.lab.data import glue
 from uncollapse.lab.models.text_classifier import L2Norm, outputs
 from uncollapse.lab.seeding import seeded
-from uncollapse.lab.sentences import Data, TextConfig, Training
+from uncollapse.lab.sentence_training import Training
+from uncollapse.lab.sentences import Data, TextConfig
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.huggingface import Origin, classifier
@@ -180,12 +182,13 @@ def test_logits_come_in_the_order_of_the_examples(origins: dict[str, Origin], se
     model, data = made(origins["bert"]), sentences.load(BASE, session, origins["bert"])
     dev = data.parts["dev"]
     alone = torch.cat([outputs(model, dev.batch(torch.tensor([n]))) for n in range(len(dev))])
-    torch.testing.assert_close(sentences.logits_of(model, dev, 3), alone, atol=1e-5, rtol=1e-5)
+    found = sentence_training.logits_of(model, dev, replace(BASE, batch=3))
+    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
 
 
 def test_weight_decay_leaves_norms_and_biases_alone(origins: dict[str, Origin]) -> None:
     model = made(origins["bert"])
-    decayed, free = sentences.optimiser(model, replace(BASE, weight_decay=0.1)).param_groups
+    decayed, free = sentence_training.optimiser(model, replace(BASE, weight_decay=0.1)).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert all(names[id(p)].endswith("bias") or "LayerNorm" in names[id(p)] for p in free["params"])
@@ -194,4 +197,41 @@ def test_weight_decay_leaves_norms_and_biases_alone(origins: dict[str, Origin]) 
 
 
 def test_the_main_figure_is_called_as_its_part() -> None:
-    assert sentences.named("dev", {"f1": 0.5, "accuracy": 0.25}) == {"dev": 0.5, "dev_accuracy": 0.25}
+    assert sentence_training.named("dev", {"f1": 0.5, "accuracy": 0.25}) == {"dev": 0.5, "dev_accuracy": 0.25}
+
+
+def test_batches_as_published_where_padding_counts(session: Session, origins: dict[str, Origin]) -> None:
+    """At random and filled up to a multiple of 8, as the published code has them; else there is little to count."""
+    data, chosen = sentences.load(BASE, session, origins["bert"]), replace(BASE, padding="counted", batch=8)
+    training = Training(made(origins["bert"]), chosen, data)
+    first, again, second = ([batch["input_ids"] for batch in training.batches(epoch)] for epoch in (1, 1, 2))
+    assert all(ids.shape[1] % 8 == 0 for ids in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    bucketed = Training(made(origins["bert"]), replace(chosen, padding="masked"), data).batches(1)
+    assert sum(ids.numel() for ids in first) > sum(batch["input_ids"].numel() for batch in bucketed)
+
+
+def test_what_a_dead_model_has(session: Session, origins: dict[str, Origin]) -> None:
+    dev = sentences.load(BASE, session, origins["bert"]).parts["dev"]
+    uneven = replace(dev, labels=torch.tensor([1, 1, 1, 0] * (len(dev) // 4)))
+    assert sentence_training.always(uneven, glue.TASKS["sst2"]) == 0.75
+    assert sentence_training.always(uneven, glue.TASKS["cola"]) == 0.0  # Matthews' correlation of a constant
+    assert sentence_training.always(uneven, glue.TASKS["mrpc"]) == pytest.approx(6 / 7)
+    assert sentence_training.always(uneven, glue.TASKS["stsb"]) == 0.0
+
+
+def test_one_step_is_refused(session: Session, origins: dict[str, Origin]) -> None:
+    data = sentences.load(BASE, session, origins["bert"])
+    few = Training(made(origins["bert"]), replace(BASE, epochs=1, batch=1000), data)
+    with pytest.raises(UsageError, match="one step"), few:
+        pass
+
+
+def test_a_model_with_a_cure_is_no_start(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "kept")
+    model = classifier(Origin(str(folder)), 2)
+    uc.attach(model, "contra_norm", scale=0.1)
+    uc.save_cure(model, folder)
+    with pytest.raises(UsageError, match="was kept with a cure in it"):
+        sentences.start_of(TextConfig(model=str(folder)))

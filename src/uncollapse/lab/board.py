@@ -31,7 +31,7 @@ class Board:
     the paper's numbers. against: the row that the others are compared with, seed by seed. usual: the settings of the
     protocol; a cell with other ones says so, and is not judged beside the paper's number. free: settings that may
     differ from it all the same. row_of: the row of a config in words, where its fields alone would be hard to read.
-    whole: the paper's groups are shown without any result of ours too.
+    whole: the paper's groups are shown without any result of ours too. row_usual: what the protocol has in single rows.
     """
 
     title: str
@@ -49,6 +49,7 @@ class Board:
     free: tuple[str, ...] = ()
     row_of: Callable[[Mapping[str, Any]], str] | None = None
     whole: bool = False
+    row_usual: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.chosen and self.by == self.figure:
@@ -82,7 +83,7 @@ class Cell:
     figures: by seed, in the unit of the table. failed: seeds whose run did not stay finite. chosen: the values that
     were chosen, where there was more than one. unusual: other settings in which it differs from most of its group.
     left_out: how many results of this place have yet other settings and do not count. judged: whether it was run as the
-    paper's was.
+    paper's was. open_choice: several values of the chosen fields were run, and no figure can choose among them.
     """
 
     group: Any
@@ -95,6 +96,7 @@ class Cell:
     left_out: int = 0
     published: Published | None = None
     judged: bool = True
+    open_choice: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -154,10 +156,11 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
         usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
         if not board.published or any(at in paper for at in here):
             usual |= dict(board.usual)
+        asked = {row: usual | dict(board.row_usual.get(row, {})) for row in (at[1] for at in here)}
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
         rows.sort(key=lambda row: row != board.against)
         places = [(group, row, column) for row in rows for column in columns]
-        made += [_cell(board, at, found.get(at, ()), usual, paper.get(at)) for at in places]
+        made += [_cell(board, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
     return made
 
 
@@ -171,6 +174,8 @@ def _cell(
     for record in same:
         runs[tuple(setting(record, name) for name in board.chosen)][record["seed"]] = record
     taken = best(runs, board.by)
+    firsts = (of[min(of)] for of in runs.values())
+    open_choice = len(runs) > 1 and all(figure_of(record, board.by) is None for record in firsts)
     counted = {seed: figure_of(record, board.figure) for seed, record in sorted(runs[taken].items())}
     unit = 100.0 if board.percent else 1.0
     return Cell(
@@ -179,7 +184,8 @@ def _cell(
         failed=tuple(seed for seed, value in counted.items() if value is None),
         chosen=_told(board, taken, list(runs)),
         unusual=unusual,
-        judged=unusual.keys() <= set(board.free),
+        judged=unusual.keys() <= set(board.free) and not open_choice,
+        open_choice=open_choice,
         left_out=len(records) - len(same),
         published=published,
     )

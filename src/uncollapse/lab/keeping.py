@@ -20,7 +20,7 @@ from uncollapse.attachment import attachments
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.cure_files import DESCRIPTION, load_cure, save_cure
 from uncollapse.files import keep_names
-from uncollapse.lab.models.text_classifier import with_l2_norms
+from uncollapse.lab.models.text_classifier import place_of, with_l2_norms
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.huggingface import Origin, classifier, tokenizer
@@ -98,9 +98,9 @@ def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
             f"{folder} holds no kept model: {error}. Name the folder that `uncollapse train … --keep` told."
         ) from error
     origin = Origin(str(folder))
-    model = classifier(origin, len(labels))
+    model = classifier(origin, len(labels), head_too=True)
     if _has_l2(settings):
-        with_l2_norms(model, int(settings["at"]) if settings["at"].isdigit() else settings["at"])
+        with_l2_norms(model, place_of(settings["at"]))
     if (folder / DESCRIPTION).is_file():
         load_cure(model, folder)
     return model.eval(), tokenizer(origin)

@@ -99,6 +99,8 @@ def notes(board: Board, made: Sequence[Cell]) -> list[str]:
             said.append(
                 f"{results} with other settings (--set shows them) {'does' if cell.left_out == 1 else 'do'} not count"
             )
+        if cell.open_choice:
+            said.append(f"nothing tells which {' or '.join(board.chosen)} to choose, as no {board.by} was measured")
         if said:
             places[cell.group, cell.row, "; ".join(said)].append(str(cell.column))
     unusual = [

@@ -73,25 +73,53 @@ def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> 
     return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")), _of_cures(report)
 
 
-def classifier(origin: Origin, labels: int, *, random_weights: bool = False, **changes: Any) -> nn.Module:
-    """The model with a new head for sequences; the caller's random state draws what the files lack.
+def classifier(
+    origin: Origin, labels: int, *, random_weights: bool = False, head_too: bool = False, **changes: Any
+) -> nn.Module:
+    """The model with a head for sequences, a new one if the files have none of that size.
+
+    The caller's random state draws it. Nothing but the head, and the pooling before it, is drawn: an encoder that lacks
+    weights, or has some of another shape, is refused.
 
     Args:
         origin: where its files are.
         labels: outputs of the head.
         random_weights: all weights are drawn, none is read.
+        head_too: a head that is missing is refused as well.
         changes: fields of its configuration, such as another number of layers.
     """
     with _loading(origin) as transformers:
-        config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **changes, **origin.options)
+        config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **origin.options)
+        _change(config, changes, origin)
         kind = transformers.AutoModelForSequenceClassification
         if random_weights:
             made: nn.Module = kind.from_config(config, dtype=torch.float32)
             return made
-        made = kind.from_pretrained(
-            origin.place, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, **origin.options
-        )
+        options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True, **origin.options}
+        made, report = kind.from_pretrained(origin.place, output_loading_info=True, **options)
+    _check_whole(made, report, origin, head_too)
     return made
+
+
+def _change(config: Any, changes: dict[str, Any], origin: Origin) -> None:
+    lacking = [name for name in changes if not hasattr(config, name)]
+    if lacking:
+        raise UsageError(f"{origin.place}, a {config.model_type}, has no {lacking[0]} in its configuration to change.")
+    for name, value in changes.items():
+        setattr(config, name, value)
+
+
+def _check_whole(model: Any, report: Any, origin: Origin, head_too: bool) -> None:
+    """Raise if weights of the encoder were not in the files: it would be trained from random numbers."""
+    lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    encoder = f"{model.base_model_prefix}."
+    if not head_too:
+        lacking = {key for key in lacking if key.startswith(encoder) and not key.startswith(f"{encoder}pooler.")}
+    if lacking:
+        raise UsageError(
+            f"{origin.place} does not hold all weights of a {type(model).__name__}: {len(lacking)} are missing or of "
+            f"another shape, such as {min(lacking)}. Is it another kind of model, or damaged?"
+        )
 
 
 def _of_cures(report: Any) -> list[str]:

@@ -1,15 +1,19 @@
 """Encoders with a head: the cures of the paper in them, L2 norms, stacked blocks, the uniformity loss."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse import backbones
-from uncollapse.lab.models.text_classifier import L2Norm, UniformLoss, cure, outputs, stacked, with_l2_norms
+from uncollapse.lab.models.text_classifier import L2Norm, UniformLoss, cure, deepened, drawn, outputs, with_l2_norms
 from uncollapse.lab.seeding import seeded
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.huggingface import Origin, classifier
@@ -117,7 +121,7 @@ def blocks(model: nn.Module) -> list[dict[str, Tensor]]:
 def test_stacked(origins: dict[str, Origin], kind: str, depth: int) -> None:
     source, pretrained = made(origins[kind]), backbones.find(made(origins[kind])).blocks
     with seeded(0):
-        deep = stacked(origins[kind], 2, depth)
+        deep = deepened(origins[kind], 2, depth, repeated=True)
     found = blocks(deep)
     assert len(found) == depth
     for number, block in enumerate(found):
@@ -131,15 +135,47 @@ def test_stacked(origins: dict[str, Origin], kind: str, depth: int) -> None:
 
 def test_stacked_to_the_same_depth_is_the_pretrained_model(origins: dict[str, Origin]) -> None:
     with seeded(0):
-        deep = stacked(origins["bert"], 2, 3).eval()
+        deep = deepened(origins["bert"], 2, 3, repeated=True).eval()
     assert torch.equal(outputs(deep, batch()), outputs(made(origins["bert"]), batch()))
+
+
+def test_extended_with_random_blocks(origins: dict[str, Origin]) -> None:
+    with seeded(0):
+        deep = deepened(origins["bert"], 2, 5, repeated=False)
+    found, pretrained = blocks(deep), blocks(made(origins["bert"]))
+    for number in range(3):
+        assert all(torch.equal(found[number][name], pretrained[number][name]) for name in pretrained[number])
+    name = "attention.self.query.weight"
+    assert not any(torch.equal(found[number][name], each[name]) for number in (3, 4) for each in pretrained)
+    assert float(found[4][name].std()) == pytest.approx(deep.config.initializer_range, rel=0.2)  # type: ignore[attr-defined]
+
+
+def test_a_size_that_an_architecture_does_not_have(tmp_path: Path) -> None:
+    config = transformers.DistilBertConfig(vocab_size=20, dim=16, hidden_dim=32, n_layers=2, n_heads=2)
+    transformers.DistilBertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="a distilbert, has no intermediate_size"):
+        drawn(Origin(str(tmp_path)), 2, depth=3, width=8, heads=2)
+
+
+@pytest.mark.parametrize("damage", ["renamed", "reshaped"])
+def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path, damage: str) -> None:
+    """Else it would be trained from random numbers without a word."""
+    folder = tiny_model(tmp_path / "model")
+    if damage == "renamed":
+        weights = load_file(folder / "model.safetensors")
+        save_file({f"student.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    else:
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(settings | {"intermediate_size": 48}))
+    with pytest.raises(UsageError, match=r"does not hold all weights of a Bert\w+: \d+ are missing"):
+        classifier(Origin(str(folder)), 2)
 
 
 def test_the_head_of_a_stack_comes_from_the_seed(origins: dict[str, Origin]) -> None:
     heads = []
     for seed in (0, 0, 1):
         with seeded(seed):
-            heads.append(stacked(origins["bert"], 2, 4).get_parameter("classifier.weight"))
+            heads.append(deepened(origins["bert"], 2, 4, repeated=True).get_parameter("classifier.weight"))
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
 

@@ -26,6 +26,7 @@ SST2 = glue.TASKS["sst2"]
 STARTS: dict[str, dict[str, Any]] = {
     "scratch": {"start": "scratch", "depth": 4, "width": 16, "heads": 2},
     "stacked": {"start": "stacked", "depth": 3},
+    "extended": {"start": "extended", "depth": 3},
 }
 
 
@@ -129,7 +130,8 @@ def test_vanilla_and_cured_start_from_the_same_weights(place: Path) -> None:
 def test_a_width_that_heads_do_not_divide() -> None:
     with pytest.raises(UsageError, match="width must be a multiple of heads, got 16 and 3"):
         bert_depth.Config(width=16, heads=3)
-    assert bert_depth.Config(start="stacked", width=16, heads=3).depth == 12  # the pretrained model has its own
+    with pytest.raises(UsageError, match="width and heads are the pretrained model's where start is stacked"):
+        bert_depth.Config(start="stacked", width=16)
 
 
 def made_up(dev: float, **changes: Any) -> dict[str, Any]:
@@ -148,5 +150,8 @@ def test_the_figure_of_the_paper_and_other_tasks_beside_it() -> None:
     assert {row: cell.mean for row, cell in sst2.items()} == pytest.approx({"none": 80.0, "contra_norm": 90.0})
     assert all(cell.unusual == {} for cell in sst2.values())  # the paper's protocol is for the paper's task
     (alone,) = [cell for cell in cells(board, [made_up(0.5, task="cola", depth=24)]) if cell.run]
-    assert alone.reached is None  # of another width than the paper's
-    assert alone.unusual["width"] == 128
+    assert alone.reached is None  # not as the paper's was trained
+    assert {"start", "lr", "examples"} <= alone.unusual.keys()
+    protocol = {**RECIPES["glue"].presets["paper-bert"], "start": "extended", "task": "cola", "depth": 48}
+    (judged,) = [cell for cell in cells(board, [made_up(0.59, **protocol)]) if cell.run]
+    assert (judged.unusual.keys() <= {"padding", "holdout", "uniform_on"}, judged.reached) == (True, True)

@@ -48,15 +48,29 @@ def test_the_table_has_the_rows_of_the_paper() -> None:
 
 def test_presets_are_judged_beside_the_paper() -> None:
     presets = RECIPES["glue"].presets
-    records = [made_up(0.71, **presets["paper-bert"]), made_up(0.78, **presets["paper-albert"])]
-    found = {cell.group: cell for cell in cells(RECIPES["glue"].boards["table1"], records) if cell.run}
-    assert {group: (cell.row, cell.reached) for group, cell in found.items()} == {
-        glue.BERT: ("contra_norm", True),
-        glue.ALBERT: ("contra_norm", False),
+    records = [
+        made_up(dev, **presets[name]) for name, dev in (("paper-bert", 0.71), ("paper-albert", 0.78), ("paper-v2", 0.7))
+    ]
+    found = {(cell.group, cell.row): cell for cell in cells(RECIPES["glue"].boards["table1"], records) if cell.run}
+    assert {place: cell.reached for place, cell in found.items()} == {
+        (glue.BERT, "contra_norm"): True,
+        (glue.ALBERT, "contra_norm"): False,
+        (glue.BERT, "contra_norm v2"): False,
     }
     shorter = made_up(0.71, **{**presets["paper-bert"], "epochs": 1})
     (cell,) = (cell for cell in cells(RECIPES["glue"].boards["table1"], [shorter]) if cell.run)
     assert cell.reached is None
+
+
+def test_without_anything_held_out_no_scale_is_chosen() -> None:
+    board = RECIPES["glue"].boards["table1"]
+    protocol = {**RECIPES["glue"].presets["paper-bert"], "scale": 0.005}
+    records = [made_up(0.9, **{**protocol, "scale": scale}) for scale in (0.005, 0.2)]
+    for record in records:
+        del record["figures"]["validation"]
+    (cell,) = (cell for cell in cells(board, records) if cell.run)
+    assert (cell.open_choice, cell.reached) == (True, None)
+    assert any("nothing tells which scale or temperature to choose" in note for note in tables.notes(board, [cell]))
 
 
 def test_scale_is_chosen_by_validation() -> None:

@@ -47,13 +47,37 @@ def with_l2_norms(model: nn.Module, at: str | int) -> None:
         setattr(model.get_submodule(owner), name, L2Norm(module))
 
 
-def stacked(origin: Origin, labels: int, depth: int) -> nn.Module:
-    """The pretrained model with another number of blocks: block k is the pretrained block k modulo their number."""
+def drawn(origin: Origin, labels: int, *, depth: int, width: int, heads: int) -> nn.Module:
+    """The architecture of a model in another size, with random weights; its MLPs are four times as wide."""
+    sizes = {"num_hidden_layers": depth, "num_attention_heads": heads}
+    sizes |= {"hidden_size": width, "intermediate_size": 4 * width}
+    return _sized(origin, labels, sizes)
+
+
+def _sized(origin: Origin, labels: int, sizes: dict[str, Any]) -> nn.Module:
+    try:
+        model = classifier(origin, labels, random_weights=True, **sizes)
+        blocks = len(backbones.find(model).blocks)
+    except UsageError:
+        raise
+    except (ValueError, IndexError) as error:
+        raise UsageError(f"{origin.place} cannot be made in another size: {error}. Take a BERT, say.") from error
+    if blocks != sizes["num_hidden_layers"]:
+        raise UsageError(f"{origin.place} has {blocks} blocks when {sizes['num_hidden_layers']} are asked for.")
+    return model
+
+
+def deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.Module:
+    """The pretrained model with another number of blocks.
+
+    repeated: block k is the pretrained block k modulo their number; else those behind the pretrained ones are random,
+    as transformers makes them when it is asked for more blocks than the files have.
+    """
     source = classifier(origin, labels)
-    deep = classifier(origin, labels, random_weights=True, num_hidden_layers=depth)
+    deep = _sized(origin, labels, {"num_hidden_layers": depth})
     paths = [[block.path for block in backbones.find(model).blocks] for model in (source, deep)]
     state = source.state_dict()
-    for number, path in enumerate(paths[1]):
+    for number, path in enumerate(paths[1] if repeated else paths[1][: len(paths[0])]):
         pretrained = f"{paths[0][number % len(paths[0])]}."
         own = {key.removeprefix(pretrained): value for key, value in state.items() if key.startswith(pretrained)}
         deep.get_submodule(path).load_state_dict(own)
@@ -66,15 +90,19 @@ def cure(model: nn.Module, name: str, *, at: str, norm: str, **options: Any) -> 
     """Put a cure into the model; "none" and "uniform_loss" leave it as it is."""
     if name in ("none", "uniform_loss"):
         return
-    place: str | int = int(at) if at.isdigit() else at
     try:
         if norm == "l2":
-            with_l2_norms(model, place)
-        attach(model, name, at=place, **options)
+            with_l2_norms(model, place_of(at))
+        attach(model, name, at=place_of(at), **options)
     except UsageError:
         raise
     except ValueError as error:  # places, options: what was asked for does not fit this model
         raise UsageError(str(error)) from error
+
+
+def place_of(at: str) -> str | int:
+    """A place as `attach` takes it: a name, or a number of the paper."""
+    return int(at) if at.isdecimal() else at
 
 
 class UniformLoss:

@@ -6,33 +6,32 @@ ContraNorm's paper (arXiv 2303.06562).
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from uncollapse.lab import keeping, sentences
 from uncollapse.lab.board import Board, Published
-from uncollapse.lab.configs import identity, setting
+from uncollapse.lab.configs import setting
 from uncollapse.lab.data.glue import Glue
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.models.text_classifier import stacked
-from uncollapse.lab.recipes.glue import BERT, MINILM, ROWS, place_name, variant
-from uncollapse.lab.records import fingerprint, record, short, summary
+from uncollapse.lab.models.text_classifier import deepened, drawn
+from uncollapse.lab.recipes.glue import MINILM, PROTOCOL, ROWS, place_name, variant
+from uncollapse.lab.records import short, summary
 from uncollapse.lab.seeding import seeded
-from uncollapse.lab.sentences import Data, TextConfig, Training
+from uncollapse.lab.sentence_training import Training, diagnosis, trained
+from uncollapse.lab.sentences import TextConfig
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Task
 from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
 from uncollapse.loading.errors import UsageError
-from uncollapse.loading.huggingface import Origin, classifier
+from uncollapse.loading.huggingface import Origin
 from uncollapse.registry import CURES
 
 NAME = "bert-depth"
 TITLE = "An encoder of any depth on a task of GLUE, with ContraNorm or without, layer by layer over training"
 PAPER = CURES["contra_norm"].paper
+WIDTH, HEADS = 128, 2
 MEASURES = ("mean_cosine", "effective_rank", "feature_variance", "token_variance")
 
 
@@ -41,11 +40,13 @@ class Config(TextConfig):
     """A run."""
 
     start: str = setting(
-        "scratch", "scratch: random weights; stacked: pretrained blocks, repeated.", choices=("scratch", "stacked")
+        "scratch",
+        "scratch: random weights; stacked: pretrained blocks, repeated; extended: random blocks behind them.",
+        choices=("scratch", "stacked", "extended"),
     )
     depth: int = setting(12, "Blocks.", least=1)
-    width: int = setting(128, "scratch: width of the residual stream.", least=8)
-    heads: int = setting(2, "scratch: heads of the attention.", least=1)
+    width: int = setting(WIDTH, "scratch: width of the residual stream.", least=8)
+    heads: int = setting(HEADS, "scratch: heads of the attention.", least=1)
     task: str = setting("sst2", "A task of GLUE, or a folder with your own train.tsv and dev.tsv.")
     examples: int = setting(10_000, "Training examples, drawn once for all seeds; 0: all.", least=0)
     max_length: int = setting(64, "Tokens of an example.", least=8)
@@ -55,21 +56,20 @@ class Config(TextConfig):
     clip: float = setting(1.0, "Largest length of the gradient; 0: any.", least=0)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.start == "scratch" and self.width % self.heads:
             raise UsageError(f"width must be a multiple of heads, got {self.width} and {self.heads}.")
+        if self.start != "scratch" and (self.width, self.heads) != (WIDTH, HEADS):
+            raise UsageError(f"width and heads are the pretrained model's where start is {self.start}; leave them out.")
 
 
 def build(config: Config, origin: Origin, task: Glue) -> nn.Module:
     """The model at its start, with the outputs that its task needs."""
     labels = task.outputs
     with seeded(config.seed):
-        if config.start == "stacked":
-            model = stacked(origin, labels, config.depth)
+        if config.start == "scratch":
+            model = drawn(origin, labels, depth=config.depth, width=config.width, heads=config.heads)
         else:
-            shape = {"num_hidden_layers": config.depth, "num_attention_heads": config.heads}
-            widths = {"hidden_size": config.width, "intermediate_size": 4 * config.width}
-            model = classifier(origin, labels, random_weights=True, **shape, **widths)
+            model = deepened(origin, labels, config.depth, repeated=config.start == "stacked")
     sentences.put_cure(model, config)
     return model
 
@@ -83,11 +83,12 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     """The trained model in evaluation mode, and the record of the run."""
     session = session or Session()
     with threads(session.threads):
-        origin = Origin(config.model)
+        origin = sentences.start_of(config)
         data = sentences.load(config, session, origin)
         model = build(config, origin, data.task)
         sentences.check_length(config, data.tokenizer, model)
-        made = _train(model, config, session, data)
+        history, made = trained(NAME, _Watched(model, config, data), session)
+        made["layers"] = _layers(made["diagnosis"]["before"]["layers"], [short(each) for each in history.epochs])
         keeping.keep_text(session, model, data.tokenizer, config, data.task.labels)
         return model, made
 
@@ -99,52 +100,10 @@ class _Watched(Training):
         task = super().__enter__()
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            layers = summary(sentences.diagnosis(model, self.data.parts[self.data.task.dev[0]]))["layers"]
+            layers = summary(diagnosis(model, self.data.parts[self.data.task.dev[0]]))["layers"]
             return self.evaluate(model) | {f"{m} {at['name']}": at[m] for m in MEASURES for at in layers if m in at}
 
         return Task(task.model, task.optimiser, task.batches, task.loss, evaluate, task.schedule)
-
-
-def _train(model: nn.Module, config: Config, session: Session, data: Data) -> dict[str, Any]:
-    dev = data.task.dev
-    before = summary(sentences.diagnosis(model, data.parts[dev[0]]))
-    weights = fingerprint(parameter.detach() for parameter in model.parameters())
-    experiment = f"{identity(NAME, config)}-{data.fingerprint()}-{weights}"
-    with _Watched(model, config, data) as task:
-        history = fit(task, sentences.settings_of(config), session, experiment, vars(config))
-    after = summary(sentences.diagnosis(model, data.parts[dev[0]]))
-    epochs = [short(each) for each in history.epochs]
-    figures = {name: value for name, value in epochs[-1].items() if " " not in name and name != "loss"}
-    for part in dev:
-        found = sentences.scores(model, data.parts[part], config, data.task)
-        figures |= sentences.named(part.removesuffix("_matched"), found)
-    figures |= {"always": _always(data, dev[0])}
-    return record(
-        NAME,
-        config,
-        history.seconds,
-        ("transformers", "accelerate", "scikit-learn", "scipy"),
-        data={
-            "name": Path(data.task.folder).name,
-            "metric": data.task.metrics[0],
-            "fingerprint": data.fingerprint(),
-            "weights": weights,
-            "skipped": data.skipped,
-            **{part: len(tokens) for part, tokens in data.parts.items()},
-        },
-        figures=short(figures),
-        ended=history.ended,
-        epochs=[{name: value for name, value in each.items() if " " not in name} for each in epochs],
-        layers=_layers(before["layers"], epochs),
-        diagnosis={"before": before, "after": after},
-    )
-
-
-def _always(data: Data, part: str) -> float:
-    """The share of the most frequent class: what a dead model reaches."""
-    labels = data.parts[part].labels
-    assert labels is not None
-    return float(torch.unique(labels, return_counts=True)[1].max()) / len(labels)
 
 
 def _layers(before: list[dict[str, Any]], epochs: list[dict[str, float]]) -> dict[str, Any]:
@@ -176,7 +135,10 @@ PUBLISHED = tuple(
     for row, numbers in FIGURE.items()
     for depth, number in zip(DEPTHS, numbers, strict=True)
 )
-WIDE = {"model": BERT, "start": "stacked", "width": 768, "heads": 12, "examples": 0, "holdout": 0.0, "max_length": 128}
+PUBLISHED_AS = {  # the published code asks transformers for more blocks than the files have
+    **{name: PROTOCOL[name] for name in PROTOCOL if name not in ("seed", "cure", "at", "axis", "dual", "norm")},
+    "start": "extended",
+}
 BOARDS: Mapping[str, Board] = {
     "depth": Board(
         "Encoders of growing depth on GLUE's development sets",
@@ -189,7 +151,8 @@ BOARDS: Mapping[str, Board] = {
         chosen=("scale",),
         published=PUBLISHED,
         against="none",
-        usual=asdict(Config()) | WIDE | {"scale": 0.2},
+        usual=asdict(Config()) | PUBLISHED_AS | {"scale": 0.2},
+        free=("identity", "padding", "holdout", "uniform_on"),
         whole=True,
     ),
 }

@@ -14,17 +14,15 @@ from torch import nn
 
 from uncollapse.lab import keeping, sentences
 from uncollapse.lab.board import Board
-from uncollapse.lab.configs import identity
 from uncollapse.lab.data import glue_server
 from uncollapse.lab.data.glue import Examples, Glue
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.recipes.glue_paper import GLUE, MISMATCHED, MISMATCHED_ALBERT, TABLE_1, TABLE_ALBERT, published
-from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.seeding import seeded
-from uncollapse.lab.sentences import Data, TextConfig, Training
+from uncollapse.lab.sentence_training import Training, answers, logits_of, trained
+from uncollapse.lab.sentences import Data, TextConfig
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
 from uncollapse.loading.huggingface import Origin, classifier
 from uncollapse.registry import CURES
 
@@ -55,46 +53,14 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     """The trained model in evaluation mode, and the record of the run."""
     session = session or Session()
     with threads(session.threads):
-        origin = Origin(config.model)
+        origin = sentences.start_of(config)
         data = sentences.load(config, session, origin)
         model = build(config, origin, data.task)
         sentences.check_length(config, data.tokenizer, model)
         tests = {} if session.keep is None else glue_server.parts_of(data.task, session.data_root)
-        made = _train(model, config, session, data)
+        _, made = trained(NAME, Training(model, config, data), session)
         _keep(model, config, session, data, tests)
         return model, made
-
-
-def _train(model: nn.Module, config: Config, session: Session, data: Data) -> dict[str, Any]:
-    dev = data.task.dev
-    weights = fingerprint(parameter.detach() for parameter in model.parameters())
-    before = summary(sentences.diagnosis(model, data.parts[dev[0]]))
-    experiment = f"{identity(NAME, config)}-{data.fingerprint()}-{weights}"
-    with Training(model, config, data) as task:
-        history = fit(task, sentences.settings_of(config), session, experiment, vars(config))
-    after = summary(sentences.diagnosis(model, data.parts[dev[0]]))
-    figures = dict(history.epochs[-1])
-    for part in dev:
-        found = sentences.scores(model, data.parts[part], config, data.task)
-        figures |= sentences.named(part.removesuffix("_matched"), found)
-    return record(
-        NAME,
-        config,
-        history.seconds,
-        ("transformers", "accelerate", "scikit-learn", "scipy"),
-        data={
-            "name": Path(data.task.folder).name,
-            "metric": data.task.metrics[0],
-            "fingerprint": data.fingerprint(),
-            "weights": weights,
-            "skipped": data.skipped,
-            **{part: len(tokens) for part, tokens in data.parts.items()},
-        },
-        figures=short({name: value for name, value in figures.items() if name != "loss"}),
-        ended=history.ended,
-        epochs=[short(each) for each in history.epochs],
-        diagnosis={"before": before, "after": after},
-    )
 
 
 def _keep(model: nn.Module, config: Config, session: Session, data: Data, tests: Mapping[str, Examples]) -> None:
@@ -102,9 +68,9 @@ def _keep(model: nn.Module, config: Config, session: Session, data: Data, tests:
 
     def predict(folder: Path) -> None:
         parts = {part: sentences.encoded(each, data.tokenizer, config, data.task) for part, each in tests.items()}
-        logits = {part: sentences.logits_of(model, tokens, 2 * config.batch) for part, tokens in parts.items()}
-        answers = {part: sentences.answers(found, data.task) for part, found in logits.items()}
-        glue_server.write_all(folder, data.task, answers)
+        logits = {part: logits_of(model, tokens, config) for part, tokens in parts.items()}
+        found = {part: answers(each, data.task) for part, each in logits.items()}
+        glue_server.write_all(folder, data.task, found)
 
     keeping.keep_text(session, model, data.tokenizer, config, data.task.labels, predict)
 
@@ -117,7 +83,8 @@ def name_of(config: Config) -> str:
 
 def place_name(place: str) -> str:
     """The end of a hub's name or a folder's path: names of files have a largest length."""
-    parts = place.removeprefix("package:").strip("/").split("/")
+    where = str(Path(place).resolve()) if Path(place).is_dir() else place.removeprefix("package:")
+    parts = where.strip("/").split("/")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts[-2:]))[-60:]
 
 
@@ -129,7 +96,7 @@ def variant(config: Mapping[str, Any]) -> str:
     """What acts in a run, in words: the rows of the paper's table."""
     if config["cure"] != "contra_norm":
         return str(config["cure"])
-    at = f"place {config['at']}" if config["at"].isdigit() else config["at"]  # BERT's and ALBERT's numbers differ
+    at = f"place {config['at']}" if config["at"].isdecimal() else config["at"]  # BERT's and ALBERT's numbers differ
     words = ["contra_norm", "v2" if config["axis"] == "features" else "", PLACES.get(config["at"], at)]
     words += ["both terms" if config["dual"] else "", "l2" if config["norm"] == "l2" else ""]
     return " ".join(word for word in words if word)
@@ -191,6 +158,7 @@ AXES: dict[str, Any] = {
     "usual": asdict(Config()),
     "free": ("identity", "padding", "holdout", "uniform_on"),  # presets have them as published, we masked and held out
     "whole": True,
+    "row_usual": {"contra_norm v2": {"lr": 4e-5}},
 }
 BOARDS: Mapping[str, Board] = {
     "table1": Board(
