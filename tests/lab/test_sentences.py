@@ -132,7 +132,7 @@ def test_some_of_the_examples(origins: dict[str, Origin], session: Session) -> N
 def test_more_tokens_than_the_model_reads(origins: dict[str, Origin], session: Session) -> None:
     data = sentences.load(BASE, session, origins["bert"])
     with pytest.raises(UsageError, match="max_length must be from 1 to 64 for this model, got 65"):
-        sentences.check_length(replace(BASE, max_length=65), data.tokenizer, made(origins["bert"]))
+        sentences.fit_to(data.tokenizer, made(origins["bert"]), replace(BASE, max_length=65))
 
 
 def test_batches_depend_on_seed_and_epoch_alone(origins: dict[str, Origin], session: Session) -> None:
@@ -235,3 +235,12 @@ def test_a_model_with_a_cure_is_no_start(tmp_path: Path) -> None:
     uc.save_cure(model, folder)
     with pytest.raises(UsageError, match="was kept with a cure in it"):
         sentences.start_of(TextConfig(model=str(folder)))
+
+
+def test_settings_of_another_cure_make_no_other_run() -> None:
+    plain = TextConfig(cure="none")
+    assert TextConfig(cure="none", scale=0.3, norm="l2", temperature=0.5, uniform_on="pooled") == plain
+    assert TextConfig(cure="uniform_loss", scale=0.3, at="3") == TextConfig(cure="uniform_loss")
+    assert TextConfig(cure="uniform_loss", temperature=0.5) != TextConfig(cure="uniform_loss")
+    assert TextConfig(scale=0.3, weight=2.0) == TextConfig(scale=0.3) != TextConfig()
+    assert TextConfig(cure="none", padding="counted") != plain  # it makes other batches

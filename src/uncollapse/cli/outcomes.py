@@ -16,7 +16,7 @@ from rich.text import Text
 
 from uncollapse.cli import output
 
-SHARES = ("train", "validation", "test")  # figures that are shares of right answers, shown in percent
+SHARES = ("train", "validation", "dev", "test", "always")  # parts of the data whose figures are shown times 100
 KEPT = "epoch"  # the figure that says which epoch's weights were tested
 
 
@@ -93,7 +93,7 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
     terminal, names = output.console(), _figures(outcomes)
     table = Table("seed", box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(_heading(name, outcomes), justify="right")
     table.add_column("time", justify="right")
     table.add_column("ended")
     for outcome in outcomes:
@@ -110,12 +110,18 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
 
 
 def _figures(outcomes: Sequence[Outcome]) -> list[str]:
-    """Names of all figures that are numbers; train, validation and test come first."""
+    """Names of all figures that are numbers; those of parts of the data come first."""
     names = dict.fromkeys(SHARES)
     for outcome in outcomes:
         names |= dict.fromkeys(outcome.record["figures"])
     names.pop(KEPT, None)
     return [name for name in names if _finite([outcome.record["figures"].get(name) for outcome in outcomes])]
+
+
+def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
+    """A figure's name, with that of the metric where the results tell it."""
+    metrics = {outcome.record.get("data", {}).get("metric") for outcome in outcomes}
+    return f"{name}, {metrics.pop()}" if name in SHARES and len(metrics) == 1 and None not in metrics else name
 
 
 def _finite(values: Sequence[Any]) -> list[float]:
@@ -124,7 +130,7 @@ def _finite(values: Sequence[Any]) -> list[float]:
 
 
 def shown(name: str, figures: Sequence[Any]) -> str:
-    """The mean and, of several, the deviation (n−1); shares in percent, and a dash where nothing is a finite number.
+    """The mean and, of several, the deviation (n−1); of a part of the data in percent; a dash for no finite number.
 
     >>> shown("test", [0.8125]), shown("rank", [12.0, 14.0]), shown("test", [None])
     ('81.25 %', '13 ± 1.414', '–')
@@ -132,7 +138,8 @@ def shown(name: str, figures: Sequence[Any]) -> str:
     values = _finite(figures)
     if not values:
         return "–"
-    share = name in SHARES and all(0 <= value <= 1 for value in values)
+    part, _, what = name.partition("_")
+    share = part in SHARES and what != "loss" and all(-1 <= value <= 1 for value in values)
     factor, form, unit = (100, ".2f", " %") if share else (1, ".4g", "")
     spread = f" ± {factor * statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{factor * statistics.fmean(values):{form}}{spread}{unit}"

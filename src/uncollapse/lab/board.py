@@ -84,6 +84,7 @@ class Cell:
     were chosen, where there was more than one. unusual: other settings in which it differs from most of its group.
     left_out: how many results of this place have yet other settings and do not count. judged: whether it was run as the
     paper's was. open_choice: several values of the chosen fields were run, and no figure can choose among them.
+    several: more than one was run.
     """
 
     group: Any
@@ -97,6 +98,7 @@ class Cell:
     published: Published | None = None
     judged: bool = True
     open_choice: bool = False
+    several: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -186,6 +188,7 @@ def _cell(
         unusual=unusual,
         judged=unusual.keys() <= set(board.free) and not open_choice,
         open_choice=open_choice,
+        several=len(runs) > 1,
         left_out=len(records) - len(same),
         published=published,
     )

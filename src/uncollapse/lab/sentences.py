@@ -1,13 +1,14 @@
 """What recipes on sentences share: their settings, data, training and evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from uncollapse.backbones.huggingface_places import NUMBERS
 from uncollapse.cure_files import DESCRIPTION
 from uncollapse.lab.configs import setting
 from uncollapse.lab.data import glue
@@ -24,9 +25,19 @@ SHOWN = 64  # sentences that are diagnosed
 CURES = ("none", "contra_norm", "uniform_loss")
 
 
+_PLACES = ", ".join(f"{place} ({number})" for number, place in NUMBERS.items())
+OF_CONTRA_NORM = ("at", "scale", "axis", "identity", "dual", "norm")
+OF_UNIFORM_LOSS = ("weight", "uniform_on")
+IDLE = {  # settings that do nothing with a cure
+    "none": (*OF_CONTRA_NORM, *OF_UNIFORM_LOSS, "temperature"),
+    "contra_norm": OF_UNIFORM_LOSS,
+    "uniform_loss": OF_CONTRA_NORM,
+}
+
+
 @dataclass(frozen=True)
 class TextConfig:
-    """A run on a task of GLUE."""
+    """A run on a task of GLUE. Settings of another cure than its own get their defaults: they make no other run."""
 
     task: str = setting("rte", f"A folder with your train.tsv and dev.tsv, or a task of GLUE: {', '.join(glue.NAMES)}.")
     model: str = setting(
@@ -35,10 +46,10 @@ class TextConfig:
     max_length: int = setting(128, "Tokens of an example.", least=8)
     examples: int = setting(0, "Training examples, drawn once for all seeds; 0: all.", least=0)
     holdout: float = setting(
-        0.1, "Share of them that is not trained on but chooses settings; 0: none.", least=0, most=0.9
+        0.1, "Share of the training examples that is kept back to choose settings on; 0: none.", least=0, most=0.9
     )
     cure: str = setting("contra_norm", "What acts against the collapse.", choices=CURES)
-    at: str = setting("attention.residual", "contra_norm: its place in each block, or the number of the paper.")
+    at: str = setting("attention.residual", f"contra_norm: its place, or the paper's number. For BERT: {_PLACES}.")
     scale: float = setting(0.1, "contra_norm: its scale.")
     temperature: float = setting(1.0, "contra_norm, uniform_loss: the temperature.", least=1e-3)
     axis: str = setting("tokens", "contra_norm: features is its second version.", choices=("tokens", "features"))
@@ -46,7 +57,7 @@ class TextConfig:
     dual: bool = setting(False, "contra_norm: both terms of the gradient.")
     norm: str = setting("layer", "contra_norm: the norm behind it, the model's or L2.", choices=("layer", "l2"))
     padding: str = setting(
-        "masked", "contra_norm: counted takes padding for tokens, as published.", choices=("masked", "counted")
+        "masked", "counted: padding is taken for tokens, in batches as published.", choices=("masked", "counted")
     )
     weight: float = setting(1.0, "uniform_loss: its weight.", least=0)
     uniform_on: str = setting(
@@ -60,6 +71,11 @@ class TextConfig:
     clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0)
     precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"))
     seed: int = setting(0, "Of a new head, of dropout and of the order of the examples.", least=0, most=2**31)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in IDLE[self.cure]:
+                object.__setattr__(self, field.name, field.default)
 
 
 @dataclass(frozen=True)
@@ -123,8 +139,10 @@ def put_cure(model: nn.Module, config: TextConfig) -> None:
     cure(model, config.cure, at=config.at, norm=config.norm, **options)
 
 
-def check_length(config: TextConfig, words: Any, model: nn.Module) -> None:
-    """Raise if the model cannot read that many tokens."""
+def fit_to(words: Any, model: Any, config: TextConfig) -> None:
+    """Tell the model what fills up, which decoders have to know; raise if it cannot read that many tokens."""
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = words.pad_token_id
     try:
         token_limit(words, model, config.max_length)
     except UsageError as error:

@@ -72,7 +72,7 @@ def legend(board: Board, made: Sequence[Cell], sign: str = REACHED) -> str:
         said.append(f"Below it the published number{f' ({sources})' if sources else ''}. {sign}: at least that.")
         if any(cell.near for cell in made):
             said.append(f"{NEAR}: below it by no more than the larger of both deviations.")
-    if any(cell.chosen for cell in made):
+    if any(cell.several and not cell.open_choice for cell in made):
         said.append(f"{' and '.join(board.chosen)}: chosen by {board.by} with the first seed alone.")
     return " ".join(said)
 

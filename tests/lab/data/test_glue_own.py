@@ -92,10 +92,10 @@ def test_a_label_that_was_not_trained(tmp_path: Path) -> None:
 def test_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a folder with your own train\.tsv .*got 'rt'\. Did you mean 'rte'"):
         glue.find("rt")
-    with pytest.raises(UsageError, match=r"no train\.tsv of own in .*Give --task the folder that has your train\.tsv"):
+    with pytest.raises(UsageError, match=r"no train\.tsv in .*Give --task the folder that has your train\.tsv"):
         glue.find(str(tmp_path))
     root = folder(tmp_path, "sentence label\na x\nb y\n")
-    with pytest.raises(UsageError, match=r"no dev\.tsv of own"):
+    with pytest.raises(UsageError, match=r"no dev\.tsv in"):
         glue.load(glue.find(str(root)), "dev", root)
 
 

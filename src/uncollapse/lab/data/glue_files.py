@@ -66,8 +66,9 @@ def path_of(task: Glue, part: str, root: Path) -> Path:
     wanted = "--data-root the folder that has the tasks' folders as GLUE's files come, or leave it out to ask the hub."
     if is_own:
         wanted = "--task the folder that has your train.tsv and dev.tsv."
+    whose = "" if is_own else f" of {task.name}"
     raise UsageError(
-        f"There is no {' or '.join(task.files[part])} of {task.name} in {' or '.join(map(str, folders))}. Give {wanted}"
+        f"There is no {' or '.join(task.files[part])}{whose} in {' or '.join(map(str, folders))}. Give {wanted}"
     )
 
 
@@ -82,7 +83,7 @@ def rows(path: Path) -> list[Row]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     if lines == [""]:
-        raise UsageError(f"{path} is empty; fetch or write it again.")
+        raise UsageError(f"{path} is empty; get it again.")
     return [(number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1)]
 
 

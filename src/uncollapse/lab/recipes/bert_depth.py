@@ -16,7 +16,7 @@ from uncollapse.lab.configs import setting
 from uncollapse.lab.data.glue import Glue
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.models.text_classifier import deepened, drawn
-from uncollapse.lab.recipes.glue import MINILM, PROTOCOL, ROWS, place_name, variant
+from uncollapse.lab.recipes.glue import BERT, MINILM, PROTOCOL, ROWS, place_name, variant
 from uncollapse.lab.records import short, summary
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sentence_training import Training, diagnosis, trained
@@ -48,6 +48,7 @@ class Config(TextConfig):
     width: int = setting(WIDTH, "scratch: width of the residual stream.", least=8)
     heads: int = setting(HEADS, "scratch: heads of the attention.", least=1)
     task: str = setting("sst2", "A task of GLUE, or a folder with your own train.tsv and dev.tsv.")
+    model: str = setting(BERT, "Encoder whose architecture and tokenizer it has, and weights but from scratch.")
     examples: int = setting(10_000, "Training examples, drawn once for all seeds; 0: all.", least=0)
     max_length: int = setting(64, "Tokens of an example.", least=8)
     lr: float = setting(5e-4, "Largest learning rate of AdamW; it falls in a line.", least=0)
@@ -56,6 +57,7 @@ class Config(TextConfig):
     clip: float = setting(1.0, "Largest length of the gradient; 0: any.", least=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.start == "scratch" and self.width % self.heads:
             raise UsageError(f"width must be a multiple of heads, got {self.width} and {self.heads}.")
         if self.start != "scratch" and (self.width, self.heads) != (WIDTH, HEADS):
@@ -86,7 +88,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         origin = sentences.start_of(config)
         data = sentences.load(config, session, origin)
         model = build(config, origin, data.task)
-        sentences.check_length(config, data.tokenizer, model)
+        sentences.fit_to(data.tokenizer, model, config)
         history, made = trained(NAME, _Watched(model, config, data), session)
         made["layers"] = _layers(made["diagnosis"]["before"]["layers"], [short(each) for each in history.epochs])
         keeping.keep_text(session, model, data.tokenizer, config, data.task.labels)

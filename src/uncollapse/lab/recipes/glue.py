@@ -4,6 +4,7 @@ The defaults are the protocol of the published code (arXiv 2303.06562), but that
 the training examples is held out: settings are chosen on it, and the development set is read once, at the end.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -56,7 +57,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         origin = sentences.start_of(config)
         data = sentences.load(config, session, origin)
         model = build(config, origin, data.task)
-        sentences.check_length(config, data.tokenizer, model)
+        sentences.fit_to(data.tokenizer, model, config)
         tests = {} if session.keep is None else glue_server.parts_of(data.task, session.data_root)
         _, made = trained(NAME, Training(model, config, data), session)
         _keep(model, config, session, data, tests)
@@ -108,10 +109,20 @@ LENGTHS = {"cola": 11, "sst2": 14, "mrpc": 53, "qqp": 30, "stsb": 31, "mnli": 39
 
 
 def cost(config: Config) -> float:
-    """Roughly the seconds of a run on one core, for an encoder as large as MiniLM; own data are a guess."""
+    """Roughly the seconds of a run on one core; own data, and models that are not here, are a guess."""
     examples = (1 - config.holdout) * (config.examples or EXAMPLES.get(config.task, 5000))
-    rate = 1800 if config.precision == "bf16" else 1100  # tokens in a second
-    return 20 + config.epochs * examples * min(LENGTHS.get(config.task, 30), config.max_length) / rate
+    tokens = config.epochs * examples * min(LENGTHS.get(config.task, 30), config.max_length)
+    speed = 115e9 if config.precision == "bf16" else 70e9  # operations in a second
+    return 20 + 6 * tokens * weights_of(config.model) / speed
+
+
+def weights_of(place: str) -> float:
+    """Roughly the weights of an encoder's blocks, which cost the time; as many as BERT-base has if it is not here."""
+    try:
+        sizes = json.loads((Path(Origin(place).place) / "config.json").read_text(encoding="utf-8"))
+        return 12.0 * float(sizes["hidden_size"]) ** 2 * float(sizes["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 12.0 * 768**2 * 12
 
 
 PROTOCOL: Mapping[str, Any] = {  # all but the task is named, so that no other default ever changes a preset
