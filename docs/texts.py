@@ -24,6 +24,14 @@ DEPTH = RECIPES["bert-depth"].boards["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
 SHADES = ("#a9c7dd", "#0068a8"), ("#eec3a6", "#c44d08")  # from the first epoch to the last: without a cure, with it
 WAYS = ("none", "contra_norm")
+PAPER_DEPTH, PAPER_AT = (
+    72,
+    (0, 12, 35, 71),
+)  # blocks of the paper's deepest BERT, and those that were read off its figure
+PAPER_LAYERS = {
+    "none": {"feature_variance": (8.7, 8.2, 32.9, 42.6), "effective_rank": (24.6, 22.7, 14.4, 12.2)},
+    "contra_norm": {"feature_variance": (24.8, 33.1, 95.7, 99.5), "effective_rank": (26.6, 30.3, 29.8, 27.7)},
+}
 
 glue = partial(boards.records, "glue")
 depth = partial(boards.records, "bert-depth")
@@ -57,6 +65,24 @@ def pictures() -> str:
     said = ["Accuracy over depth", *(f"Variance, effective rank and similarity by layer, {way}" for way in WAYS)]
     shown = [f"![{s}](images/{p.name})" for s, p in zip(said, paths, strict=True) if p.exists()]
     return "\n".join(shown) or NOT_RUN
+
+
+def deepest() -> tuple[Row, list[Row]]:
+    """Variance over features and effective rank of the deepest pair of runs, beside the paper's 72 blocks."""
+    mine = [r for r in depth() if setting(r, "task") == "sst2"]
+    layers = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=0)
+    if not layers:
+        return (), []
+    at = [round(number / (PAPER_DEPTH - 1) * (layers - 1)) for number in PAPER_AT]
+    rows: list[Row] = []
+    for way in WAYS:
+        first = min((r for r in mine if _is(r, layers, way)), key=lambda r: int(r["seed"]))
+        for measure, paper in PAPER_LAYERS[way].items():
+            found = [f"{first['layers'][measure][-1][number]:.1f}" for number in at]
+            rows.append((way, measure, f"ours, {layers} blocks", *found))
+            rows.append((way, measure, f"paper, {PAPER_DEPTH} blocks", *map(str, paper)))
+    shares = (f"{number / (PAPER_DEPTH - 1):.0%} of the way" for number in PAPER_AT)
+    return ("", "", "", *shares), rows
 
 
 def padding() -> tuple[Row, list[Row]]:
@@ -170,15 +196,19 @@ def draw() -> Iterator[Path]:
     mine = [r for r in depth() if setting(r, "task") == "sst2"]
     if mine:
         yield plot(DEPTH, mine, "sst2", _image("depth"))
-        deepest = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=None)
+        layers = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=None)
         for way, shades in zip(WAYS, SHADES, strict=True):
-            runs = [r for r in mine if setting(r, "depth") == deepest and variant(r["config"]) == way]
+            runs = [r for r in mine if layers is not None and _is(r, layers, way)]
             if runs:
-                yield _draw_layers(way, min(runs, key=lambda r: r["seed"]), shades)
+                yield _draw_layers(way, min(runs, key=lambda r: int(r["seed"])), shades)
 
 
 def _both(mine: Sequence[Record], layers: int) -> bool:
     return {variant(r["config"]) for r in mine if setting(r, "depth") == layers} >= set(WAYS)
+
+
+def _is(record: Record, layers: int, way: str) -> bool:
+    return setting(record, "depth") == layers and variant(record["config"]) == way
 
 
 def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
@@ -210,6 +240,7 @@ def _image(name: str) -> Path:
 TEXTS: dict[str, Callable[[], str]] = {"text_table1": table_1, "text_depths": depths, "text_pictures": pictures}
 PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "text_rates": rates,
+    "text_deepest": deepest,
     "text_padding": _if_run("padding", padding),
     "text_padding_batched": _if_run("padding", padding_batched),
     "text_embeddings": _if_run("sts_embeddings", embeddings),
