@@ -1,9 +1,9 @@
 """What recipes on sentences share: their settings, data, training and evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -78,6 +78,9 @@ class TextConfig:
                 object.__setattr__(self, field.name, field.default)
 
 
+Config = TypeVar("Config", bound=TextConfig)
+
+
 @dataclass(frozen=True)
 class Data:
     """Token ids of all parts: train, validation if a share is held out, dev or dev_matched and dev_mismatched.
@@ -94,6 +97,17 @@ class Data:
         """16 hex digits that change when any token or label does."""
         tensors = (t for part in self.parts.values() for t in (part.ids, part.starts, part.labels) if t is not None)
         return fingerprint(tensors)
+
+
+def prepared(
+    config: Config, session: Session, build: Callable[[Config, Origin, glue.Glue], nn.Module]
+) -> tuple[nn.Module, Data]:
+    """The model of a run at its start, and its data. build: makes the model, cure and all."""
+    origin = start_of(config)
+    data = load(config, session, origin)
+    model = build(config, origin, data.task)
+    fit_to(data.tokenizer, model, config)
+    return model, data
 
 
 def start_of(config: TextConfig) -> Origin:

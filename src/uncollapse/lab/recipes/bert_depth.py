@@ -85,10 +85,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     """The trained model in evaluation mode, and the record of the run."""
     session = session or Session()
     with threads(session.threads):
-        origin = sentences.start_of(config)
-        data = sentences.load(config, session, origin)
-        model = build(config, origin, data.task)
-        sentences.fit_to(data.tokenizer, model, config)
+        model, data = sentences.prepared(config, session, build)
         history, made = trained(NAME, _Watched(model, config, data), session)
         made["layers"] = _layers(made["diagnosis"]["before"]["layers"], [short(each) for each in history.epochs])
         keeping.keep_text(session, model, data.tokenizer, config, data.task.labels)

@@ -54,10 +54,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     """The trained model in evaluation mode, and the record of the run."""
     session = session or Session()
     with threads(session.threads):
-        origin = sentences.start_of(config)
-        data = sentences.load(config, session, origin)
-        model = build(config, origin, data.task)
-        sentences.fit_to(data.tokenizer, model, config)
+        model, data = sentences.prepared(config, session, build)
         tests = {} if session.keep is None else glue_server.parts_of(data.task, session.data_root)
         _, made = trained(NAME, Training(model, config, data), session)
         _keep(model, config, session, data, tests)
