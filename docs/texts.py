@@ -59,6 +59,17 @@ def depths() -> str:
     return boards.board(DEPTH, depth())
 
 
+def slower() -> str:
+    """Depths that were run with several learning rates."""
+    mine = [r for r in depth() if setting(r, "task") == "sst2"]
+    several = {d for d in {setting(r, "depth") for r in mine} if len({setting(r, "lr") for r in _deep(mine, d)}) > 1}
+    return boards.board(RECIPES["bert-depth"].boards["rates"], [r for r in mine if setting(r, "depth") in several])
+
+
+def _deep(mine: Sequence[Record], layers: int) -> list[Record]:
+    return [r for r in mine if setting(r, "depth") == layers]
+
+
 def pictures() -> str:
     """Accuracy over depth, and what happens layer by layer, where they are drawn."""
     paths = [_image("depth"), *(_image(f"layers_{way}") for way in WAYS)]
@@ -237,7 +248,12 @@ def _image(name: str) -> Path:
     return IMAGES / f"text_{name}.svg"
 
 
-TEXTS: dict[str, Callable[[], str]] = {"text_table1": table_1, "text_depths": depths, "text_pictures": pictures}
+TEXTS: dict[str, Callable[[], str]] = {
+    "text_table1": table_1,
+    "text_depths": depths,
+    "text_pictures": pictures,
+    "text_slower": slower,
+}
 PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "text_rates": rates,
     "text_deepest": deepest,

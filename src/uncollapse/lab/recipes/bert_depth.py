@@ -150,9 +150,20 @@ BOARDS: Mapping[str, Board] = {
         chosen=("scale",),
         published=PUBLISHED,
         against="none",
-        usual=asdict(Config()) | PUBLISHED_AS | {"scale": 0.2},
+        usual={name: value for name, value in (asdict(Config()) | PUBLISHED_AS).items() if name != "scale"},
         free=("identity", "padding", "holdout", "uniform_on"),
         whole=True,
+    ),
+    "rates": Board(
+        "The same with other learning rates",
+        where={"task": "sst2"},
+        groups="depth",
+        rows=ROWS,
+        columns="lr",
+        figure="dev",
+        row_of=variant,
+        chosen=("scale",),
+        against="none",
     ),
 }
 SMALL: dict[str, tuple[Any, ...]] = {"model": (MINILM,), "epochs": (3,)}
@@ -165,4 +176,5 @@ def _pairs(depths: tuple[int, ...], seed: int) -> tuple[Grid, ...]:
 
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "sst2": (*_pairs((24, 48), 0), *_pairs((12,), 0), *_pairs((12, 24, 48), 1), *_pairs((72,), 0)),
+    "sst2-rates": (Grid(SMALL | {"depth": (24,), "cure": ("none",), "lr": (1e-4, 2e-4)}),),
 }
