@@ -19,7 +19,7 @@ WORDS = 30_000  # of the vocabulary
 PLAIN = glue.Config(model=glue.MINILM, task="rte")
 
 
-def training(rounds: int = 5) -> Iterator[Result]:
+def training(rounds: int = 3) -> Iterator[Result]:
     """Whole steps of the recipe: batches, forward and backward passes, AdamW."""
     for length, like in ((64, "RTE or MRPC"), (14, "CoLA or SST-2")):
         for precision in ("no", "bf16"):
@@ -37,7 +37,7 @@ def _beside_vanilla(length: int, like: str, precision: str, rounds: int) -> Iter
     yield slower("  the uniformity loss instead", None, base, made(cure="uniform_loss"), rounds)
 
 
-def steps(length: int, precision: str, count: int = 4, **changes: Any) -> Steps:
+def steps(length: int, precision: str, count: int = 3, **changes: Any) -> Steps:
     """A few steps of a run, each on another batch."""
     config = glue.Config(**{**vars(PLAIN), **changes})
     task_of = TASKS[config.task]
