@@ -1,4 +1,4 @@
-"""What recipes on sentences share: their settings, data, training and evaluation."""
+"""What recipes on sentences share: their settings, their data, and the model at its start."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -21,10 +21,7 @@ from uncollapse.loading.huggingface import Origin, tokenizer
 from uncollapse.loading.text import token_limit
 
 SPLIT_SEED = 0  # what is held out, and what a subset has, is the same for every seed of a run
-SHOWN = 64  # sentences that are diagnosed
 CURES = ("none", "contra_norm", "uniform_loss")
-
-
 _PLACES = ", ".join(f"{place} ({number})" for number, place in NUMBERS.items())
 OF_CONTRA_NORM = ("at", "scale", "axis", "identity", "dual", "norm")
 OF_UNIFORM_LOSS = ("weight", "uniform_on")
