@@ -1,7 +1,8 @@
 """Fine-tuning an encoder on a task of GLUE, with ContraNorm, the uniformity loss, or nothing: ContraNorm's Table 1.
 
 The defaults are the protocol of the published code (arXiv 2303.06562), but that padding is masked, and that a tenth of
-the training examples is held out: settings are chosen on it, and the labels of the development set are read once, at the end.
+the training examples is held out: settings are chosen on it, and the labels of the development set are read once, at
+the end.
 """
 
 import json
