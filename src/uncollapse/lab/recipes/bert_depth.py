@@ -176,5 +176,8 @@ def _pairs(depths: tuple[int, ...], seed: int) -> tuple[Grid, ...]:
 
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "sst2": (*_pairs((24, 48), 0), *_pairs((12,), 0), *_pairs((12, 24, 48), 1), *_pairs((72,), 0)),
-    "sst2-rates": (Grid(SMALL | {"depth": (24,), "cure": ("none",), "lr": (1e-4, 2e-4)}),),
+    "sst2-rates": (
+        Grid(SMALL | {"depth": (24,), "cure": ("none",), "lr": (1e-4, 2e-4)}),
+        Grid(SMALL | {"depth": (48,), "cure": ("none",), "lr": (1e-4,)}),
+    ),
 }
