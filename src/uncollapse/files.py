@@ -26,6 +26,11 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def user_cache() -> Path:
+    """Where what can be made or fetched again is kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
+    return Path(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse").expanduser()
+
+
 def keep_names(folder: Path) -> None:
     """Bring the names in a folder to the disk: a rename is there once its folder is."""
     if os.name == "posix":  # elsewhere folders cannot be opened

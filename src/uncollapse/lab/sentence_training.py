@@ -36,14 +36,14 @@ class Batches:
     """Batches that are made when they are asked for, filled up to the longest example or to a multiple of `fill`."""
 
     def __init__(self, data: Encoded, numbers: list[Tensor], fill: int = 1) -> None:
-        self.data, self.numbers, self.fill = data, numbers, fill
+        self.data, self.numbers, self.fill, self.lengths = data, numbers, fill, data.lengths
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for numbers in self.numbers:
-            longest = int(self.data.lengths[numbers].max())
+            longest = int(self.lengths[numbers].max())
             yield self.data.batch(numbers, self.fill * math.ceil(longest / self.fill))
 
 

@@ -10,9 +10,10 @@ from torch import nn
 
 from uncollapse.backbones.huggingface_places import NUMBERS
 from uncollapse.cure_files import DESCRIPTION
+from uncollapse.files import user_cache
 from uncollapse.lab.configs import setting
 from uncollapse.lab.data import glue
-from uncollapse.lab.data.encoded import Encoded, default_cache, encode
+from uncollapse.lab.data.encoded import Encoded, encode
 from uncollapse.lab.models.text_classifier import cure
 from uncollapse.lab.records import fingerprint
 from uncollapse.lab.sessions import Session
@@ -141,7 +142,7 @@ def load(config: TextConfig, session: Session, origin: Origin) -> Data:
 
 def encoded(part: glue.Examples, words: Any, config: TextConfig, task: glue.Glue) -> Encoded:
     """Examples in tokens, from the cache if they are there."""
-    return encode(part, words, config.max_length, classes=not task.scores, cache=default_cache())
+    return encode(part, words, config.max_length, classes=not task.scores, cache=user_cache())
 
 
 def put_cure(model: nn.Module, config: TextConfig) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uncollapse.files import user_cache
 from uncollapse.loading import fetching, planetoid
 from uncollapse.loading.arrays import read_npz
 from uncollapse.loading.errors import UsageError, library
@@ -42,14 +43,9 @@ def check_name(what: str) -> None:
         raise UsageError(f"A graph file is .npz (node_features, edges) or .pt (x, edge_index), got {path.name}.")
 
 
-def default_root() -> Path:
-    """Where graphs are kept that are fetched."""
-    return Path.home() / ".cache" / "uncollapse"
-
-
 def citations(what: str, root: Path | None) -> planetoid.Citations:
     """Cora, CiteSeer or PubMed, from a folder that has their raw files, or else gets them."""
-    name, folder = PLANETOID[what], root or default_root()
+    name, folder = PLANETOID[what], root or user_cache()
     places = (folder / name / "raw", folder / "planetoid" / name / "raw")
     there = next((place for place in places if not fetching.missing_files(place, planetoid.file_names(name))), None)
     if there is None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from uncollapse.files import user_cache
 from uncollapse.lab.data import encoded
-from uncollapse.lab.data.encoded import Encoded, bucketed, default_cache, encode, in_order
+from uncollapse.lab.data.encoded import Encoded, bucketed, encode, in_order
 from uncollapse.lab.data.glue import Examples
 
 from ..tiny_text import SENTENCES, tokenizer  # noqa: TID252
@@ -154,10 +155,10 @@ def test_a_cache_that_cannot_be_written(words: Any, tmp_path: Path) -> None:
 
 def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path))
-    assert default_cache() == tmp_path
+    assert user_cache() == tmp_path
     monkeypatch.delenv("UNCOLLAPSE_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache() == tmp_path / ".cache/uncollapse"
+    assert user_cache() == tmp_path / ".cache/uncollapse"
 
 
 def skewed() -> torch.Tensor:

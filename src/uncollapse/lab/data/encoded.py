@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import warnings
 from dataclasses import dataclass
 from functools import cache as once
@@ -48,7 +47,7 @@ class Encoded:
 
     def batch(self, numbers: Tensor, length: int | None = None) -> dict[str, Tensor]:
         """Arguments of a model for some examples, filled up to the longest, or to `length`."""
-        counts = self.lengths[numbers]
+        counts = self.starts[numbers + 1] - self.starts[numbers]
         size = int(counts.max()) if length is None else length
         if size < int(counts.max()):
             raise ValueError(f"length must be at least {int(counts.max())}, the longest example's, got {length}.")
@@ -86,11 +85,6 @@ def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool
     if examples.labels is not None:
         labels = torch.tensor(examples.labels, dtype=torch.long if classes else torch.float32)
     return Encoded(kept["ids"], kept["starts"], kept.get("types"), labels, int(tokenizer.pad_token_id))
-
-
-def default_cache() -> Path:
-    """Where token ids are kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
-    return Path(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse").expanduser()
 
 
 def _tokens(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:

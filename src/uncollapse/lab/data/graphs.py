@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uncollapse.files import user_cache
 from uncollapse.lab.data import arxiv, heterophilous
 from uncollapse.lab.data.csbm import csbm
 from uncollapse.lab.data.features import NORMALISATIONS, hide
@@ -82,7 +83,7 @@ def load(
         close = difflib.get_close_matches(name, NAMES, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UsageError(f"data must be one of {', '.join(NAMES)}, got {name!r}.{hint}")
-    folder = (root or graphs.default_root()).expanduser()
+    folder = (root or user_cache()).expanduser()
     source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
     masks = choose(split, split_index, source.y, source.own, name=name, root=folder)
     x = normalised(source.x, normalise)

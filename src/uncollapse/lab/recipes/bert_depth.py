@@ -5,7 +5,7 @@ ContraNorm's paper (arXiv 2303.06562).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -102,7 +102,7 @@ class _Watched(Training):
             layers = summary(diagnosis(model, self.data.parts[self.data.task.dev[0]]))["layers"]
             return self.evaluate(model) | {f"{m} {at['name']}": at[m] for m in MEASURES for at in layers if m in at}
 
-        return Task(task.model, task.optimiser, task.batches, task.loss, evaluate, task.schedule)
+        return replace(task, evaluate=evaluate)
 
 
 def _layers(before: list[dict[str, Any]], epochs: list[dict[str, float]]) -> dict[str, Any]:
