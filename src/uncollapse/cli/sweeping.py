@@ -1,6 +1,5 @@
 """uncollapse sweep."""
 
-import difflib
 import json
 import os
 import re
@@ -111,7 +110,7 @@ def _cells(
     choose = tuple(name.replace("-", "_") for name in choose)
     found: list[Grid] = []
     for text in texts:
-        found += (_written(recipe, text, choose),) if "=" in text else _named(recipe, text)
+        found += (_written(recipe, text, choose),) if "=" in text else recipe.grid(text)
     if not found:
         names = f"one of {', '.join(recipe.grids)}, or " if recipe.grids else ""
         raise UsageError(f"Say what to run with --grid: {names}fields with values, such as 'layers=2,4 seed=0-4'.")
@@ -134,13 +133,3 @@ def _written(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":
     if re.search(BLANKS, text) and not re.search("[\"']", text):  # within quotes, blanks belong to a value
         raise UsageError(f"--grid {text!r}: leave out the blanks beside commas: {re.sub(BLANKS, ',', text)!r}.")
     return parse(text, recipe.config, choose)
-
-
-def _named(recipe: "Recipe", name: str) -> "tuple[Grid, ...]":
-    """The grids that the recipe has under a name."""
-    if name not in recipe.grids:
-        close = difflib.get_close_matches(name, recipe.grids, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        there = f"There are: {', '.join(recipe.grids)}." if recipe.grids else "It has none; write fields with values."
-        raise UsageError(f"{recipe.name} has no grid named {name!r}.{hint} {there}")
-    return recipe.grids[name]

@@ -6,7 +6,7 @@ Their libraries are imported when a recipe runs, not before.
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
@@ -14,6 +14,8 @@ from uncollapse.lab.recipes import bert_depth, gcn_depth, glue, vit_digits
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.registry import Registry
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,19 @@ class Recipe:
 
     def preset(self, name: str) -> Mapping[str, Any]:
         """The settings that it has under a name; a UsageError that lists the names if it has none."""
-        if name not in self.presets:
-            close = difflib.get_close_matches(name, self.presets, n=1)
+        return self._named("preset", self.presets, name, "leave out --preset")
+
+    def grid(self, name: str) -> tuple[Grid, ...]:
+        """The grids that it has under a name; a UsageError that lists the names if it has none."""
+        return self._named("grid", self.grids, name, "write fields with values")
+
+    def _named(self, kind: str, entries: Mapping[str, Entry], name: str, instead: str) -> Entry:
+        if name not in entries:
+            close = difflib.get_close_matches(name, entries, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            there = f"There are: {', '.join(self.presets)}." if self.presets else "It has none; leave out --preset."
-            raise UsageError(f"{self.name} has no preset named {name!r}.{hint} {there}")
-        return self.presets[name]
+            there = f"There are: {', '.join(entries)}." if entries else f"It has none; {instead}."
+            raise UsageError(f"{self.name} has no {kind} named {name!r}.{hint} {there}")
+        return entries[name]
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
