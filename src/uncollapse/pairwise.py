@@ -150,9 +150,9 @@ def all_pairs(
     (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
     v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
     if torch.compiler.is_compiling() or _records_gradients(q3, k3, v3, b2):
-        mean, log_sum, _ = all_pairs_operator(q3, k3, v3, b2, tau, *_fields(pairs))
+        mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, *_fields(pairs))
     else:  # the same without the operator's bookkeeping, which would be felt below a thousand rows
-        mean, log_sum, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
+        mean, log_sum, _, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
     return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
 
 

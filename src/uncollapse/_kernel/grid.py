@@ -142,14 +142,26 @@ class Grid:
         return block
 
 
+def keeps_weights(pairs: Pairs, n: int, m: int, width: int, device: torch.device) -> bool:
+    """Whether the weights of all pairs are kept for the backward pass, instead of made again there.
+
+    They are where they take no more memory than the means, whose rows are `width` long, and where one tile has them.
+    """
+    height, area = TILE.get(device.type, TILE_ELSEWHERE)
+    plain = pairs.offset is None and pairs.row_group is None
+    return plain and 0 < n <= height and 0 < m <= width and n * m <= area
+
+
 class Memory(threading.local):
     """Memory for the tiles. On the CPU it is kept, a few megabytes a thread: fresh pages cost as much as arithmetic."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
-        """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`."""
+    def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0, into: Tensor | None = None) -> Tensor:
+        """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`, or in a tensor."""
+        if into is not None:
+            return torch.baddbmm(into, left, right.mT, beta=0, alpha=scale, out=into)
         shape = left.shape[0], left.shape[1], right.shape[1]
         size = math.prod(shape)
         block = self.blocks.get((name, left.dtype))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uncollapse._kernel import walk
-from uncollapse._kernel.grid import Pairs
+from uncollapse._kernel.grid import Pairs, keeps_weights
 
 
 @torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
@@ -26,17 +26,23 @@ def all_pairs_operator(
     mirrored: bool,
     row_group: Tensor | None,
     key_group: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
-    return all_pairs_eagerly(q, k, v, bias, temperature, pairs)
+    return all_pairs_eagerly(q, k, v, bias, temperature, pairs, keep=True)
 
 
 def all_pairs_eagerly(
-    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What the operator does, without gradients."""
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    pairs: Pairs,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the operator does, without gradients; keep: they will be asked for."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        return walk.forward(q, k, v, bias, temperature, pairs)
+        return walk.forward(q, k, v, bias, temperature, pairs, keep)
 
 
 @torch.library.custom_op("uncollapse::all_pairs_backward", mutates_args=())
@@ -46,6 +52,7 @@ def _all_pairs_backward(
     mean: Tensor,
     log_sum: Tensor,
     kind: Tensor,
+    weight: Tensor,
     q: Tensor,
     k: Tensor | None,
     v: Tensor,
@@ -58,7 +65,7 @@ def _all_pairs_backward(
     row_group: Tensor | None,
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind)
+    pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind, weight)
     with torch.autocast(q.device.type, enabled=False):
         dq, dk, dv, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
     return dq, q.new_empty(0) if dk is None else dk, dv, q.new_empty(0) if d_bias is None else d_bias
@@ -109,9 +116,13 @@ def _spread_backward(
 
 
 @all_pairs_operator.register_fake
-def _(q: Tensor, k: Tensor | None, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    rows = q.shape[:2]
-    return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8)
+def _(
+    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, *fields: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, m = q.shape[:2], v.shape[1]
+    kept = (rows[1], m) if keeps_weights(Pairs(*fields), rows[1], m, v.shape[-1], q.device) else (0, 0)
+    weight = q.new_empty(rows[0], *kept)
+    return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8), weight
 
 
 @spread_operator.register_fake
@@ -126,7 +137,7 @@ def _fake_gradients(
     return torch.empty_like(q), dk, torch.empty_like(v), q.new_empty(0) if bias is None else torch.empty_like(bias)
 
 
-_all_pairs_backward.register_fake(lambda *args: _fake_gradients(*args[5:9]))
+_all_pairs_backward.register_fake(lambda *args: _fake_gradients(*args[6:10]))
 _spread_backward.register_fake(lambda *args: _fake_gradients(*args[1:5]))
 
 
@@ -150,7 +161,7 @@ def _gradients(inputs: list[Any], found: tuple[Tensor, Tensor, Tensor, Tensor]) 
     return dq, None if inputs[1] is None else dk, dv, None if inputs[3] is None else d_bias, *[None] * 7
 
 
-def _all_pairs_gradient(ctx: Any, d_mean: Tensor, d_log: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _all_pairs_gradient(ctx: Any, d_mean: Tensor, d_log: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     inputs, saved = _recall(ctx)
     return _gradients(inputs, _all_pairs_backward(d_mean, d_log, *saved, *inputs))
 

@@ -30,11 +30,15 @@ class Given(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Means (b, n, e), log₂ of the sums (b, n), and how each row was computed (b, n)."""
+    """Means (b, n, e), log₂ of the sums (b, n), how each row was computed (b, n), and the softmax weights (b, n, m).
+
+    The weights are kept where `keeps_weights` says so; else they are empty, and made again when they are needed.
+    """
 
     mean: Tensor
     log2sum: Tensor
     kind: Tensor
+    weight: Tensor
 
 
 class Incoming(NamedTuple):

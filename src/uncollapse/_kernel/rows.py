@@ -9,13 +9,13 @@ from uncollapse._kernel.problem import ABSENT, LOG2E, RULE, RULED, Found, Given,
 
 def forward(given: Given, grid: Grid, out: Found) -> None:
     """Write means, sums and the rows that one key rules."""
-    mean, log2sum, kind = out
+    mean, log2sum, kind, kept = out
     beta = 0.0 if grid.whole else 1.0
     if not grid.whole:
         mean.zero_()
         peak, total = torch.full_like(log2sum, ABSENT), torch.zeros_like(log2sum)
     for t in grid:
-        weight = _logits(given, t)
+        weight = _logits(given, t, kept if kept.numel() else None)
         if given.bias is not None:
             weight.clamp_(min=ABSENT)
         t.fill_absent(weight, ABSENT)
@@ -36,6 +36,8 @@ def forward(given: Given, grid: Grid, out: Found) -> None:
     nothing = peak < ABSENT / 2
     total.masked_fill_(nothing, torch.inf)
     mean.div_(total[..., None])
+    if kept.numel():
+        kept.div_(total[..., None])
     torch.add(peak, total.log2(), out=log2sum).masked_fill_(nothing, -torch.inf)
     kind.masked_fill_(total < RULE, RULED)  # the largest weight is 1
 
@@ -47,7 +49,7 @@ def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradien
     ruler = Ruler(ruled, came.log) if given.v.shape[-1] > 0 and bool(ruled.any()) else None
     beta, alpha = 0.0 if grid.whole else 1.0, 1 / given.temperature
     for t in grid:
-        weight = softmax(given, found.log2sum, t)
+        weight = found.weight if found.weight.numel() else softmax(given, found.log2sum, t)
         if given.v.shape[-1] > 0:
             to.v[:, t.keys].baddbmm_(weight.mT, came.mean[:, t.rows], beta=beta)
             push = memory.product("push", came.mean[:, t.rows], given.v[:, t.keys])
@@ -74,9 +76,9 @@ def softmax(given: Given, log2sum: Tensor, t: Tile) -> Tensor:
     return weight.exp2_()
 
 
-def _logits(given: Given, t: Tile) -> Tensor:
-    """S of a tile in powers of two, absent pairs included."""
-    logits = memory.product("weight", given.q[:, t.rows], given.k[:, t.keys], LOG2E / given.temperature)
+def _logits(given: Given, t: Tile, into: Tensor | None = None) -> Tensor:
+    """S of a tile in powers of two, absent pairs included; in a tensor of its own, if it is to be kept."""
+    logits = memory.product("weight", given.q[:, t.rows], given.k[:, t.keys], LOG2E / given.temperature, into)
     return logits if given.bias is None else logits.add_(given.bias[:, None, t.keys], alpha=LOG2E)
 
 

@@ -20,7 +20,7 @@ def forward(given: Given, grid: Grid, out: Found) -> bool:
     """Write means and sums; False, with nothing of value written, where this walk cannot serve."""
     if not _applies(given, grid.pairs):
         return False
-    mean, log2sum, kind = out
+    mean, log2sum, kind, _ = out
     share = _shares(given)
     values = given.v if given.bias is None else given.v * share[..., None]
     total, peak = torch.zeros_like(share), torch.zeros_like(share)

@@ -4,27 +4,36 @@ import torch
 from torch import Tensor
 
 from uncollapse._kernel import rows, symmetric
-from uncollapse._kernel.grid import Grid, Pairs
+from uncollapse._kernel.grid import Grid, Pairs, keeps_weights
 from uncollapse._kernel.problem import ABSENT, LOG2E, PLAIN, SYMMETRIC, Found, Given, Gradients, Incoming
+
+Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def forward(
-    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (b, n, e), logarithm of the sum (b, n), and how each row was computed (b, n).
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    pairs: Pairs,
+    keep: bool = False,
+) -> Saved:
+    """Mean (b, n, e), logarithm of the sum (b, n), how each row was computed (b, n), and what `backward` may reuse.
 
-    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m).
+    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m). keep: `backward` will follow.
     """
     batch, n, m = q.shape[0], q.shape[1], v.shape[1]
     kind = torch.full((batch, n), PLAIN, dtype=torch.uint8, device=q.device)
-    found = Found(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind)
+    kept = (n, m) if keep and keeps_weights(pairs, n, m, v.shape[-1], q.device) else (0, 0)
+    found = Found(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, q.new_empty(batch, *kept))
     given = Given(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, n, m, q.device, same=k is None)
     for c in grid.chunks(batch):
         part, out = given.chunk(c), Found(*(t[c] for t in found))
         if upper is None or not symmetric.forward(part, upper, out):
             rows.forward(part, grid, out)
-    return found.mean, found.log2sum.div_(LOG2E), found.kind
+    return found.mean, found.log2sum.div_(LOG2E), found.kind, found.weight
 
 
 def backward(
@@ -34,12 +43,12 @@ def backward(
     bias: Tensor | None,
     temperature: float,
     pairs: Pairs,
-    saved: tuple[Tensor, Tensor, Tensor],
+    saved: Saved,
     d_mean: Tensor,
     d_log: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Gradients of q, k, v and bias; with k = None, q's is that of both roles."""
-    mean, log_sum, kind = saved
+    mean, log_sum, kind, weight = saved
     given = Given(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, q.shape[1], v.shape[1], q.device, same=k is None)
     make = torch.empty_like if grid.whole else torch.zeros_like
@@ -50,7 +59,8 @@ def backward(
         d_mean, d_log = d_mean.masked_fill(nothing[..., None], 0), d_log.masked_fill(nothing, 0)
         log2sum = log2sum.masked_fill(nothing, -ABSENT)  # all weights of such a row become 0
     for c in grid.chunks(q.shape[0]):
-        part, found, came = given.chunk(c), Found(mean[c], log2sum[c], kind[c]), Incoming(d_mean[c], d_log[c])
+        part, came = given.chunk(c), Incoming(d_mean[c], d_log[c])
+        found = Found(mean[c], log2sum[c], kind[c], weight[c])
         out = Gradients(to.q[c], to.k[c], to.v[c], None if to.bias is None else to.bias[c])
         if upper is not None and bool(found.kind[:, :1].eq(SYMMETRIC).any()):
             symmetric.backward(part, upper, found, came, out)
