@@ -16,7 +16,7 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, L
 
 def load_into(model: nn.Module, path: Path) -> None:
     """Load a .safetensors file or a torch file into the model; every weight must find its place."""
-    weights = _without_prefixes(_read(path), model)
+    weights = weights_of(path, model)
     own = model.state_dict()
     wrong = [key for key in weights if key in own and own[key].shape != weights[key].shape]
     if wrong:
@@ -35,6 +35,11 @@ def load_into(model: nn.Module, path: Path) -> None:
             f"{path} does not fit {type(model).__name__}: {' and '.join(told)}. "
             "Build the model from which the checkpoint was saved."
         )
+
+
+def weights_of(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a .safetensors file or a torch file by the names that the model has for them."""
+    return _without_prefixes(_read(path), model)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -14,22 +14,32 @@ from uncollapse.loading.quiet import quiet
 from uncollapse.loading.seeded import seeded
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WAY_OUT = "--random-weights measures the architecture without them, --checkpoint FILE takes yours."
 
 
-def load(name: str, *, random_weights: bool) -> nn.Module:
-    """A model by timm's name, with its published weights unless random ones are wanted."""
+def load(name: str, *, random_weights: bool, way_out: str = WAY_OUT) -> nn.Module:
+    """A model by timm's name, with its published weights unless random ones are wanted.
+
+    way_out: what to do where there are no weights, said in the error.
+    """
+    check_name(name)
     timm = _timm()
-    if not timm.is_model(name):
-        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise UsageError(f"timm has no model {name!r}.{hint}")
     try:
-        weights = {} if random_weights else _weights(timm, name)
+        weights = {} if random_weights else _weights(timm, name, way_out)
         with quiet(), seeded():
             model: nn.Module = timm.create_model(name, pretrained=not random_weights, **weights)
     except RuntimeError as error:  # such as a tag of weights that the model does not have
         raise UsageError(f"timm cannot build {name!r}: {' '.join(str(error).split())}") from error
     return model
+
+
+def check_name(name: str) -> None:
+    """Raise if timm has no model of this name."""
+    timm = _timm()
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise UsageError(f"timm has no model {name!r}.{hint}")
 
 
 def image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
@@ -50,10 +60,9 @@ def _timm() -> Any:
         return library("timm", "timm")
 
 
-def _weights(timm: Any, name: str) -> dict[str, Any]:
+def _weights(timm: Any, name: str, way_out: str) -> dict[str, Any]:
     """Where timm shall take the weights from; UsageError if there are none to be had."""
     facts = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
-    way_out = "--random-weights measures the architecture without them, --checkpoint FILE takes yours."
     if facts is None or not facts.has_weights:
         raise UsageError(f"timm has no published weights of {name!r}; {way_out}")
     if not facts.hf_hub_id:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, cross_entropy
 
 from uncollapse.inputs import as_full, prepared, real_count
 from uncollapse.losses.checks import check_pair, check_rows
@@ -114,10 +114,10 @@ def patch_mixing_loss(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.shape != expected:
         kind = "probabilities" if soft else "class indices"
         raise ValueError(f"labels as {kind} must have shape {tuple(expected)}, got {tuple(labels.shape)}.")
-    log_p = as_full(logits).log_softmax(-1)
+    full = as_full(logits)
     if soft:
-        return -(labels * log_p).sum(-1).mean()
-    return -log_p.gather(-1, labels.long().unsqueeze(-1)).mean()
+        return cross_entropy(full.flatten(0, -2), labels.to(full).flatten(0, -2))
+    return -full.log_softmax(-1).gather(-1, labels.long().unsqueeze(-1)).mean()
 
 
 def _window_mean(h: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -21,7 +21,7 @@ def places_of(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
     """The places that are meant, or an error that lists those there are."""
     fixed = {"attention": "attention.context", "edges": "edges"}.get(cure.acts_on)
     if fixed is not None:
-        if at not in (None, fixed):
+        if at not in (None, fixed, [fixed], (fixed,)):
             raise ValueError(f"{cure.name} acts on {cure.acts_on}: its place is {fixed!r}, got at={at!r}.")
         return (fixed,)
     known = (*stack.places(), *ends(stack))
