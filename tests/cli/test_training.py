@@ -14,6 +14,7 @@ from typer.testing import Result
 
 from uncollapse.cli import waiting
 from uncollapse.cli.training import RecipeCommands
+from uncollapse.lab import configs
 from uncollapse.lab.locks import held
 from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.results import Results
@@ -290,6 +291,71 @@ def test_progress_is_told_to_the_bar(run: Run, monkeypatch: pytest.MonkeyPatch) 
         ("Seed 1 (2 of 2)", 1, 2),
         ("Seed 1 (2 of 2)", 2, 2),
     ]
+
+
+def seen_by(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[Session]:
+    """The sessions that the recipe is run with from here on."""
+    seen: list[Session] = []
+
+    def watched(config: slope.Config, session: Session) -> dict[str, Any]:
+        seen.append(session)
+        session.doing("drawing the line")
+        return slope.run(config, session)
+
+    monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=watched, **changes))
+    return seen
+
+
+def test_workers_are_the_cores_that_are_free(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_by(monkeypatch, reads_images=True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
+    for given in ([], ["--threads", 4], ["--threads", 9], ["--workers", 3], ["--workers", 0]):
+        assert run("train", "slope", "--again", *given).exit_code == 0
+    assert [session.workers for session in seen] == [5, 2, 0, 3, 0]
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    run("train", "slope", "--again")
+    assert seen[-1].workers == 8
+    assert "--workers" in run("train", "slope", "--help").stdout
+    assert run("train", "slope", "--workers", -1).exit_code == 2
+
+
+def test_recipes_that_read_no_images_have_no_workers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_by(monkeypatch)
+    assert "--workers" not in run("train", "slope", "--help").stdout
+    result = run("train", "slope", "--workers", 2)
+    assert (result.exit_code, seen) == (2, [])
+    assert "No such option: --workers" in result.stderr
+    assert run("train", "slope").exit_code == 0
+    assert seen[0].workers == 0
+
+
+def test_settings_with_a_group_have_a_panel_of_their_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config(slope.Config):
+        extra: int = configs.setting(1, "More.", group="Additions")
+        also: bool = configs.setting(False, "Or not.", group="Additions")
+
+    monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, config=Config))
+    shown = run("train", "slope", "--help").stdout
+    panels = [
+        (panel, re.findall(r" (--[a-z-]+) ", text)) for panel, text in re.findall(r"╭─ ([\w ]+) ─+╮([^╰]*)", shown)
+    ]
+    flags = dict(panels)
+    assert [flag for flag in flags["Additions"] if "no-" not in flag] == ["--extra", "--also"]
+    assert "--slope" in flags["Experiment"]
+    assert "--extra" not in flags["Experiment"]
+
+
+def test_speed_and_waiting_are_told_where_a_record_has_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    paces = iter([{"images_per_second": 80.0, "waiting": 0.02}, {"images_per_second": 92.0, "waiting": 0.06}, {}])
+
+    def paced(config: slope.Config, session: Session) -> dict[str, Any]:
+        return slope.run(config, session) | {"pace": next(paces)}
+
+    monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=paced))
+    words = "Trained at 86 images/s; 4 % of that time went by waiting for data."
+    assert words in run("train", "slope", "--seeds", 2).stdout.splitlines()
+    assert "waiting for data" not in run("train", "slope", "--seed", 5).stdout
 
 
 def test_the_command_line_starts_without_the_libraries_of_recipes() -> None:

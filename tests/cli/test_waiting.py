@@ -58,6 +58,38 @@ def test_a_training_has_its_figures_beside_the_bar(monkeypatch: pytest.MonkeyPat
     assert "validation_loss" not in shown
 
 
+def test_speed_and_time_left_stand_on_a_narrow_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    with waiting.Waiting() as bar:
+        done = bar.training("Seed 0")
+        for steps in (1, 2, 3):
+            done(steps, 4, {"epoch": 299, "loss": 0.512, "images/s": 1286.2, "validation": 0.512})
+        time.sleep(0.4)
+    shown = plain(terminal)
+    assert re.search(r"75% [-\d]:[-\d]{2}:[-\d]{2} epoch 299  loss 0.512  validation 0.512  1,286 images/s", shown)
+
+
+def test_stages_stand_before_and_behind_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    with waiting.Waiting() as bar:
+        done, doing = bar.training("Seed 0"), bar.within("Seed 0")
+        doing("reading")
+        time.sleep(0.3)
+        assert "Seed 0: reading" in plain(terminal)
+        done(3, 4, {})
+        time.sleep(0.3)
+        assert re.search(r"Seed 0 ━.* 75%", plain(terminal))
+        before = len(plain(terminal))
+        doing("judging")
+        time.sleep(0.3)
+    after = plain(terminal)[before:]
+    assert "Seed 0: judging" in after
+    assert "%" not in after.partition("Seed 0: judging")[2]  # it has no steps
+
+
 def test_nothing_is_shown_for_what_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     with waiting.Waiting() as bar:

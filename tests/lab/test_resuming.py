@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -93,11 +93,32 @@ def lazily(epoch: int) -> Iterator[Tensor]:
         yield torch.rand(4, 3) + index / 6
 
 
+class Later:
+    """Points that depend on the epoch and their number alone, and need not be made to be skipped."""
+
+    made: ClassVar[list[tuple[int, int]]] = []  # epoch and number
+
+    def __init__(self, epoch: int, first: int = 0) -> None:
+        self.epoch, self.first = epoch, first
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for number in range(self.first, 6):
+            self.made.append((self.epoch, number))
+            yield torch.rand(4, 3, generator=torch.Generator().manual_seed(10 * self.epoch + number))
+
+    def after(self, count: int) -> "Later":
+        return Later(self.epoch, count)
+
+
 SOURCES: dict[str, Callable[[int], Iterable[Tensor]]] = {
     "in order": lambda epoch: DataLoader(Noisy(), 4),
     "shuffled": lambda epoch: DataLoader(Noisy(), 4, shuffle=True),
     "workers": lambda epoch: DataLoader(Noisy(), 4, shuffle=True, num_workers=1),
     "generator": lazily,
+    "skippable": Later,
 }
 
 
@@ -130,6 +151,26 @@ def test_batches_that_draw_random_numbers(tmp_path: Path, source: str) -> None:
         fit(cut, Settings(epochs=3), Session(device="cpu", checkpoints=tmp_path, progress=press), "x")
     fit(rest, Settings(epochs=3), Session(device="cpu", checkpoints=tmp_path), "x")
     assert same(dict(rest.model.state_dict()), dict(whole.model.state_dict()))
+
+
+def test_batches_that_need_not_be_made_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Later, "made", [])
+
+    def press(done: int, total: int, figures: Any) -> None:
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def learn(**session: Any) -> None:
+        model = nn.Linear(3, 1)
+        task = Task(model, torch.optim.SGD(model.parameters(), 0.01), Later, lambda model, x: model(x).square().mean())
+        fit(task, Settings(epochs=2, accumulate=2), Session(device="cpu", checkpoints=tmp_path, **session), "later")
+
+    with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 2"):
+        learn(progress=press)
+    assert Later.made == [(1, number) for number in range(6)] + [(2, 0), (2, 1)]
+    Later.made.clear()
+    learn()
+    assert Later.made == [(2, 2), (2, 3), (2, 4), (2, 5)]
 
 
 @pytest.mark.usefixtures("one_thread")

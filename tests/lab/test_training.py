@@ -175,6 +175,37 @@ def test_progress_counts_steps_or_epochs_where_steps_are_not_known() -> None:
     assert seen == [(1, 2)] * 3 + [(2, 2)] * 3
 
 
+def test_speed_is_told_where_batches_are_counted() -> None:
+    told: list[set[str]] = []
+    session = Session(device="cpu", progress=lambda done, total, figures: told.append(set(figures)))
+    history = fit(line([torch.ones(2, 1)] * 2, unit="points"), Settings(epochs=2), session)
+    assert told == [{"epoch", "loss"}] + [{"epoch", "loss", "points/s"}] * 3
+    assert set(history.pace) == {"points_per_second", "waiting"}
+    assert history.pace["points_per_second"] > 0
+    assert 0 <= history.pace["waiting"] <= 1
+    assert fit(line([torch.ones(2, 1)]), Settings(epochs=2), session).pace == {}
+
+
+def test_what_makes_batches_is_closed_when_it_ends_early() -> None:
+    closed: list[int] = []
+
+    def stream(epoch: int) -> Iterator[Tensor]:
+        try:
+            for _ in range(3):
+                yield torch.ones(1, 1)
+        finally:
+            closed.append(epoch)
+
+    def press(done: int, total: int, figures: Any) -> None:
+        if done == 1 and figures["epoch"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(replace(line([]), batches=stream), Settings(epochs=2), Session(device="cpu", progress=press))
+    assert caught.traceback  # which holds on to all that ran: it is not left to the garbage collector
+    assert closed == [1]
+
+
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where() -> None:
     made = replace(line([torch.ones(1, 1)] * 3), loss=lambda model, x: model(x).sum() * math.nan)
     with pytest.raises(NotFiniteError, match=r"became nan in epoch 1, step 1\. Try a smaller learning rate"):

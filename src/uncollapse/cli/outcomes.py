@@ -17,6 +17,7 @@ from rich.text import Text
 from uncollapse.cli import output
 
 SHARES = ("train", "validation", "dev", "test", "always")  # parts of the data whose figures are shown times 100
+PER_SECOND = "_per_second"  # ends the name of a speed in a record's pace
 KEPT = "epoch"  # the figure that says which epoch's weights were tested
 
 
@@ -64,6 +65,15 @@ def duration(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def speed(value: float) -> str:
+    """A number a second in words: whole from ten on.
+
+    >>> speed(3.217), speed(86.4), speed(12345.6)
+    ('3.2', '86', '12,346')
+    """
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def show_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
     """Each run with its file and its cost, and the time in all."""
     if as_json:
@@ -105,8 +115,24 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
         means = (shown(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
         table.add_row("mean ± std", *means)
     terminal.print(table)
+    for words in _paces(outcomes):
+        terminal.print(Text(words), soft_wrap=True)
     for outcome in outcomes:
         terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
+
+
+def _paces(outcomes: Sequence[Outcome]) -> list[str]:
+    """How fast the trainings were, in the mean, and how much of their time they waited for data, where that is told."""
+    told = [outcome.record["pace"] for outcome in outcomes if outcome.record.get("pace")]
+    units = dict.fromkeys(name for pace in told for name in pace if name.endswith(PER_SECOND))
+    lines = []
+    for unit in units:
+        paces = [pace for pace in told if unit in pace]
+        fast = statistics.fmean(pace[unit] for pace in paces)
+        waiting = statistics.fmean(pace.get("waiting", 0.0) for pace in paces)
+        name = unit.removesuffix(PER_SECOND)
+        lines.append(f"Trained at {speed(fast)} {name}/s; {100 * waiting:.0f} % of that time went by waiting for data.")
+    return lines
 
 
 def _figures(outcomes: Sequence[Outcome]) -> list[str]:

@@ -71,13 +71,13 @@ def _given(ctx: typer.Context, name: str) -> bool:
 
 
 def _annotation(setting: Setting) -> Any:
-    words, values = escape(setting.words), _values(setting)
+    words, values, panel = escape(setting.words), _values(setting), setting.group or PANEL
     if setting.kind is bool:
         both = f"{setting.flag}/--no-{setting.flag[2:]}"
-        return Annotated[bool, typer.Option(both, metavar="", help=words, rich_help_panel=PANEL)]
+        return Annotated[bool, typer.Option(both, metavar="", help=words, rich_help_panel=panel)]
     if len(values) > SHORT:
         values, words = "NAME", f"{words} Allowed: {', '.join(values.split('|'))}.".lstrip()
-    return Annotated[str, option(values, words, PANEL, setting.flag)]
+    return Annotated[str, option(values, words, panel, setting.flag)]
 
 
 def _values(setting: Setting) -> str:

@@ -29,7 +29,10 @@ HELP = "Run an experiment: train a model as a recipe says, and keep the result i
 
 @dataclass(frozen=True)
 class Order:
-    """What `train` is told besides the experiment; its fields are the flags that all recipes have."""
+    """What `train` is told besides the experiment; its fields are flags.
+
+    All recipes have them but for `workers`, which only those have that read images.
+    """
 
     config: Annotated[
         list[Path] | None, option("FILE", "YAML or JSON with settings; repeatable, flags count more.", FILES)
@@ -41,6 +44,9 @@ class Order:
     data_root: Annotated[Path | None, option("DIR", "Folder that has the data sets.", RUN)] = None
     device: Annotated[str | None, option("DEVICE", "cpu, cuda or mps; the best there is if not given.", RUN)] = None
     threads: Annotated[int, option("N", "Threads of the processor; figures were made with 1.", RUN, min=1)] = 1
+    workers: Annotated[
+        int | None, option("N", "Processes that read images ahead; one a free core if not given.", RUN, min=0)
+    ] = None
     resume: Annotated[bool, flag("--resume/--no-resume", "Go on where an earlier run was interrupted.", RUN)] = True
     again: Annotated[bool, flag("--again", "Run it even if there is a result, and replace that.", RUN)] = False
     dry_run: Annotated[bool, flag("--dry-run", "Only say what would be run and how long it takes.", RUN)] = False
@@ -82,13 +88,14 @@ def _command(recipe: "Recipe") -> Any:
     """The command whose flags are the fields of the recipe's configuration."""
 
     def run(**given: Any) -> None:
-        order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
+        order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order) if field.name in given})
         preset = {} if given.get("preset") is None else recipe.preset(given["preset"])
         config = recipe_flags.chosen(given["ctx"], recipe.config, preset, order.config or [], order.pairs or [])
         _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
 
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(Order).parameters.values()]
+    own = [parameter for parameter in own if recipe.reads_images or parameter.name != "workers"]
     function: Any = run
     preset = [recipe_flags.preset(recipe.presets, FILES)] if recipe.presets else []
     function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *preset, *own])
@@ -145,11 +152,17 @@ def _planned(recipe: "Recipe", config: Any, results: "Results", order: Order) ->
 
 def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
     from uncollapse.lab.running import placed
-    from uncollapse.lab.sessions import Session
+    from uncollapse.lab.sessions import Session, spare_cores
 
     trackers = tuple(name.strip() for name in order.track.split(",") if name.strip())
+    workers = spare_cores(order.threads) if order.workers is None else order.workers
     session = Session(
-        order.data_root, resume=order.resume, device=order.device, threads=order.threads, trackers=trackers
+        order.data_root,
+        resume=order.resume,
+        device=order.device,
+        threads=order.threads,
+        trackers=trackers,
+        workers=workers if recipe.reads_images else 0,
     )
     session = placed(session, recipe, config, order.runs)
     return dataclasses.replace(session, keep=kept.folder(session)) if order.keep else session
@@ -164,7 +177,7 @@ def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waitin
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
         folders.make(results.path(recipe, config).parent, order.runs)
-        session = dataclasses.replace(session, progress=waiting.training(words))
+        session = dataclasses.replace(session, progress=waiting.training(words), stage=waiting.within(words))
         if (step := step_of(session, recipe, config)) is not None:
             waiting.note(f"Seed {config.seed} goes on from step {step}.")
         try:

@@ -7,6 +7,9 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from uncollapse.cli.outcomes import speed
 
 PATIENCE = 1.0  # seconds without a bar
 
@@ -16,10 +19,12 @@ class Waiting:
 
     def __init__(self) -> None:
         console = Console(file=sys.stderr)  # also while a library's chatter is turned away from stderr
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
         self._bar = Progress(
-            *columns,
-            TimeRemainingColumn(),
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),  # on a narrow terminal it is what gives way
+            TaskProgressColumn(table_column=Column(min_width=4, no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             TextColumn("{task.fields[beside]}", markup=False, style="dim"),
             console=console,
             transient=True,
@@ -44,7 +49,8 @@ class Waiting:
 
     def stage(self, words: str, total: int | None = None) -> Callable[[int], None]:
         """What is being done now, in how many steps if that is known; call the answer with the steps done."""
-        self._bar.reset(self._task, total=total, description=words, beside="")
+        self._bar.remove_task(self._task)  # a task that once had a number of steps cannot be without one again
+        self._task = self._bar.add_task(words, total=total, beside="")
 
         def done(steps: int) -> None:
             self._bar.update(self._task, completed=steps)
@@ -59,11 +65,19 @@ class Waiting:
         def done(steps: int, total: int, figures: Mapping[str, float]) -> None:
             nonlocal begun
             if not begun:  # the first steps may be those of an earlier run, which say nothing of the time that is left
-                self._bar.reset(self._task, total=total, completed=steps)
+                self._bar.reset(self._task, total=total, completed=steps, description=words)
             begun = True
             self._bar.update(self._task, completed=steps, total=total, beside=_beside(figures))
 
         return done
+
+    def within(self, words: str) -> Callable[[str], None]:
+        """For what comes before and after the steps of a training: call the answer with what is done."""
+
+        def tell(doing: str) -> None:
+            self.stage(f"{words}: {doing}")
+
+        return tell
 
     def note(self, words: str) -> None:
         """A line on stderr, above the bar."""
@@ -76,6 +90,7 @@ class Waiting:
 
 
 def _beside(figures: Mapping[str, float]) -> str:
-    """The epoch, the loss and the validation figure, as far as there are any."""
+    """The epoch, the loss, the validation figure and speeds such as images/s, as far as there are any."""
     shown = {"epoch": "d", "loss": ".3g", "validation": ".3f"}
-    return "  ".join(f"{name} {figures[name]:{form}}" for name, form in shown.items() if name in figures)
+    words = [f"{name} {figures[name]:{form}}" for name, form in shown.items() if name in figures]
+    return "  ".join(words + [f"{speed(value)} {name}" for name, value in figures.items() if name.endswith("/s")])

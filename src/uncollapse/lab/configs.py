@@ -19,7 +19,7 @@ DIGITS = 10  # of an identity: a million configurations share one with a chance 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A field of a configuration, with all that a flag needs."""
+    """A field of a configuration, with all that a flag needs. group: the heading above it in the help."""
 
     name: str
     kind: Any
@@ -28,6 +28,7 @@ class Setting:
     choices: tuple[Any, ...] | None = None
     least: float | None = None
     most: float | None = None
+    group: str | None = None
 
     @property
     def flag(self) -> str:
@@ -68,8 +69,11 @@ def setting(
     choices: tuple[Any, ...] | None = None,
     least: float | None = None,
     most: float | None = None,
+    group: str | None = None,
 ) -> Any:
     """A field of a configuration: its default, what it does, its choices if these are all, its least and most value.
+
+    group: what it belongs to, in a configuration with many fields; the help has a panel for each.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -81,9 +85,8 @@ def setting(
     >>> command("gcn-depth", Config(norm="layer", seed=3))
     'uncollapse train gcn-depth --norm layer --seed 3'
     """
-    return dataclasses.field(
-        default=default, metadata={"help": words, "choices": choices, "least": least, "most": most}
-    )
+    facts = {"help": words, "choices": choices, "least": least, "most": most, "group": group}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def settings(config_class: type) -> dict[str, Setting]:

@@ -1,32 +1,30 @@
-"""Trained models in folders of their own, each of which is there as a whole or not at all."""
+"""Trained models in folders of their own, from which they come back as they were."""
 
-import glob
 import json
-import os
-import shutil
-import uuid
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from uncollapse.attachment import attachments
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.cure_files import DESCRIPTION, load_cure, save_cure
-from uncollapse.files import keep_names
+from uncollapse.lab.data.augmenting import SHARE
+from uncollapse.lab.kept_folders import CONFIG, SETTINGS, WEIGHTS, whole
 from uncollapse.lab.models.text_classifier import place_of, with_l2_norms
+from uncollapse.lab.models.vision_classifier import built, sizes_of
+from uncollapse.lab.seeding import aside
 from uncollapse.lab.sessions import Session
+from uncollapse.loading.checkpoints import load_into
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.huggingface import Origin, classifier, tokenizer
 from uncollapse.loading.quiet import quiet
 
-WEIGHTS, CONFIG, SETTINGS = "model.safetensors", "config.json", "settings.json"
+WHOLE_PICTURE = {"crop_pct": 1.0, "crop_mode": "squash"}  # how models that learned from padded crops are judged
 
 
 def keep_weights(session: Session, model: nn.Module, config: Any) -> None:
@@ -37,9 +35,7 @@ def keep_weights(session: Session, model: nn.Module, config: Any) -> None:
     if session.keep is None:
         return
     with whole(session.keep) as folder:
-        # each tensor has memory of its own: safetensors refuses what several modules share
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-        (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors))
+        _write_weights(folder / WEIGHTS, model.state_dict())
         _write_settings(folder / CONFIG, config)
 
 
@@ -90,73 +86,109 @@ def keep_text(
 def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
     """The model that `keep_text` kept, in evaluation mode and with its cure, and its tokenizer."""
     folder = Path(folder)
-    try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        labels = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("id2label") or {0: "", 1: ""}
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} holds no kept model: {error}. Name the folder that `uncollapse train … --keep` told."
-        ) from error
+    settings, facts = _read(folder)
+    labels = facts.get("id2label") or {0: "", 1: ""}
     origin = Origin(str(folder))
     model = classifier(origin, len(labels), head_too=True)
     if _has_l2(settings):
         with_l2_norms(model, place_of(settings["at"]))
-    if (folder / DESCRIPTION).is_file():
-        load_cure(model, folder)
+    load_kept_cure(model, folder)
     return model.eval(), tokenizer(origin)
 
 
-@contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """An empty folder that becomes `folder` at the end, in the place of an earlier one; if anything fails, it goes."""
-    _check_replaceable(folder)
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
+def keep_vision(session: Session, vit: Any, config: Any, classes: Sequence[str]) -> None:
+    """Keep a vision transformer of timm and its cure, if the session says so.
+
+    timm loads the folder by itself: `timm.create_model("local-dir:FOLDER", pretrained=True)`. It has the cure as
+    `uc.save_cure` writes it, and the settings of the run in settings.json. `load_vision` brings all of it back.
+
+    Args:
+        session: with the folder.
+        vit: without what was there for training alone, such as a head of its patches.
+        config: of the run.
+        classes: their names, in the order of the outputs.
+    """
+    if session.keep is None:
+        return
+    with whole(session.keep) as folder:
+        _write_weights(folder / WEIGHTS, {k: v for k, v in vit.state_dict().items() if not is_of_cure(k)})
+        facts = _timm_facts(vit, config, classes)
+        (folder / CONFIG).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if attachments(vit):
+            save_cure(vit, folder)
+        _write_settings(folder / SETTINGS, config)
+    if config.talking_heads:
+        warnings.warn(
+            f"The talking heads of the model in {session.keep} are no part of timm, which refuses its weights. Load it "
+            "with uncollapse.lab.keeping.load_vision, which puts them back.",
+            stacklevel=2,
+        )
+
+
+def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model that `keep_vision` kept, in evaluation mode and with its cure, and the names of its classes."""
+    folder = Path(folder)
+    settings, facts = _read(folder)
+    if "architecture" not in facts or "talking_heads" not in settings:
+        raise UsageError(f"{folder} holds a kept model of another kind than a vision transformer.")
+    with aside():  # weights are drawn before they are read
+        vit = built(
+            facts["architecture"],
+            facts["num_classes"],
+            talking_heads=settings["talking_heads"],
+            pretrained_cfg=facts["pretrained_cfg"],
+            **facts["model_args"],
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
+    load_into(vit, folder / WEIGHTS)
+    load_kept_cure(vit, folder)
+    return vit.eval(), tuple(facts["label_names"])
+
+
+def load_kept_cure(model: nn.Module, folder: Path) -> None:
+    """Put the cure of a kept model into it, with what it had learned; nothing happens without one."""
+    if not (folder / DESCRIPTION).is_file():
+        return
     try:
-        part.mkdir(parents=True)
-        yield part
-        _sync(part)
-        _put(part, folder)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
+        load_cure(model, folder)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"The cure in {folder} cannot be loaded: {error}") from error
+
+
+def _timm_facts(vit: Any, config: Any, classes: Sequence[str]) -> dict[str, Any]:
+    """What timm's config.json says of a model: how to build it, and how pictures are made ready for it."""
+    own = vit.pretrained_cfg
+    said = {name: own[name] for name in ("interpolation", "mean", "std", "first_conv", "classifier")}
+    judged = {"crop_pct": SHARE, "crop_mode": "center"} if config.crop == "resized" else WHOLE_PICTURE
+    size = [vit.in_chans, *vit.patch_embed.img_size]
+    return {
+        "architecture": own["architecture"],
+        "num_classes": vit.num_classes,
+        "num_features": vit.num_features,
+        "label_names": list(classes),
+        "model_args": sizes_of(vit),
+        "pretrained_cfg": said
+        | judged
+        | {"input_size": size, "fixed_input_size": True, "num_classes": vit.num_classes},
+    }
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the run that a model was kept of, and the model's configuration."""
+    try:
+        settings, facts = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (SETTINGS, CONFIG))
+    except (OSError, ValueError) as error:
         raise UsageError(
-            f"The model cannot be kept in {folder}: {reason}. Name another folder, or make room."
+            f"{folder} holds no kept model: {error}. Name the folder that `uncollapse train … --keep` told."
         ) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    return settings, facts
 
 
-def _check_replaceable(folder: Path) -> None:
-    """Raise where something else than a kept model would go."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a model is kept in a folder. Name another one.")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if SETTINGS not in names and not names <= {CONFIG, WEIGHTS}:
-        raise UsageError(f"{folder} has other files than a kept model, which would be lost. Name a new folder.")
-
-
-def _put(part: Path, folder: Path) -> None:
-    """Rename. A folder cannot be replaced in one moment: the old one steps aside and goes when the new one is there."""
-    old = part.with_suffix(".old")
-    if folder.exists():
-        os.rename(folder, old)
-    try:
-        os.rename(part, folder)
-    except BaseException:
-        if old.exists():
-            os.rename(old, folder)
-        raise
-    keep_names(folder.parent)
-    digit = "[0-9a-f]"
-    for left in folder.parent.glob(f".{glob.escape(folder.name)}.{32 * digit}.*"):  # the old one, and what kills left
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Bring all files to the disk, whoever wrote them."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
+def _write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # each tensor has memory of its own: safetensors refuses what several modules share
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    path.write_bytes(safetensors.torch.save(own))
 
 
 def _write_settings(path: Path, config: Any) -> None:

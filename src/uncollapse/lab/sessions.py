@@ -1,10 +1,12 @@
 """What a run is told besides its config: where it runs, not what it finds."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the newest figures
+READERS = 8  # processes beyond which reading ahead rarely gains anything
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Session:
     go on from them. save_seconds: time between two checkpoints. device: None lets Accelerate decide; cpu, cuda, mps.
     threads: of the processor; with another number sums differ in their last digits. trackers: "jsonl", "tensorboard",
     "wandb", which write to `tracked`. progress: called after each step. keep: folder for the trained model; None keeps
-    none.
+    none. workers: processes that read images ahead of the training. stage: called with what is done before and after
+    the training, in a few words.
     """
 
     data_root: Path | None = None
@@ -28,3 +31,16 @@ class Session:
     tracked: Path | None = None
     progress: Progress | None = None
     keep: Path | None = None
+    workers: int = 0
+    stage: Callable[[str], None] | None = None
+
+    def doing(self, words: str) -> None:
+        """Tell what is done now, where no steps are counted."""
+        if self.stage is not None:
+            self.stage(words)
+
+
+def spare_cores(threads: int) -> int:
+    """Processes that can read images on cores which a run with so many threads leaves free."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, min(READERS, allowed - threads))

@@ -1,8 +1,8 @@
 """What is trained, how, and what came of it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ class Task:
 
     batches: those of an epoch, counted from 1; the same ones whenever it is asked for that epoch. loss: a scalar of the
     model and a batch. evaluate: figures of the model, which is in evaluation mode and without gradients. schedule: the
-    factor of the learning rate at a step, counted from 0.
+    factor of the learning rate at a step, counted from 0. unit: what `len` of a batch counts, such as "images", where
+    the speed is to be told in them.
     """
 
     model: nn.Module
@@ -25,6 +26,16 @@ class Task:
     loss: Callable[[nn.Module, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     schedule: Callable[[int], float] | None = None
+    unit: str | None = None
+
+
+@runtime_checkable
+class Skippable(Protocol):
+    """Batches that need not be made to be skipped."""
+
+    def after(self, count: int) -> Iterable[Any]:
+        """Those behind the first few; the first ones need no random number."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,9 +75,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class History:
-    """Figures by epoch, the epoch whose weights were kept, why training ended, and its seconds in all its parts."""
+    """Figures by epoch, the epoch whose weights were kept, why training ended, and its seconds in all its parts.
+
+    pace: how fast the last part of it went, see `Pace.figures`.
+    """
 
     epochs: list[dict[str, float]]
     kept: int
     ended: str
     seconds: float
+    pace: dict[str, float] = field(default_factory=dict)

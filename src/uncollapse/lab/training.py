@@ -7,7 +7,8 @@ depend on the seed and the epoch only, and a checkpoint holds everything else, t
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from uncollapse.inputs import NotFiniteError
 from uncollapse.lab.checkpoints import Checkpoints
 from uncollapse.lab.interrupts import Interrupts
+from uncollapse.lab.pace import Pace
 from uncollapse.lab.seeding import aside, random_state, seeded, set_random_state
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.snapshots import Progressed, restore, snapshot
-from uncollapse.lab.tasks import History, Settings, Task
+from uncollapse.lab.tasks import History, Settings, Skippable, Task
 from uncollapse.lab.trackers import open_trackers
 from uncollapse.loading.errors import UsageError, library
 
@@ -57,7 +59,7 @@ class _Loop:
         self.model, self.optimiser = self.accelerator.prepare(task.model, task.optimiser)
         self.rates = [group["lr"] for group in self.optimiser.param_groups]
         self.average = _average(task.model, settings.ema)
-        self.at = Progressed()
+        self.at, self.pace = Progressed(), Pace(task.unit)
         folder = session.checkpoints
         self.checkpoints = None if folder is None else Checkpoints(folder, identity)
         if settings.select is not None and task.evaluate is None:
@@ -73,13 +75,14 @@ class _Loop:
 
     def run(self, interrupts: Interrupts) -> History:
         while self.at.epoch < self.settings.epochs and self.at.ended is None:
-            for _ in self._steps():
-                self._look_up(interrupts)
+            with closing(self._steps()) as steps:
+                for _ in steps:
+                    self._look_up(interrupts)
             self._end_epoch()
             self._look_up(interrupts)
         ended = self.at.ended or "the last epoch"
         kept = self._keep()
-        return History(self.at.epochs, kept, ended, self._seconds())
+        return History(self.at.epochs, kept, ended, self._seconds(), self.pace.figures())
 
     def close(self) -> None:
         self.trackers.close()
@@ -88,27 +91,33 @@ class _Loop:
             vars(self.task.model).pop("forward", None)  # bound to this very model, also in copies of it
         self.accelerator.free_memory()
 
-    def _steps(self) -> Iterator[None]:
+    def _steps(self) -> Generator[None, None, None]:
         """The steps of the epoch that are left."""
         epoch, size = self.at.epoch + 1, self.settings.accumulate
         batches, stream = self._stream(epoch)
         count = math.ceil(len(batches) / size) if isinstance(batches, Sized) else 0
         self.task.model.train()
-        while group := list(islice(stream, size)):
-            loss = self._step(group)
-            self.at.batch, self.at.step = self.at.batch + len(group), self.at.step + 1
-            self.at.losses.append(loss)
-            if self.session.progress is not None:
-                done, total = (self.at.step, count * self.settings.epochs) if count else (epoch, self.settings.epochs)
-                self.session.progress(done, total, {"epoch": epoch, "loss": loss} | self.at.newest())
-            yield
+        with closing(stream) if isinstance(stream, Generator) else nullcontext():  # else processes would go on reading
+            while group := self.pace.waited(lambda: list(islice(stream, size))):
+                loss = self._step(group)
+                self.pace.did(group)
+                self.at.batch, self.at.step = self.at.batch + len(group), self.at.step + 1
+                self.at.losses.append(loss)
+                self._tell(epoch, count * self.settings.epochs, loss)
+                yield
+
+    def _tell(self, epoch: int, steps: int, loss: float) -> None:
+        """How far it is: in steps, or in epochs where it is not known how many steps there are."""
+        if self.session.progress is not None:
+            done, total = (self.at.step, steps) if steps else (epoch, self.settings.epochs)
+            self.session.progress(done, total, {"epoch": epoch, "loss": loss} | self.pace.now() | self.at.newest())
 
     def _stream(self, epoch: int) -> tuple[Iterable[Any], Iterator[Any]]:
         """The batches of an epoch, and those of them that are left.
 
         Making batches may draw random numbers, for an order or an augmentation. So when a run goes on within an epoch,
         the batches that are skipped are made with the random state of the epoch's start, and it then goes on with that
-        of the checkpoint.
+        of the checkpoint. Batches that know how to begin later are not made to be skipped.
         """
         here = random_state()
         if self.at.batch and self.at.epoch_start is not None:
@@ -116,10 +125,14 @@ class _Loop:
         else:
             self.at.epoch_start = here
         batches = self.task.batches(epoch)
-        stream = iter(batches)
-        if self.at.batch:
-            deque(islice(stream, self.at.batch), maxlen=0)
+        if self.at.batch and isinstance(batches, Skippable):
+            stream = iter(batches.after(self.at.batch))
             set_random_state(*here)
+        else:
+            stream = iter(batches)
+            deque(islice(stream, self.at.batch), maxlen=0)
+            if self.at.batch:
+                set_random_state(*here)
         return batches, stream
 
     def _step(self, group: list[Any]) -> float:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import bert_depth, gcn_depth, glue, vit_digits
+from uncollapse.lab.recipes import bert_depth, gcn_depth, glue, vit, vit_digits
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.registry import Registry
@@ -25,7 +25,7 @@ class Recipe:
     config: a frozen dataclass with a default for every field and a `seed`, see `configs.setting`. run: gives a record
     that can be written as JSON. name_of: what a run is called in the names of files. cost: roughly its seconds on one
     core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
-    by name, such as a paper's.
+    by name, such as a paper's. reads_images: processes may read ahead of its training, see `Session.workers`.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Recipe:
     boards: Mapping[str, Board] = field(default_factory=dict)
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reads_images: bool = False
 
     def preset(self, name: str) -> Mapping[str, Any]:
         """The settings that it has under a name; a UsageError that lists the names if it has none."""
@@ -57,7 +58,10 @@ class Recipe:
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-for _module in (gcn_depth, vit_digits, glue, bert_depth):
+for _module in (gcn_depth, vit_digits, vit, glue, bert_depth):
     _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
-    _presets: Mapping[str, Mapping[str, Any]] = getattr(_module, "PRESETS", {})
-    RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS, presets=_presets))
+    _more: dict[str, Any] = {
+        "presets": getattr(_module, "PRESETS", {}),
+        "reads_images": getattr(_module, "READS_IMAGES", False),
+    }
+    RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS, **_more))

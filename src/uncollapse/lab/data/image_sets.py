@@ -1,0 +1,81 @@
+"""Sets of pictures by name: a folder in ImageNet's layout, packed files, torchvision's sets, scikit-learn's digits."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from uncollapse.files import user_cache
+from uncollapse.lab.data import array_images, class_lists, image_folders, packed_images
+from uncollapse.lab.data.class_lists import ClassList
+from uncollapse.lab.data.pictures import ImageSet, Pictures
+from uncollapse.loading.errors import UsageError
+
+NAMES = ("digits", *array_images.LOADERS)  # sets that need no folder of the user's: they are fetched, or installed
+PACKED = "train.npz and val.npz or test.npz (arrays data, offsets, labels and classes)"
+
+
+def load(data: str, root: Path | None, class_list: str = "") -> ImageSet:
+    """The set that `data` names, with what a result says of it in `facts`.
+
+    Args:
+        data: a folder below the root ("." for the root itself) that has packed files or pictures in ImageNet's layout,
+            or else one of `NAMES`.
+        root: the folder of the data; None: the current one, or the user's cache for `NAMES`.
+        class_list: a text file with the classes to take, one a line, in the order in which they are counted; "": all.
+    """
+    wanted = class_lists.read(Path(class_list).expanduser()) if class_list else None
+    top = (root or (user_cache() if data in NAMES else Path())).expanduser()
+    folder = top / Path(data).expanduser()
+    if (folder / "train").is_dir() and not (folder / "train.npz").is_file():
+        train, test, part = image_folders.read(folder, wanted)
+        facts: dict[str, Any] = {"kind": "folder", "judged_by": part}
+    else:
+        train, test, facts = _whole(data, top, folder)
+        train, test = _chosen(folder, train, test, wanted)
+    if wanted is not None:
+        facts["class_list"] = wanted.facts(train.classes)
+    return ImageSet(folder.resolve().name, train, test, facts)
+
+
+def _whole(data: str, top: Path, folder: Path) -> tuple[Pictures, Pictures, dict[str, Any]]:
+    """A set that comes with all of its classes."""
+    if (folder / "train.npz").is_file():
+        part = next((part for part in image_folders.PARTS if (folder / f"{part}.npz").is_file()), None)
+        if part is None:
+            raise UsageError(f"{folder} has train.npz, but neither val.npz nor test.npz beside it.")
+        train, test = (packed_images.read(folder / f"{name}.npz") for name in ("train", part))
+        return train, test, {"kind": "packed", "judged_by": part}
+    if data == "digits":
+        return *array_images.digits(), {"kind": "scikit-learn"}
+    if data in NAMES:
+        return *array_images.of_torchvision(data, top), {"kind": "torchvision"}
+    raise UsageError(_absent(data, top, folder))
+
+
+def _chosen(folder: Path, train: Pictures, test: Pictures, wanted: ClassList | None) -> tuple[Pictures, Pictures]:
+    """The pictures of the classes that are wanted."""
+    if train.classes != test.classes:
+        odd = sorted(set(train.classes) ^ set(test.classes))
+        what = f"differ in {class_lists.listed(odd)}" if odd else "have them in another order"
+        raise UsageError(f"{folder} must have the same classes to learn and to be judged by; its parts {what}.")
+    if len(train.classes) < 2:
+        raise UsageError(f"{folder} must have two classes or more, got {class_lists.listed(train.classes)}.")
+    if wanted is None:
+        return train, test
+    classes = wanted.classes(train.classes)
+    parts = tuple(class_lists.of_classes(part, classes) for part in (train, test))
+    if not all(map(len, parts)):
+        raise UsageError(f"{folder} has no pictures of the classes in {wanted.path} to learn from or be judged by.")
+    return parts[0], parts[1]
+
+
+def _absent(data: str, top: Path, folder: Path) -> str:
+    """Why there are no pictures."""
+    if not top.is_dir():
+        return f"There is no folder {top}; give --data-root the one that has the data."
+    layout = f"A folder has {image_folders.LAYOUT}, or {PACKED}."
+    if folder.is_dir():
+        return f"There are no pictures in {folder}. {layout}"
+    close = difflib.get_close_matches(data, NAMES, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"data must be one of {', '.join(NAMES)} or a folder in {top.resolve()}, got {data!r}.{hint} {layout}"
