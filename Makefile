@@ -28,6 +28,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks --only attach --out results/benchmarks_attach.json
 	$(BIN)/python -m benchmarks --only graphs --out results/benchmarks_graphs.json
 	$(BIN)/python -m benchmarks --only text --out results/benchmarks_text.json
+	$(BIN)/python -m benchmarks --only vision --out results/benchmarks_vision.json
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
