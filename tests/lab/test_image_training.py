@@ -144,12 +144,17 @@ def test_a_single_step_is_refused() -> None:
         pass
 
 
-def test_the_learning_rate_rises_and_falls_also_where_warm_up_is_nearly_all() -> None:
-    with made(epochs=4, warmup=3.99, lr=1e-3, lr_floor=1e-5) as task:
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "rising"), [(4, 3.5, 3.5), (4, 0.0, 0.0), (4, None, 0.4), (50, None, 5.0), (100, None, 5.0)]
+)
+def test_the_learning_rate_rises_in_epochs_and_falls(epochs: int, warmup: float | None, rising: float) -> None:
+    with made(epochs=epochs, warmup=warmup, lr=1e-3, lr_floor=1e-5) as task:
         assert task.schedule is not None
-        factors = [task.schedule(step) for step in range(12)]
-    assert factors == [pytest.approx((step + 1) / 12 / 0.9) for step in range(10)] + factors[10:]
-    assert 1 > factors[10] > factors[11] == pytest.approx(0.01)
+        factors = [task.schedule(step) for step in range(3 * epochs)]
+    up = [factor for step, factor in enumerate(factors) if step + 1 < 3 * rising]
+    assert up == [pytest.approx((step + 1) / (3 * rising)) for step in range(len(up))]
+    assert factors[len(up) :] == sorted(factors[len(up) :], reverse=True)
+    assert factors[-1] == pytest.approx(0.01)
 
 
 def test_without_a_learning_rate_nothing_is_divided() -> None:
@@ -170,8 +175,24 @@ def test_pictures_that_cannot_be_read_are_counted_and_do_not_stop_a_run() -> Non
 
 def test_nothing_readable_is_an_error() -> None:
     training = made(PARTS | {"test": pictures(5, broken=range(5))})
-    with pytest.raises(UsageError, match=r"None of the 5 pictures .* can be read, such as picture 4: torn"):
+    with pytest.raises(UsageError, match=r"None of the 5 test pictures can be read\. The last was picture 4: torn"):
         training.accuracy(training.model.vit, "test")
+    training = made({"train": pictures(20, broken=range(20))} | {"test": PARTS["test"]})
+    with (
+        pytest.raises(UsageError, match=r"None of the \d+ batches of epoch 1 has anything in it to learn from"),
+        training as task,
+    ):
+        fit(task, Settings(1), training.session)
+
+
+def test_a_batch_without_a_readable_picture_is_passed_over() -> None:
+    broken = {"train": pictures(20, broken=range(19)), "test": pictures(300, broken=range(250))}
+    training = made(broken)
+    with training as task:
+        history = fit(task, Settings(2), training.session)
+    assert all(math.isfinite(figures["loss"]) for figures in history.epochs)
+    assert 0 <= training.accuracy(training.model.vit, "test") <= 1
+    assert training.skipped == {"train": 2 * 19, "test": 250}
 
 
 def test_outputs_that_are_no_numbers_are_an_error() -> None:
@@ -202,6 +223,16 @@ def test_every_parameter_is_in_one_group_and_decay_is_for_matrices(layer_decay: 
     assert all(groups[name]["weight_decay"] == 0 for name, p in own.items() if p.ndim <= 1)
     assert groups["vit.blocks.0.norm1.weight"]["weight_decay"] == groups["vit.head.bias"]["weight_decay"] == 0
     assert groups["vit.blocks.1.mlp.fc1.weight"]["weight_decay"] == groups["vit.head.weight"]["weight_decay"] == 0.05
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_class_tokens_and_positions_decay_if_asked_to(layer_decay: float) -> None:
+    for asked, decay in ((False, 0.0), (True, 0.05)):
+        config = replace(PLAIN, layer_decay=layer_decay, weight_decay=0.05, decay_positions=asked)
+        model = vision.build(config, len(CLASSES))
+        names = {id(p): name for name, p in model.named_parameters()}
+        found = {names[id(p)]: g["weight_decay"] for g in optimiser(model, config).param_groups for p in g["params"]}
+        assert found["vit.cls_token"] == found["vit.pos_embed"] == decay
 
 
 def test_layer_decay_lowers_the_rate_from_block_to_block() -> None:

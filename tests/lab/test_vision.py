@@ -65,7 +65,10 @@ def test_settings_that_act_stay(acting: dict[str, Any]) -> None:
         ({"mixing_loss": 1.0, "mixup": 0.0, "cutmix": 0.0}, "Got mixup 0 and cutmix 0"),
         ({"positive": True}, "positive is about a learned scale, and this one is fixed; take --learnable"),
         ({"lr": 1e-6}, r"falls from lr to lr_floor; got lr 1e-06 and lr_floor 1e-05"),
-        ({"epochs": 5}, r"warmup 5 leaves none of the 5 epochs after it; take fewer, such as --warmup 0\.5"),
+        (
+            {"epochs": 5, "warmup": 5.0},
+            r"warmup 5 leaves none of the 5 epochs after it; take fewer, such as --warmup 0\.5",
+        ),
         ({"cure": "attn_scale", "talking_heads": True}, "attn_scale changes the maps of single heads"),
     ],
 )
@@ -117,8 +120,6 @@ def test_a_patch_head_only_for_the_mixing_loss() -> None:
     model = vision.build(tiny_config(mixing_loss=1.0, cutmix=1.0, patch_dropout=0.4), 5)
     head: Any = model.patch_head
     assert (head[0].p, head[1].out_features) == (0.4, 5)
-    assert vision.vit_of(model) is model.vit
-    assert vision.vit_of(model.vit) is model.vit
 
 
 def test_a_place_that_the_model_does_not_have() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Task
 from uncollapse.loading.errors import UsageError, library
 
+WARMUP = 5  # epochs of DeiT's
 JUDGED = 250  # images of a batch that is only judged
 SHOWN, SHOWN_SEED, AT_ONCE = 256, 0, 32  # images that are diagnosed, drawn once for all runs, so many at a time
 
@@ -50,7 +52,7 @@ class Training:
         self.open.enter_context(self.losses.open())
         if self.teacher is not None:
             self.open.enter_context(self.teacher.teaching(self.model.vit))
-        warmup = min(config.warmup / config.epochs, 0.9)
+        warmup = min(WARMUP / config.epochs, 0.1) if config.warmup is None else config.warmup / config.epochs
         schedule = cosine(steps, warmup, floor=config.lr_floor / config.lr if config.lr else 0.0)
         return Task(
             self.model, optimiser(self.model, config), self.batches, self.loss, self.evaluate, schedule, "images"
@@ -73,16 +75,17 @@ class Training:
             self.look,
             crop=config.crop,
             least_area=config.least_area,
+            flip=config.flip,
             auto_augment=config.auto_augment,
             color_jitter=config.color_jitter,
             erasing=config.erasing,
         )
         order = epoch_order(len(pictures), seed, config.repeats)
-        return Batches(pictures, order, config.batch, transform, seed, self.session.workers)
+        count = partial(self._count, "train")
+        return Batches(pictures, order, config.batch, transform, seed, self.session.workers, count)
 
     def loss(self, model: Any, batch: ImageBatch) -> Tensor:
         """Of the labels, with the losses on patches."""
-        self._count("train", batch.skipped)
         device = next(self.model.parameters()).device
         mixed = self.mixer(batch.images.to(device), batch.labels.to(device))
         task = distilling.loss(model(mixed.images), mixed, self.teacher)
@@ -99,15 +102,20 @@ class Training:
             self.session.doing("judging the test images")
         vit.eval()
         device = next(vit.parameters()).device
-        right = count = skipped = 0
+        right = count = 0
+        unread, self.skipped[part] = "", 0
         for batch in self.judged(part):
+            unread, self.skipped[part] = batch.unread or unread, self.skipped[part] + batch.skipped
+            if not len(batch):
+                continue
             with self._precision(device):
                 logits = vit(batch.images.to(device)).float()
             if not bool(logits.isfinite().all()):  # a largest class would be found all the same
                 raise NotFiniteError("The model's outputs are not finite.")
             right += int((logits.argmax(1).cpu() == batch.labels).sum())
-            count, skipped = count + len(batch), skipped + batch.skipped
-        self.skipped[part] = skipped
+            count += len(batch)
+        if not count:
+            raise UsageError(f"None of the {len(self.parts[part])} {part} pictures can be read. The last was {unread}.")
         return right / count
 
     def judged(self, part: str, which: Tensor | None = None, size: int = JUDGED) -> Batches:
@@ -121,7 +129,7 @@ class Training:
         self.session.doing("measuring the model")
         count = len(self.parts["test"])
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(SHOWN_SEED))[:SHOWN]
-        images = (batch.images for batch in self.judged("test", drawn, AT_ONCE))
+        images = (batch.images for batch in self.judged("test", drawn, AT_ONCE) if len(batch))
         return diagnose(self.model.vit, images, attention=True, baseline=0)
 
     def _precision(self, device: torch.device) -> Any:
@@ -159,12 +167,19 @@ def _mixer(vit: Any, config: Any) -> mixing.Mixer:
 
 
 def optimiser(model: WithPatchHead, config: Any) -> torch.optim.Optimizer:
-    """AdamW, whose decay leaves out norms and biases of the transformer; lower layers may learn more slowly."""
+    """AdamW, whose decay leaves out norms, biases and, unless asked for, class tokens and positions of the transformer.
+
+    Lower layers may learn more slowly.
+    """
     optim: Any = library("timm.optim", "timm")
+    shared = {
+        "weight_decay": config.weight_decay,
+        "no_weight_decay_list": () if config.decay_positions else model.vit.no_weight_decay(),
+    }
     if config.layer_decay < 1:
-        made = optim.param_groups_layer_decay(model.vit, config.weight_decay, layer_decay=config.layer_decay)
+        made = optim.param_groups_layer_decay(model.vit, layer_decay=config.layer_decay, **shared)
     else:
-        made = optim.param_groups_weight_decay(model.vit, config.weight_decay)
+        made = optim.param_groups_weight_decay(model.vit, **shared)
     groups = [
         {
             "params": group["params"],

@@ -99,12 +99,17 @@ class _Loop:
         self.task.model.train()
         with closing(stream) if isinstance(stream, Generator) else nullcontext():  # else processes would go on reading
             while group := self.pace.waited(lambda: list(islice(stream, size))):
-                loss = self._step(group)
-                self.pace.did(group)
-                self.at.batch, self.at.step = self.at.batch + len(group), self.at.step + 1
+                self.at.batch += len(group)
+                if not (full := [batch for batch in group if not _is_empty(batch)]):
+                    continue
+                loss = self._step(full)
+                self.pace.did(full)
+                self.at.step += 1
                 self.at.losses.append(loss)
                 self._tell(epoch, count * self.settings.epochs, loss)
                 yield
+        if self.at.batch and not self.at.losses:
+            raise UsageError(f"None of the {self.at.batch} batches of epoch {epoch} has anything in it to learn from.")
 
     def _tell(self, epoch: int, steps: int, loss: float) -> None:
         """How far it is: in steps, or in epochs where it is not known how many steps there are."""
@@ -224,6 +229,11 @@ class _Loop:
         self.task.model.load_state_dict(self.at.chosen or self._weights())
         self.task.model.eval()
         return self.at.epoch if self.at.best is None else self.at.best[0]
+
+
+def _is_empty(batch: Any) -> bool:
+    """Whether nothing is in a batch, such as one of pictures that cannot be read."""
+    return isinstance(batch, Sized) and not isinstance(batch, Tensor) and not len(batch)
 
 
 def _accelerator(device: str | None, precision: str) -> Any:

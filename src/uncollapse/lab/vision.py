@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import nn
-
 from uncollapse.lab import vision_start
 from uncollapse.lab.configs import setting
 from uncollapse.lab.data import image_sets
@@ -18,6 +16,14 @@ from uncollapse.lab.vision_start import SCRATCH
 from uncollapse.loading.errors import UsageError
 
 SPLIT_SEED = 0  # what is held back, and what a subset has, is the same for every seed of a run
+DATA, MODEL, CURE, PATCHES, TRAINING, LOOKS = (  # panels of the help
+    "Data",
+    "Model",
+    "Cure",
+    "Patch losses",
+    "Training",
+    "Augmentation",
+)
 CURES = ("none", "contra_norm", "attn_scale", "feat_scale")
 IDENTITY: Mapping[str, bool | str] = {"no": False, "yes": True, "scale": "scale"}  # as `uc.contra_norm` calls them
 OF_CONTRA_NORM = ("at", "scale", "temperature", "identity", "dual", "average", "learnable", "positive")
@@ -33,72 +39,112 @@ class VisionConfig:
     """A run. Settings of a cure or a loss that it does not have get their defaults: they make no other run."""
 
     data: str = setting(
-        ".", "Folder below --data-root with train/ and val/, or train.npz and val.npz; or a set by name."
+        ".", "Folder below --data-root with train/ and val/, or train.npz and val.npz; or a set by name.", group=DATA
     )
-    class_list: str = setting("", "File with the classes to take, a line each; all if not given.")
-    examples: int = setting(0, "Training images, drawn once for all seeds; 0: all.", least=0)
+    class_list: str = setting("", "File with the classes to take, a line each; all if not given.", group=DATA)
+    examples: int = setting(0, "Training images, drawn once for all seeds; 0: all.", least=0, group=DATA)
     holdout: float = setting(
-        0.0, "Held back from training to choose settings on, as a share of the training images.", least=0, most=0.9
+        0.0,
+        "Held back from training to choose settings on, as a share of the training images.",
+        least=0,
+        most=0.9,
+        group=DATA,
     )
-    model: str = setting("deit_tiny_patch16_224", "A vit_… or deit_… of timm.")
+    model: str = setting("deit_tiny_patch16_224", "A vit_… or deit_… of timm.", group=MODEL)
     start: str = setting(
-        SCRATCH, "Weights to begin with: scratch, pretrained (timm's), a folder of --keep or a file of weights."
+        SCRATCH,
+        "Weights to begin with: scratch, pretrained (timm's), a folder of --keep or a file of weights.",
+        group=MODEL,
     )
-    depth: int = setting(0, "Blocks; 0: the model's own.", least=0)
-    width: int = setting(0, "Width of the residual stream; 0: the model's own.", least=0)
-    heads: int = setting(0, "Heads of the attention; 0: the model's own.", least=0)
-    image: int = setting(0, "Side of the images in pixels; 0: the model's own.", least=0)
-    patch: int = setting(0, "Side of a patch in pixels; 0: the model's own.", least=0)
-    talking_heads: bool = setting(False, "Heads of the attention talk to each other, as in DiversePatch's code.")
+    depth: int = setting(0, "Blocks; 0: the model's own.", least=0, group=MODEL)
+    width: int = setting(0, "Width of the residual stream; 0: the model's own.", least=0, group=MODEL)
+    heads: int = setting(0, "Heads of the attention; 0: the model's own.", least=0, group=MODEL)
+    image: int = setting(0, "Side of the images in pixels; 0: the model's own.", least=0, group=MODEL)
+    patch: int = setting(0, "Side of a patch in pixels; 0: the model's own.", least=0, group=MODEL)
+    talking_heads: bool = setting(
+        False, "Heads of the attention talk to each other, as in DiversePatch's code.", group=MODEL
+    )
     teacher: str = setting(
-        "", "Distilled models: whose answers are learned, a model of timm with published weights or a folder of --keep."
+        "",
+        "Distilled models: whose answers are learned, a model of timm with published weights or a folder of --keep.",
+        group=MODEL,
     )
-    init: str = setting("timm", "Random weights: timm's, or Xavier's for narrow models.", choices=("timm", "xavier"))
-    cure: str = setting("contra_norm", "What is put into the model.", choices=CURES)
-    at: str = setting("norms", "contra_norm: its place; norms is in front of every norm, as published.")
-    scale: float = setting(0.2, "contra_norm: its scale.")
-    temperature: float = setting(1.0, "contra_norm: its temperature.", least=1e-3)
+    init: str = setting(
+        "timm", "Random weights: timm's, or Xavier's for narrow models.", choices=("timm", "xavier"), group=MODEL
+    )
+    cure: str = setting("contra_norm", "What is put into the model.", choices=CURES, group=CURE)
+    at: str = setting("norms", "contra_norm: its place; norms is in front of every norm, as published.", group=CURE)
+    scale: float = setting(0.2, "contra_norm: its scale.", group=CURE)
+    temperature: float = setting(1.0, "contra_norm: its temperature.", least=1e-3, group=CURE)
     identity: str = setting(
-        "no", "contra_norm: x − s·m, (1 + s)x − s·m, or s·x − s·m with scale.", choices=("no", "yes", "scale")
+        "no",
+        "contra_norm: x − s·m, (1 + s)x − s·m, or s·x − s·m with scale.",
+        choices=("no", "yes", "scale"),
+        group=CURE,
     )
-    dual: bool = setting(False, "contra_norm: both terms of the gradient.")
-    average: str = setting("raw", "contra_norm: unit averages rows of length one.", choices=("raw", "unit"))
-    learnable: bool = setting(False, "contra_norm: one scale a feature is learned.")
-    positive: bool = setting(False, "contra_norm: the learned scale stays above 0.")
-    cosine_loss: float = setting(0.0, "Weight of DiversePatch's cosine loss; 0: without it.", least=0)
-    absolute: bool = setting(False, "cosine_loss: takes the size of cosines, not their sign.")
-    contrast_loss: float = setting(0.0, "Weight of DiversePatch's contrastive loss; 0: without it.", least=0)
+    dual: bool = setting(False, "contra_norm: both terms of the gradient.", group=CURE)
+    average: str = setting("raw", "contra_norm: unit averages rows of length one.", choices=("raw", "unit"), group=CURE)
+    learnable: bool = setting(False, "contra_norm: one scale a feature is learned.", group=CURE)
+    positive: bool = setting(False, "contra_norm: the learned scale stays above 0.", group=CURE)
+    cosine_loss: float = setting(0.0, "Weight of DiversePatch's cosine loss; 0: without it.", least=0, group=PATCHES)
+    absolute: bool = setting(False, "cosine_loss: takes the size of cosines, not their sign.", group=PATCHES)
+    contrast_loss: float = setting(
+        0.0, "Weight of DiversePatch's contrastive loss; 0: without it.", least=0, group=PATCHES
+    )
     contrast_form: str = setting(
-        "paper", "contrast_loss: against the mean of all patches, of the others, or three-way.", choices=FORMS
+        "paper",
+        "contrast_loss: against the mean of all patches, of the others, or three-way.",
+        choices=FORMS,
+        group=PATCHES,
     )
-    mixing_loss: float = setting(0.0, "Weight of DiversePatch's mixing loss; 0: without it.", least=0)
-    patch_dropout: float = setting(0.2, "mixing_loss: dropout before the head of the patches.", least=0, most=0.9)
-    epochs: int = setting(300, "Passes over the training images.", least=1)
-    batch: int = setting(1024, "Images in a forward pass.", least=1)
-    accumulate: int = setting(1, "Forward passes for one step.", least=1)
-    lr: float = setting(1e-3, "Largest learning rate of AdamW; it falls along a cosine.", least=0)
-    lr_floor: float = setting(1e-5, "Last learning rate.", least=0)
-    warmup: float = setting(5.0, "Epochs in which the learning rate rises.", least=0)
-    layer_decay: float = setting(1.0, "Factor of the learning rate from a block to the one below.", least=0.1, most=1)
-    weight_decay: float = setting(0.05, "Weight decay of AdamW, not of norms and biases.", least=0)
-    clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0)
-    drop_path: float = setting(0.1, "Stochastic depth: chance that the last block is left out.", least=0, most=0.95)
+    mixing_loss: float = setting(0.0, "Weight of DiversePatch's mixing loss; 0: without it.", least=0, group=PATCHES)
+    patch_dropout: float = setting(
+        0.2, "mixing_loss: dropout before the head of the patches.", least=0, most=0.9, group=PATCHES
+    )
+    epochs: int = setting(300, "Passes over the training images.", least=1, group=TRAINING)
+    batch: int = setting(1024, "Images in a forward pass.", least=1, group=TRAINING)
+    accumulate: int = setting(1, "Forward passes for one step.", least=1, group=TRAINING)
+    lr: float = setting(1e-3, "Largest learning rate of AdamW; it falls along a cosine.", least=0, group=TRAINING)
+    lr_floor: float = setting(1e-5, "Last learning rate.", least=0, group=TRAINING)
+    warmup: float | None = setting(
+        None,
+        "Epochs in which the learning rate rises; none: 5, or a tenth of all if that is less.",
+        least=0,
+        group=TRAINING,
+    )
+    layer_decay: float = setting(
+        1.0, "Factor of the learning rate from a block to the one below.", least=0.1, most=1, group=TRAINING
+    )
+    weight_decay: float = setting(0.05, "Weight decay of AdamW, not of norms and biases.", least=0, group=TRAINING)
+    decay_positions: bool = setting(False, "Weight decay of class tokens and positions too.", group=TRAINING)
+    clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0, group=TRAINING)
+    head_dropout: float = setting(0.0, "Dropout before the head.", least=0, most=0.9, group=MODEL)
+    drop_path: float = setting(
+        0.1, "Stochastic depth: chance that the last block is left out.", least=0, most=0.95, group=MODEL
+    )
     crop: str = setting(
-        "resized", "Random crops: parts at any scale, or moved by pixels.", choices=("resized", "padded")
+        "resized", "Random crops: parts at any scale, or moved by pixels.", choices=("resized", "padded"), group=LOOKS
     )
-    least_area: float = setting(0.08, "crop resized: smallest part of the image.", least=0.01, most=1)
-    auto_augment: str = setting("rand-m9-mstd0.5-inc1", "timm's policy, such as that of RandAugment; empty: none.")
-    color_jitter: float = setting(0.3, "Strength of changed colours; not beside auto_augment.", least=0)
-    erasing: float = setting(0.25, "Chance of random erasing.", least=0, most=1)
-    repeats: int = setting(3, "Repeated augmentation: times that an image comes in a row.", least=1)
-    mixup: float = setting(0.8, "Alpha of Mixup; 0: none.", least=0)
-    cutmix: float = setting(1.0, "Alpha of CutMix; 0: none.", least=0)
-    mix_chance: float = setting(1.0, "Chance that a batch is mixed.", least=0, most=1)
-    mix_switch: float = setting(0.5, "Chance of CutMix where both are on.", least=0, most=1)
-    smoothing: float = setting(0.1, "Label smoothing.", least=0, most=0.9)
-    ema: float = setting(0.0, "Decay of averaged weights, which are then judged; 0: none.", least=0, most=0.999999)
-    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"))
-    seed: int = setting(0, "Of the weights, the order of the images and all augmentation.", least=0, most=2**31)
+    least_area: float = setting(0.08, "crop resized: smallest part of the image.", least=0.01, most=1, group=LOOKS)
+    flip: float = setting(0.5, "Chance that an image is mirrored.", least=0, most=1, group=LOOKS)
+    auto_augment: str = setting(
+        "rand-m9-mstd0.5-inc1", "timm's policy, such as that of RandAugment; empty: none.", group=LOOKS
+    )
+    color_jitter: float = setting(0.3, "Strength of changed colours; not beside auto_augment.", least=0, group=LOOKS)
+    erasing: float = setting(0.25, "Chance of random erasing.", least=0, most=1, group=LOOKS)
+    repeats: int = setting(3, "Repeated augmentation: times that an image comes in a row.", least=1, group=LOOKS)
+    mixup: float = setting(0.8, "Alpha of Mixup; 0: none.", least=0, group=LOOKS)
+    cutmix: float = setting(1.0, "Alpha of CutMix; 0: none.", least=0, group=LOOKS)
+    mix_chance: float = setting(1.0, "Chance that a batch is mixed.", least=0, most=1, group=LOOKS)
+    mix_switch: float = setting(0.5, "Chance of CutMix where both are on.", least=0, most=1, group=LOOKS)
+    smoothing: float = setting(0.1, "Label smoothing.", least=0, most=0.9, group=LOOKS)
+    ema: float = setting(
+        0.0, "Decay of averaged weights, which are then judged; 0: none.", least=0, most=0.999999, group=TRAINING
+    )
+    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
+    seed: int = setting(
+        0, "Of the weights, the order of the images and all augmentation.", least=0, most=2**31, group=TRAINING
+    )
 
     def __post_init__(self) -> None:
         idle = [] if self.cure == "contra_norm" else list(OF_CONTRA_NORM)
@@ -125,7 +171,7 @@ def _contradictions(config: VisionConfig) -> Iterator[str]:
         yield "attn_scale changes the maps of single heads, which talking_heads mixes; take one of the two."
     if 0 < config.lr < config.lr_floor:
         yield f"The learning rate falls from lr to lr_floor; got lr {config.lr:g} and lr_floor {config.lr_floor:g}."
-    if config.warmup and config.warmup >= config.epochs:
+    if config.warmup is not None and config.warmup >= config.epochs:
         yield (
             f"warmup {config.warmup:g} leaves none of the {config.epochs} epochs after it; take fewer, "
             f"such as --warmup {config.epochs / 10:g}."
@@ -176,6 +222,7 @@ def sizes(config: VisionConfig) -> dict[str, Any]:
         "num_heads": config.heads,
         "img_size": config.image,
         "patch_size": config.patch,
+        "drop_rate": config.head_dropout,
         "drop_path_rate": config.drop_path,
         "talking_heads": config.talking_heads,
         "init": config.init,
@@ -188,9 +235,3 @@ def cure_options(config: VisionConfig) -> dict[str, Any]:
         return {}
     options = {name: getattr(config, name) for name in OF_CONTRA_NORM}
     return options | {"identity": IDENTITY[config.identity]}
-
-
-def vit_of(model: nn.Module) -> nn.Module:
-    """The transformer in what is trained."""
-    vit: nn.Module = model.vit if isinstance(model, WithPatchHead) else model
-    return vit

@@ -100,12 +100,18 @@ def test_unreadable_pictures_are_left_out_and_counted(tmp_path: Path, workers: i
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_of_unreadable_pictures(tmp_path: Path, workers: int) -> None:
     found = pictures(tmp_path, [content(), content(), b"", b""])
-    batches = iter(Batches(found, range(4), 2, plain, workers=workers))
-    assert next(batches).skipped == 0
-    with pytest.raises(UsageError) as caught:
-        next(batches)
-    assert str(caught.value).startswith("None of the 2 pictures of a batch can be read, such as picture 3 of train.npz")
-    assert "Traceback" not in str(caught.value)
+    counts: list[int] = []
+    full, empty = Batches(found, range(4), 2, plain, workers=workers, count=counts.append)
+    assert (len(full), full.skipped, full.unread) == (2, 0, "")
+    assert (len(empty), len(empty.images), empty.skipped) == (0, 0, 2)
+    assert empty.unread.startswith("picture 3 of train.npz")
+    assert counts == [0, 2]
+
+
+def test_the_batches_behind_the_first_ones_are_counted_too(tmp_path: Path) -> None:
+    counts: list[int] = []
+    list(Batches(pictures(tmp_path, [content(), b"", b""]), range(3), 1, plain, count=counts.append).after(1))
+    assert counts == [1, 1]
 
 
 def test_a_file_that_vanishes(tmp_path: Path) -> None:

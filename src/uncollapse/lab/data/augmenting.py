@@ -23,7 +23,14 @@ class Look:
 
 
 def for_training(
-    look: Look, *, crop: str, least_area: float, auto_augment: str, color_jitter: float, erasing: float
+    look: Look,
+    *,
+    crop: str,
+    least_area: float,
+    auto_augment: str,
+    color_jitter: float,
+    erasing: float,
+    flip: float = 0.5,
 ) -> Transform:
     """Random crops and flips, with RandAugment, jitter of colours and random erasing where they are wanted.
 
@@ -34,6 +41,7 @@ def for_training(
         auto_augment: timm's name of a policy, such as `POLICY`; "" for none.
         color_jitter: its strength; timm leaves it out beside auto_augment.
         erasing: probability of random erasing.
+        flip: probability that it is mirrored.
     """
     create: Any = _data().create_transform
     try:
@@ -41,6 +49,7 @@ def for_training(
             look.side,
             is_training=True,
             scale=(least_area, 1.0),
+            hflip=flip,
             color_jitter=color_jitter or None,
             auto_augment=auto_augment or None,
             interpolation=look.interpolation,

@@ -4,6 +4,7 @@ What happens to a picture depends on the seed, the epoch and its place in it, an
 processes, and not on where a run that was interrupted goes on.
 """
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -26,11 +27,15 @@ Transform = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """images (b, 3, height, width), labels (b,), and how many pictures could not be read and are left out."""
+    """images (b, 3, height, width) and labels (b,); b is 0 if none of its pictures can be read.
+
+    skipped: pictures that could not be read and are left out. unread: why the last of them could not.
+    """
 
     images: Tensor
     labels: Tensor
     skipped: int = 0
+    unread: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,6 +72,7 @@ class Batches:
         transform: a picture -> a tensor, which may draw random numbers.
         seed: of these.
         workers: processes that read ahead; 0 reads in this one, when a batch is asked for.
+        count: told of each batch how many of its pictures could not be read.
         first: the batch to begin with.
     """
 
@@ -78,26 +84,32 @@ class Batches:
         transform: Transform,
         seed: int = 0,
         workers: int = 0,
+        count: Callable[[int], None] | None = None,
         first: int = 0,
     ) -> None:
         self.pictures, self.order, self.size, self.transform = pictures, order, size, transform
-        self.seed, self.workers, self.first = seed, workers, first
+        self.seed, self.workers, self.count, self.first = seed, workers, count, first
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
 
     def after(self, count: int) -> "Batches":
         """Those behind the first few, without making them."""
-        return Batches(self.pictures, self.order, self.size, self.transform, self.seed, self.workers, count)
+        rest = copy.copy(self)
+        rest.first = count
+        return rest
 
     def __iter__(self) -> Iterator[ImageBatch]:
         places = [range(at, min(at + self.size, len(self.order))) for at in range(0, len(self.order), self.size)]
         reader = _Reader(self.pictures, self.order, self.transform, self.seed)
-        return read_ahead(reader, places[self.first :], self.workers)
+        for batch in read_ahead(reader, places[self.first :], self.workers):
+            if self.count is not None:
+                self.count(batch.skipped)
+            yield batch
 
 
 class _Reader(Dataset[ImageBatch | UsageError]):
-    """Places in the order -> a batch, or the error that says what is wrong with it."""
+    """Places in the order -> a batch, or the error that says what is wrong."""
 
     def __init__(self, pictures: Pictures, order: Sequence[int], transform: Transform, seed: int) -> None:
         self.pictures, self.order, self.transform, self.seed = pictures, order, transform, seed
@@ -111,20 +123,19 @@ class _Reader(Dataset[ImageBatch | UsageError]):
                 return error
 
     def _batch(self, places: Sequence[int]) -> ImageBatch:
-        images, found, last = [], [], None
+        images, found, unread = [], [], ""
         for place in places:
             at = self.order[place]
             try:
                 picture = self.pictures.picture(at)
             except UnreadableError as error:
-                last = error
+                unread = str(error)
                 continue
             _seed(_mixed(self.seed, place))
             images.append(self.transform(picture))
             found.append(at)
-        if not images:
-            raise UsageError(f"None of the {len(places)} pictures of a batch can be read, such as {last}.")
-        return ImageBatch(torch.stack(images), self.pictures.labels[found], len(places) - len(images))
+        stacked = torch.stack(images) if images else torch.empty(0, 3, 0, 0)
+        return ImageBatch(stacked, self.pictures.labels[found], len(places) - len(images), unread)
 
 
 def _seed(seed: int) -> None:

@@ -23,11 +23,11 @@ from uncollapse.lab.tasks import Settings
 from uncollapse.lab.threads import threads
 from uncollapse.lab.training import fit
 from uncollapse.lab.vision import Data, VisionConfig
-from uncollapse.registry import CURES
+from uncollapse.registry import CURES, LOSSES
 
 NAME = "vit"
 TITLE = "A vision transformer on images, with ContraNorm, DiversePatch's losses, AttnScale, FeatScale, or nothing"
-PAPER = CURES["contra_norm"].paper
+PAPER = f"{CURES['contra_norm'].paper}; {LOSSES['patch_mixing_loss'].paper}"
 READS_IMAGES = True
 LIBRARIES = ("timm", "torchvision", "pillow", "accelerate")
 LAST = ("mean_cosine", "attention_std", "effective_rank", "dataset_rank")  # of the last block, among the figures
@@ -47,6 +47,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     """The trained model in evaluation mode, and the record of the run."""
     session = session or Session()
     with threads(session.threads):
+        session.doing("reading the pictures")
         data = vision.load(config, session)
         model = vision.build(config, len(data.set.train.classes))
         without_slow_attention(model.vit, config.precision, session.device)
@@ -133,6 +134,7 @@ SMALL: dict[str, Any] = {  # what ten epochs of ten thousand small images allow
     "epochs": 10,
     "batch": 64,
     "warmup": 1.0,
+    "decay_positions": True,
     "clip": 1.0,
     "drop_path": 0.0,
     "crop": "padded",

@@ -33,10 +33,13 @@ DEIT: Mapping[str, Any] = {  # all but the data is named, so that no other defau
     "warmup": 5.0,
     "layer_decay": 1.0,
     "weight_decay": 0.05,
+    "decay_positions": False,
     "clip": 0.0,
+    "head_dropout": 0.0,
     "drop_path": 0.1,
     "crop": "resized",
     "least_area": 0.08,
+    "flip": 0.5,
     "auto_augment": "rand-m9-mstd0.5-inc1",
     "color_jitter": 0.3,
     "erasing": 0.25,
@@ -51,7 +54,7 @@ DEIT: Mapping[str, Any] = {  # all but the data is named, so that no other defau
     "seed": 0,
 }
 CONTRA_NORM = {**DEIT, "cure": "contra_norm", "epochs": 150}
-DIVERSE_PATCH = {  # with what the released code has besides: talking heads, clipping, no repeated augmentation
+DIVERSE_PATCH = {  # with what the released code has besides: talking heads, dropout, clipping, no repeats
     **DEIT,
     "model": "deit_base_patch16_224",
     "talking_heads": True,
@@ -62,6 +65,7 @@ DIVERSE_PATCH = {  # with what the released code has besides: talking heads, cli
     "lr": 5e-4 * 576 / 512,
     "lr_floor": 1e-7,
     "clip": 5.0,
+    "head_dropout": 0.2,
     "drop_path": 0.5,
     "repeats": 1,
     "mixup": 0.0,
