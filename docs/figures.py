@@ -1,8 +1,9 @@
-"""Draw the figures of the pages of real models, deep graph networks and text from results/: `make figures`."""
+"""Draw the figures of the pages of real models, deep graph networks, text and vision from results/: `make figures`."""
 
 from pathlib import Path
 
 import texts
+import vision_pictures
 
 import graphs  # the modules beside this one
 from uncollapse import Diagnosis, report
@@ -30,7 +31,7 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
-    for path in (*graphs.draw(), *texts.draw()):
+    for path in (*graphs.draw(), *texts.draw(), *vision_pictures.draw()):
         print(path.relative_to(ROOT))
 
 

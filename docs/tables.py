@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its fol
 
 import real_models
 import texts
+import visions
 
 import graphs
 
@@ -96,6 +97,11 @@ def graph_costs() -> str:
 def text_costs() -> str:
     """What training with a cure costs beside training without one."""
     return _benchmarks("benchmarks_text.json") or graphs.NOT_RUN
+
+
+def vision_costs() -> str:
+    """What a training step on images costs with a cure or with losses on patches, and how fast images are read."""
+    return _benchmarks("benchmarks_vision.json") or graphs.NOT_RUN
 
 
 def mending() -> str:
@@ -194,7 +200,10 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
     **{name: _of(graphs.PARTS, name) for name in graphs.PARTS},
     **{name: _of(texts.PARTS, name) for name in texts.PARTS},
+    **{name: _of(visions.PARTS, name) for name in visions.PARTS},
     **graphs.TEXTS,
     **texts.TEXTS,
+    **visions.TEXTS,
     "text_costs": text_costs,
+    "vision_costs": vision_costs,
 }
