@@ -235,8 +235,9 @@ def test_compiles_without_a_break(normalize):
         torch.testing.assert_close(one, two)
     args = (None, False, None, True, None, None)
     x, v = torch.randn(2, 70, 8, requires_grad=True), torch.randn(2, 70, 3, requires_grad=True)
-    for operator in (all_pairs_operator, spread_operator):
-        torch.library.opcheck(operator, (x, None, v, torch.zeros(2, 70), 0.5, *args))
+    for values in (v, torch.randn(2, 70, 70, requires_grad=True)):  # as wide as there are keys: weights are kept
+        for operator in (all_pairs_operator, spread_operator):
+            torch.library.opcheck(operator, (x, None, values, torch.zeros(2, 70), 0.5, *args))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -251,6 +252,37 @@ def test_gradcheck(monkeypatch, case, normalize):
     assert torch.autograd.gradcheck(lambda a, b: softmax_mean(a, a, b, normalize=normalize, **opts), (q, v))
     if normalize == "rows":
         assert torch.autograd.gradcheck(lambda a: logsumexp(a, a, **opts).nan_to_num(0, 0, 0), (q,))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("temperature", [1.0, 0.02])
+def test_gradients_with_weights_that_are_kept(monkeypatch, case, temperature):
+    """Where values are as wide as there are keys, the weights of the forward pass serve the backward pass."""
+    torch.manual_seed(71)
+    n = 6
+    opts = options(case, n, n) | {"temperature": temperature}
+    q, k, v = (torch.randn(n, d, dtype=torch.float64, requires_grad=True) for d in (3, 3, n))
+    assert torch.autograd.gradcheck(lambda *a: softmax_mean(*a, **opts), (q, k, v))
+    assert torch.autograd.gradcheck(lambda a, b: softmax_mean(a, a, b, **opts), (q, v))
+    mean = softmax_mean(q, q, v, **opts).sin().sum()
+    twice = [torch.autograd.grad(mean, (q, v), retain_graph=True) for _ in range(2)]
+    monkeypatch.setattr(walk, "keeps_weights", lambda *_: False)
+    anew = torch.autograd.grad(softmax_mean(q, q, v, **opts).sin().sum(), (q, v))
+    for found in twice:
+        torch.testing.assert_close(found, anew)
+
+
+def test_weights_are_kept_where_they_are_no_larger_than_the_means():
+    x = torch.randn(2, 20, 8)
+    pairs = grid.Pairs()
+    kept = {e: walk.forward(x, None, torch.randn(2, 20, e), None, 1.0, pairs, keep=True)[3].shape for e in (0, 19, 20)}
+    assert kept == {0: (2, 0, 0), 19: (2, 0, 0), 20: (2, 20, 20)}
+    assert walk.forward(x, None, torch.randn(2, 20, 20), None, 1.0, pairs)[3].numel() == 0, "nothing follows"
+    assert walk.forward(x, None, torch.randn(2, 20, 20), None, 1.0, grid.Pairs(offset=0), keep=True)[3].numel() == 0
+    large = torch.randn(1, 2000, 8)
+    assert walk.forward(large, None, torch.randn(1, 2000, 2000), None, 1.0, pairs, keep=True)[3].numel() == 0
+    weight = walk.forward(x, None, torch.randn(2, 20, 20), None, 1.0, pairs, keep=True)[3]
+    torch.testing.assert_close(weight, (x @ x.mT).softmax(-1))
 
 
 def test_bias_and_temperature_are_differentiable(monkeypatch):
