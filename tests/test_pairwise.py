@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from uncollapse import pairwise
 from uncollapse._kernel import grid, problem, walk
 from uncollapse._kernel.operators import all_pairs_operator, spread_operator
 from uncollapse.inputs import unit_rows
@@ -235,9 +236,9 @@ def test_compiles_without_a_break(normalize):
         torch.testing.assert_close(one, two)
     args = (None, False, None, True, None, None)
     x, v = torch.randn(2, 70, 8, requires_grad=True), torch.randn(2, 70, 3, requires_grad=True)
-    for values in (v, torch.randn(2, 70, 70, requires_grad=True)):  # as wide as there are keys: weights are kept
-        for operator in (all_pairs_operator, spread_operator):
-            torch.library.opcheck(operator, (x, None, values, torch.zeros(2, 70), 0.5, *args))
+    torch.library.opcheck(spread_operator, (x, None, v, torch.zeros(2, 70), 0.5, *args))
+    for keep in (False, True):
+        torch.library.opcheck(all_pairs_operator, (x, None, v, torch.zeros(2, 70), 0.5, keep, *args))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -266,23 +267,44 @@ def test_gradients_with_weights_that_are_kept(monkeypatch, case, temperature):
     assert torch.autograd.gradcheck(lambda a, b: softmax_mean(a, a, b, **opts), (q, v))
     mean = softmax_mean(q, q, v, **opts).sin().sum()
     twice = [torch.autograd.grad(mean, (q, v), retain_graph=True) for _ in range(2)]
-    monkeypatch.setattr(walk, "keeps_weights", lambda *_: False)
+    monkeypatch.setattr(pairwise, "keeps_weights", lambda *_: False)
     anew = torch.autograd.grad(softmax_mean(q, q, v, **opts).sin().sum(), (q, v))
     for found in twice:
         torch.testing.assert_close(found, anew)
 
 
 def test_weights_are_kept_where_they_are_no_larger_than_the_means():
-    x = torch.randn(2, 20, 8)
-    pairs = grid.Pairs()
-    kept = {e: walk.forward(x, None, torch.randn(2, 20, e), None, 1.0, pairs, keep=True)[3].shape for e in (0, 19, 20)}
-    assert kept == {0: (2, 0, 0), 19: (2, 0, 0), 20: (2, 20, 20)}
-    assert walk.forward(x, None, torch.randn(2, 20, 20), None, 1.0, pairs)[3].numel() == 0, "nothing follows"
-    assert walk.forward(x, None, torch.randn(2, 20, 20), None, 1.0, grid.Pairs(offset=0), keep=True)[3].numel() == 0
-    large = torch.randn(1, 2000, 8)
-    assert walk.forward(large, None, torch.randn(1, 2000, 2000), None, 1.0, pairs, keep=True)[3].numel() == 0
-    weight = walk.forward(x, None, torch.randn(2, 20, 20), None, 1.0, pairs, keep=True)[3]
+    cpu, pairs = torch.device("cpu"), grid.Pairs()
+    assert [grid.keeps_weights(pairs, 20, 20, width, cpu) for width in (0, 19, 20)] == [False, False, True]
+    assert not grid.keeps_weights(grid.Pairs(offset=0), 20, 20, 20, cpu)
+    assert not grid.keeps_weights(pairs, 2000, 2000, 2000, cpu), "more than a tile"
+    x, v = torch.randn(2, 20, 8), torch.randn(2, 20, 20)
+    weight = walk.forward(x, None, v, None, 1.0, pairs, keep=True)[3]
     torch.testing.assert_close(weight, (x @ x.mT).softmax(-1))
+    assert walk.forward(x, None, v, None, 1.0, pairs)[3].shape == (2, 0, 0)
+
+
+def test_export_with_any_number_of_rows():
+    """Below and beyond as many rows as features: an exported program has one way for both."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return softmax_mean(x, x, x)
+
+    x = torch.randn(2, 20, 32)
+    rows = torch.export.Dim("rows", min=2, max=4000)
+    exported = torch.export.export(Layer(), (x,), dynamic_shapes={"x": {1: rows}}).module()
+    for n in (20, 32, 50):
+        y = torch.randn(2, n, 32)
+        torch.testing.assert_close(exported(y), softmax_mean(y, y, y))
+
+
+def test_gradients_of_one_output_alone():
+    x = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+    mean, log_sum = all_pairs(x, x, x, 1.0, grid.Pairs())
+    both = torch.autograd.grad(mean.sum() + log_sum.sum(), x, retain_graph=True)[0]
+    parts = [torch.autograd.grad(one.sum(), x, retain_graph=True)[0] for one in (mean, log_sum)]
+    torch.testing.assert_close(both, parts[0] + parts[1])
 
 
 def test_bias_and_temperature_are_differentiable(monkeypatch):

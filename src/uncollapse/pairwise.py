@@ -22,6 +22,7 @@ from torch import Tensor
 from uncollapse import inputs
 from uncollapse._kernel.grid import Pairs as Pairs
 from uncollapse._kernel.grid import by_query as by_query
+from uncollapse._kernel.grid import keeps_weights
 from uncollapse._kernel.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
@@ -149,8 +150,11 @@ def all_pairs(
         raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
     (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
     v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
-    if torch.compiler.is_compiling() or _records_gradients(q3, k3, v3, b2):
-        mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, *_fields(pairs))
+    if torch.compiler.is_compiling():  # nothing may depend on sizes then, which may be free
+        mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, False, *_fields(pairs))
+    elif _records_gradients(q3, k3, v3, b2):
+        keep = keeps_weights(pairs, q3.shape[1], v3.shape[1], v3.shape[2], q3.device)
+        mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, keep, *_fields(pairs))
     else:  # the same without the operator's bookkeeping, which would be felt below a thousand rows
         mean, log_sum, _, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
     return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])

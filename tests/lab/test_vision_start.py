@@ -45,6 +45,16 @@ def same(model: nn.Module, weights: dict[str, torch.Tensor]) -> bool:
     return own.keys() == weights.keys() and all(torch.equal(own[name], weights[name]) for name in own)
 
 
+def test_a_head_of_other_classes_begins_anew(tmp_path: Path) -> None:
+    folder = kept(tmp_path / "model")
+    config = tiny_config(start=str(folder))
+    assert same(vision.build(config, len(CLASSES), tuple(CLASSES)).vit, tensors(folder))
+    with pytest.warns(UserWarning, match="The head begins anew: that of .*model is one of other classes"):
+        model = vision.build(config, len(CLASSES), tuple(reversed(CLASSES))).vit
+    assert not torch.equal(model.head.weight, tensors(folder)["head.weight"])
+    assert torch.equal(model.norm.weight, tensors(folder)["norm.weight"])
+
+
 def test_a_kept_model_goes_on_with_a_cure(tmp_path: Path) -> None:
     """The fine-tuning path: a vanilla checkpoint, ContraNorm added."""
     folder = kept(tmp_path / "model")
@@ -117,9 +127,9 @@ def test_other_sizes_of_images_and_patches_are_resized_as_timm_does(tmp_path: Pa
     assert torch.equal(finer.blocks[0].attn.qkv.weight, tensors(folder)["blocks.0.attn.qkv.weight"])
 
 
-def test_a_head_of_other_classes_begins_anew(tmp_path: Path) -> None:
+def test_a_head_of_another_number_of_classes_begins_anew(tmp_path: Path) -> None:
     folder = kept(tmp_path / "model")
-    with pytest.warns(UserWarning, match="The head begins anew: that of .*model is not one of 3 classes"):
+    with pytest.warns(UserWarning, match="that of .*model is one of another number of classes than 3"):
         vit = begun(folder, classes=3, init="timm", seed=4)
     drawn = vision.build(tiny_config(init="timm", seed=4), 3).vit
     assert torch.equal(vit.head.weight, drawn.head.weight)
@@ -193,7 +203,7 @@ def test_published_weights_as_timm_loads_them(published: Any) -> None:
     config = VisionConfig(model="test_vit", start="pretrained", cure="none", drop_path=0.0)
     assert same(vision.build(config, 1000).vit, published[0].state_dict())
     sizes = VisionConfig(model="test_vit", start="pretrained", cure="none", image=96, drop_path=0.0)
-    with pytest.warns(UserWarning, match="published model test_vit is not one of 10 classes"):
+    with pytest.warns(UserWarning, match="published model test_vit is one of another number of classes than 10"):
         found = vision.build(sizes, 10).vit
     expected = timm.create_model("test_vit", pretrained=True, num_classes=10, img_size=96, **published[1])
     for name, tensor in expected.state_dict().items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uncollapse._kernel import walk
-from uncollapse._kernel.grid import Pairs, keeps_weights
+from uncollapse._kernel.grid import Pairs
 
 
 @torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
@@ -20,6 +20,7 @@ def all_pairs_operator(
     v: Tensor,
     bias: Tensor | None,
     temperature: float,
+    keep: bool,
     offset: int | None,
     no_self: bool,
     excluded: Tensor | None,
@@ -28,7 +29,7 @@ def all_pairs_operator(
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
-    return all_pairs_eagerly(q, k, v, bias, temperature, pairs, keep=True)
+    return all_pairs_eagerly(q, k, v, bias, temperature, pairs, keep)
 
 
 def all_pairs_eagerly(
@@ -40,7 +41,7 @@ def all_pairs_eagerly(
     pairs: Pairs,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the operator does, without gradients; keep: they will be asked for."""
+    """What the operator does, without gradients; keep: the weights, for a backward pass that follows."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         return walk.forward(q, k, v, bias, temperature, pairs, keep)
 
@@ -58,6 +59,7 @@ def _all_pairs_backward(
     v: Tensor,
     bias: Tensor | None,
     temperature: float,
+    keep: bool,
     offset: int | None,
     no_self: bool,
     excluded: Tensor | None,
@@ -117,11 +119,10 @@ def _spread_backward(
 
 @all_pairs_operator.register_fake
 def _(
-    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, *fields: Any
+    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, keep: bool, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, m = q.shape[:2], v.shape[1]
-    kept = (rows[1], m) if keeps_weights(Pairs(*fields), rows[1], m, v.shape[-1], q.device) else (0, 0)
-    weight = q.new_empty(rows[0], *kept)
+    rows = q.shape[:2]
+    weight = q.new_empty(rows[0], *((rows[1], v.shape[1]) if keep else (0, 0)))
     return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8), weight
 
 
@@ -147,6 +148,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     ctx.where = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
     ctx.save_for_backward(*tensors, *outputs)
+    ctx.set_materialize_grads(False)  # else zeros would be made for outputs that nobody reads, such as kept weights
 
 
 def _recall(ctx: Any) -> tuple[list[Any], list[Tensor]]:
@@ -158,16 +160,24 @@ def _recall(ctx: Any) -> tuple[list[Any], list[Tensor]]:
 
 def _gradients(inputs: list[Any], found: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor | None, ...]:
     dq, dk, dv, d_bias = found
-    return dq, None if inputs[1] is None else dk, dv, None if inputs[3] is None else d_bias, *[None] * 7
+    others = len(inputs) - 4
+    return dq, None if inputs[1] is None else dk, dv, None if inputs[3] is None else d_bias, *[None] * others
 
 
-def _all_pairs_gradient(ctx: Any, d_mean: Tensor, d_log: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _all_pairs_gradient(
+    ctx: Any, d_mean: Tensor | None, d_log: Tensor | None, *_: Tensor | None
+) -> tuple[Tensor | None, ...]:
     inputs, saved = _recall(ctx)
-    return _gradients(inputs, _all_pairs_backward(d_mean, d_log, *saved, *inputs))
+    if d_mean is None and d_log is None:
+        return (None,) * len(inputs)
+    came = (torch.zeros_like(of) if d is None else d for d, of in zip((d_mean, d_log), saved, strict=False))
+    return _gradients(inputs, _all_pairs_backward(*came, *saved, *inputs))
 
 
-def _spread_gradient(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+def _spread_gradient(ctx: Any, d_out: Tensor | None) -> tuple[Tensor | None, ...]:
     inputs, _ = _recall(ctx)
+    if d_out is None:
+        return (None,) * len(inputs)
     return _gradients(inputs, _spread_backward(d_out, *inputs))
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from uncollapse._kernel import rows, symmetric
-from uncollapse._kernel.grid import Grid, Pairs, keeps_weights
+from uncollapse._kernel.grid import Grid, Pairs
 from uncollapse._kernel.problem import ABSENT, LOG2E, PLAIN, SYMMETRIC, Found, Given, Gradients, Incoming
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -21,12 +21,13 @@ def forward(
 ) -> Saved:
     """Mean (b, n, e), logarithm of the sum (b, n), how each row was computed (b, n), and what `backward` may reuse.
 
-    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m). keep: `backward` will follow.
+    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m). keep: the weights, which are
+    then in one tile, see `keeps_weights`.
     """
     batch, n, m = q.shape[0], q.shape[1], v.shape[1]
     kind = torch.full((batch, n), PLAIN, dtype=torch.uint8, device=q.device)
-    kept = (n, m) if keep and keeps_weights(pairs, n, m, v.shape[-1], q.device) else (0, 0)
-    found = Found(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, q.new_empty(batch, *kept))
+    weight = q.new_empty(batch, *((n, m) if keep else (0, 0)))
+    found = Found(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, weight)
     given = Given(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, n, m, q.device, same=k is None)
     for c in grid.chunks(batch):

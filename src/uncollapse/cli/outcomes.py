@@ -115,10 +115,27 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
         means = (shown(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
         table.add_row("mean ± std", *means)
     terminal.print(table)
-    for words in _paces(outcomes):
+    for words in (*_class_lists(outcomes), *_skipped(outcomes), *_paces(outcomes)):
         terminal.print(Text(words), soft_wrap=True)
     for outcome in outcomes:
         terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
+
+
+def _class_lists(outcomes: Sequence[Outcome]) -> list[str]:
+    """Which classes were taken, where a list says so: its name and hash."""
+    lists = [outcome.record.get("data", {}).get("class_list") for outcome in outcomes]
+    said = (f"The {one['classes']} classes of {one['name']}, sha256 {one['sha256']}." for one in lists if one)
+    return list(dict.fromkeys(said))
+
+
+def _skipped(outcomes: Sequence[Outcome]) -> list[str]:
+    """How many pictures could not be read, where that is told."""
+    told = (outcome.record.get("data", {}).get("skipped") for outcome in outcomes)
+    parts = [{part: count for part, count in each.items() if count} for each in told if isinstance(each, dict)]
+    lines = (
+        ", ".join(f"{part} {count}{' times' * (part == 'train')}" for part, count in each.items()) for each in parts
+    )
+    return [f"Pictures that could not be read and were left out: {line}." for line in dict.fromkeys(lines) if line]
 
 
 def _paces(outcomes: Sequence[Outcome]) -> list[str]:

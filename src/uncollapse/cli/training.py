@@ -169,10 +169,10 @@ def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
 
 
 def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
-    from uncollapse.lab.running import step_of
+    from uncollapse.lab.running import step_of, there
 
     session = _session(recipe, config, order)
-    found = None if order.again else results.find(recipe, config)
+    found = None if order.again else there(recipe, config, results, session)
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:

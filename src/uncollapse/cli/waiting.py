@@ -12,6 +12,7 @@ from rich.table import Column
 from uncollapse.cli.outcomes import speed
 
 PATIENCE = 1.0  # seconds without a bar
+WINDOW = 600.0  # seconds whose steps tell the time that is left: a step of a large model may take a minute
 
 
 class Waiting:
@@ -30,6 +31,7 @@ class Waiting:
             transient=True,
             redirect_stdout=False,  # it would restore what it finds when it starts, from a thread of its own
             redirect_stderr=False,
+            speed_estimate_period=WINDOW,
         )
         self._task = self._bar.add_task("", total=None, beside="")
         self._lock, self._over = threading.Lock(), not console.is_terminal

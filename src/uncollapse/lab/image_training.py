@@ -126,11 +126,16 @@ class Training:
 
     def diagnosis(self) -> Diagnosis:
         """Layer by layer on some test pictures, attention too."""
-        self.session.doing("measuring the model")
         count = len(self.parts["test"])
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(SHOWN_SEED))[:SHOWN]
-        images = (batch.images for batch in self.judged("test", drawn, AT_ONCE) if len(batch))
-        return diagnose(self.model.vit, images, attention=True, baseline=0)
+        batches = self.judged("test", drawn, AT_ONCE)
+        images = (batch.images for batch in batches if len(batch))
+
+        def tell(done: int) -> None:
+            self.session.doing(f"measuring the model, {done} of {len(batches)} batches")
+
+        tell(0)
+        return diagnose(self.model.vit, images, attention=True, baseline=0, progress=tell)
 
     def _precision(self, device: torch.device) -> Any:
         """That of the training."""

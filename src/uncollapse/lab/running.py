@@ -49,7 +49,7 @@ def run_one(
         session: with the folder of this run, see `placed`.
         again: run it even if there is a result.
     """
-    found = None if again else results.find(recipe, config)
+    found = None if again else there(recipe, config, results, session)
     if found is not None:
         return found, False
     check_writable(results.path(recipe, config).parent)
@@ -61,6 +61,17 @@ def run_one(
     results.save(recipe, config, record)
     _clear(session.checkpoints, recipe, config)
     return results.find(recipe, config) or record, True
+
+
+def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> dict[str, Any] | None:
+    """The result of a run that need not be run again; a UsageError if there is one that is of other data."""
+    found = results.find(recipe, config)
+    if found is not None and recipe.same_data is not None and not recipe.same_data(config, session, found):
+        raise UsageError(
+            f"{results.path(recipe, config)} has a result of the same settings, but of other data than there is now. "
+            "Keep this one elsewhere with --results DIR, or replace that one with --again."
+        )
+    return found
 
 
 def step_of(session: Session, recipe: "Recipe", config: Any) -> int | None:

@@ -100,13 +100,12 @@ class _Loop:
         with closing(stream) if isinstance(stream, Generator) else nullcontext():  # else processes would go on reading
             while group := self.pace.waited(lambda: list(islice(stream, size))):
                 self.at.batch += len(group)
-                if not (full := [batch for batch in group if not _is_empty(batch)]):
-                    continue
-                loss = self._step(full)
-                self.pace.did(full)
-                self.at.step += 1
-                self.at.losses.append(loss)
-                self._tell(epoch, count * self.settings.epochs, loss)
+                if full := [batch for batch in group if not _is_empty(batch)]:
+                    loss = self._step(full)
+                    self.pace.did(full)
+                    self.at.step += 1
+                    self.at.losses.append(loss)
+                    self._tell(epoch, count * self.settings.epochs, loss)
                 yield
         if self.at.batch and not self.at.losses:
             raise UsageError(f"None of the {self.at.batch} batches of epoch {epoch} has anything in it to learn from.")

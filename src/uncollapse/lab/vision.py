@@ -115,7 +115,9 @@ class VisionConfig:
     layer_decay: float = setting(
         1.0, "Factor of the learning rate from a block to the one below.", least=0.1, most=1, group=TRAINING
     )
-    weight_decay: float = setting(0.05, "Weight decay of AdamW, not of norms and biases.", least=0, group=TRAINING)
+    weight_decay: float = setting(
+        0.05, "Weight decay of AdamW, not of the model's norms and biases.", least=0, group=TRAINING
+    )
     decay_positions: bool = setting(False, "Weight decay of class tokens and positions too.", group=TRAINING)
     clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0, group=TRAINING)
     head_dropout: float = setting(0.0, "Dropout before the head.", least=0, most=0.9, group=MODEL)
@@ -151,6 +153,8 @@ class VisionConfig:
         idle += [name for loss, names in OF_LOSSES.items() if not getattr(self, loss) for name in names]
         idle += ["least_area"] if self.crop == "padded" else []
         idle += ["mix_switch"] if not (self.mixup and self.cutmix) else []
+        idle += ["mix_chance"] if not (self.mixup or self.cutmix) else []
+        idle += ["color_jitter"] if self.auto_augment else []  # timm leaves it out
         for field in fields(self):
             if field.name in idle:
                 object.__setattr__(self, field.name, field.default)
@@ -203,13 +207,16 @@ def load(config: VisionConfig, session: Session) -> Data:
     return Data(found, parts | {"test": found.test})
 
 
-def build(config: VisionConfig, classes: int) -> WithPatchHead:
-    """The model at its start, cure and all. The same seed gives the same random weights whatever the cure."""
+def build(config: VisionConfig, classes: int, names: tuple[str, ...] = ()) -> WithPatchHead:
+    """The model at its start, cure and all. The same seed gives the same random weights whatever the cure.
+
+    names: of the classes, in their order; a kept head of other ones begins anew.
+    """
     with seeded(config.seed):
         vit = vision_classifier.built(config.model, classes, **sizes(config))
         model = WithPatchHead(vit, patch_head=config.mixing_loss > 0, dropout=config.patch_dropout)
     cure = {name: getattr(config, name) for name in ("cure", *OF_CONTRA_NORM)}
-    if not vision_start.begin(vit, config.start, config.model, cure):
+    if not vision_start.begin(vit, config.start, config.model, cure, names):
         vision_classifier.put_cure(vit, config.cure, **cure_options(config))
     return model
 

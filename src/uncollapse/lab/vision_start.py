@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,18 @@ HEADS = ("head.", "head_dist.")
 TALKING = (".attn.before.weight", ".attn.after.weight")  # they begin as the identity, which changes nothing
 
 
-def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any]) -> bool:
+def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classes: Sequence[str] = ()) -> bool:
     """Give a model the weights that its run starts from.
 
-    timm resizes positions for images and patches of another size. A head of another number of classes begins anew, and
-    a warning says so; all else has to fit.
+    timm resizes positions for images and patches of another size. A head of other classes begins anew, and a warning
+    says so; all else has to fit.
 
     Args:
         vit: with random weights, its head among them, and without a cure.
         start: "scratch", which changes nothing, "pretrained", a folder that `keeping.keep_vision` wrote, or a file.
         name: timm's, of the model.
         cure: settings of the run's cure, by name. A model that was kept with a cure goes on with the same one.
+        classes: names of what is learned, where they are known; a kept model knows its own.
 
     Returns:
         Whether the cure came along, attached and with what it had learned.
@@ -51,7 +52,11 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any]) -> boo
             f"start is {SCRATCH}, {PUBLISHED}, a folder that --keep wrote or a file of weights; there is no {file}."
         )
     cured = folder.is_dir() and _has_cure(folder, cure)
-    _fill(vit, weights_of(file, vit), _kept_heads(folder), start)
+    kept = _json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    heads: int | None = kept.get("model_args", {}).get("num_heads")
+    known = tuple(kept.get("label_names", ()))
+    other = bool(classes and known) and known != tuple(classes)
+    _fill(vit, weights_of(file, vit), heads, start, other_classes=other)
     if cured:
         load_kept_cure(vit, folder)
     return cured
@@ -72,14 +77,6 @@ def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
     return True
 
 
-def _kept_heads(folder: Path) -> int | None:
-    """The heads of a kept model; a file of weights does not tell them."""
-    if not (folder / CONFIG).is_file():
-        return None
-    heads: int | None = _json(folder / CONFIG).get("model_args", {}).get("num_heads")
-    return heads
-
-
 def _json(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -88,7 +85,7 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str) -> None:
+def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str, other_classes: bool = False) -> None:
     """Copy weights into the model. start: where they are from, in words."""
     if heads is not None and heads != heads_of(vit):
         raise UsageError(f"{start} has {heads} heads of attention, the model {heads_of(vit)}; take --heads {heads}.")
@@ -96,7 +93,7 @@ def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str) -
     _check_blocks(own, weights, start)
     fresh = [name for name in own if name.endswith(TALKING) and name not in weights]
     head = [name for name in own if name.startswith(HEADS)]
-    fits = all(name in weights and weights[name].shape[0] == own[name].shape[0] for name in head)
+    fits = all(name in weights and weights[name].shape[0] == own[name].shape[0] for name in head) and not other_classes
     if not fits:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(HEADS)}
         fresh += head
@@ -105,7 +102,8 @@ def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str) -
     _check_shapes(own, resized, start)
     vit.load_state_dict(resized, strict=False)
     if not fits:
-        warnings.warn(f"The head begins anew: that of {start} is not one of {vit.num_classes} classes.", stacklevel=3)
+        which = "other classes" if other_classes else f"another number of classes than {vit.num_classes}"
+        warnings.warn(f"The head begins anew: that of {start} is one of {which}.", stacklevel=3)
 
 
 def _check_blocks(own: Iterable[str], weights: Iterable[str], start: str) -> None:

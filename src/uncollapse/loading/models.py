@@ -9,7 +9,7 @@ from torch import nn
 
 from uncollapse import cure_files
 from uncollapse.backbones.random_weights import reset_cures
-from uncollapse.loading import builders, checkpoints
+from uncollapse.loading import builders, checkpoints, timm_models
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.huggingface import PACKAGE
 from uncollapse.loading.seeded import seeded
@@ -41,7 +41,8 @@ def load(
     """The model that `what` names.
 
     Args:
-        what: a HuggingFace folder, .gguf file or name on the hub; "timm:NAME"; "module:function" or "file.py:function".
+        what: a HuggingFace folder, .gguf file or name on the hub; "timm:NAME" or a folder that timm loads;
+            "module:function" or "file.py:function".
         checkpoint: weights to load into the model, which is built without others.
         random_weights: build the architecture with random weights.
         dtype: of the weights; "auto" keeps the stored one. HuggingFace models are float32 without it.
@@ -66,8 +67,6 @@ def load(
 def _loaded(what: str, *, bare: bool, dtype: torch.dtype | None) -> Loaded:
     path = Path(what).expanduser()
     if what.startswith("timm:"):
-        from uncollapse.loading import timm_models
-
         name = what.removeprefix("timm:")
         return Loaded(timm_models.load(name, random_weights=bare), name)
     if path.is_file() and path.suffix in WEIGHT_FILES:
@@ -77,6 +76,11 @@ def _loaded(what: str, *, bare: bool, dtype: torch.dtype | None) -> Loaded:
         )
     if _names_function(what):
         return _built(what)
+    if path.is_dir() and timm_models.is_folder(path):
+        model = timm_models.load_folder(path, random_weights=bare)
+        if (path / cure_files.DESCRIPTION).is_file():
+            _load_cure(model, path, random_weights=bare)
+        return Loaded(model, _folder_name(path))
     return _huggingface(what, path, bare, dtype)
 
 

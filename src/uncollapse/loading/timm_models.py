@@ -1,7 +1,9 @@
 """Models of timm and their preprocessing."""
 
 import difflib
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,26 @@ def load(name: str, *, random_weights: bool, way_out: str = WAY_OUT) -> nn.Modul
             model: nn.Module = timm.create_model(name, pretrained=not random_weights, **weights)
     except RuntimeError as error:  # such as a tag of weights that the model does not have
         raise UsageError(f"timm cannot build {name!r}: {' '.join(str(error).split())}") from error
+    return model
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder has a model as timm keeps it, such as `uncollapse train vit --keep` writes."""
+    try:
+        facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(facts, dict) and "architecture" in facts and "pretrained_cfg" in facts
+
+
+def load_folder(folder: Path, *, random_weights: bool) -> nn.Module:
+    """The model in a folder of timm's."""
+    try:
+        with quiet(), seeded():
+            model: nn.Module = _timm().create_model(f"local-dir:{folder}", pretrained=not random_weights)
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"timm cannot load the model in {folder}: {reason[:300]}") from error
     return model
 
 

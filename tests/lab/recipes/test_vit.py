@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab import image_training
+from uncollapse.lab import image_training, vision
 from uncollapse.lab.configs import identity
 from uncollapse.lab.data.array_images import Arrays
 from uncollapse.lab.recipes import RECIPES, vit
 from uncollapse.lab.recipes.vit import Config
+from uncollapse.lab.results import Results
+from uncollapse.lab.running import run_one
 from uncollapse.lab.sessions import Session
+from uncollapse.loading.errors import UsageError
 
 torchvision_ops.declare()
 pytest.importorskip("timm")
@@ -171,3 +175,51 @@ def test_it_is_found_by_name() -> None:
     assert recipe.name_of(SMALL).startswith("digits-vit_tiny_patch16_224-L2-contra_norm-s0.2")
     assert recipe.cost(replace(SMALL, depth=24)) > recipe.cost(SMALL) > 0
     assert identity("vit", SMALL) != identity("vit", replace(SMALL, cure="none"))
+
+
+def test_rows_tell_weights_apart() -> None:
+    def row(**changes: Any) -> str:
+        return vit.variant(asdict(Config(mixup=0.0, **changes)))
+
+    three = {"cosine_loss": 1.0, "contrast_loss": 1.0, "mixing_loss": 1.0}
+    assert (row(cure="none"), row(cure="none", **three), row(**three)) == (
+        "none",
+        "DiversePatch",
+        "contra_norm + DiversePatch",
+    )
+    assert row(cure="none", **{**three, "cosine_loss": 0.5}) == "cosine loss × 0.5 + contrast loss + mixing loss"
+
+
+def test_presets_name_all_but_the_data() -> None:
+    named = set(asdict(Config())) - {"data", "class_list"}
+    for name in ("paper-contranorm", "paper-diversepatch", "paper-diversepatch-longer"):
+        assert set(vit.PRESETS[name]) == named
+    longer = vit.PRESETS["paper-diversepatch-longer"]
+    assert (longer["epochs"], longer["drop_path"]) == (100, 0.75)
+    with pytest.raises(UsageError, match="there is no FOLDER-KEPT-AFTER-300-EPOCHS"):
+        vision.build(Config(**{**longer, "depth": 1}), 10)
+
+
+def test_the_cost_knows_the_sizes_that_a_name_tells() -> None:
+    tiny, base = (vit.cost(Config(model=f"deit_{size}_patch16_224")) for size in ("tiny", "base"))
+    assert 10 < base / tiny < 20
+    assert vit.cost(Config(model="vit_base_patch32_224")) < base / 3
+
+
+def test_a_result_of_other_pictures_is_not_taken_for_this_run(tmp_path: Path) -> None:
+    recipe, results = RECIPES["vit"], Results(tmp_path / "results")
+    few = replace(SMALL, data=".", examples=0, holdout=0.0, epochs=1, batch=3, ema=0.0, warmup=None)
+    for name, shade in (("one", 50), ("other", 9)):
+        for place in ("train/ant", "train/bee", "val/ant", "val/bee"):
+            (tmp_path / name / place).mkdir(parents=True)
+            for number in range(3):
+                picture = Image.new("RGB", (16, 16 + shade), (shade, number, 0))
+                picture.save(tmp_path / name / place / f"{number}.png")
+    sessions = [Session(tmp_path / name, device="cpu") for name in ("one", "other", "none")]
+    record, new = run_one(recipe, few, results, sessions[0])
+    assert new
+    assert run_one(recipe, few, results, sessions[0]) == (record, False)
+    assert run_one(recipe, few, results, sessions[2]) == (record, False), "pictures that are away are no other ones"
+    with pytest.raises(UsageError, match="of the same settings, but of other data than there is now"):
+        run_one(recipe, few, results, sessions[1])
+    assert run_one(recipe, few, results, sessions[1], again=True)[1]

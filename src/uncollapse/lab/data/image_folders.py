@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ class Files:
 
     def fingerprint(self) -> str:
         """Of all names, and of the sizes of some files, in even steps."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         sizes = [_size(self.path(number)) for number in range(0, len(self), -(-len(self) // SIZES))]
         digest = hashlib.sha256(self.names)
         digest.update(f"{self.ends.tolist()} {sizes}".encode())

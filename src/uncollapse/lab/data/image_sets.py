@@ -72,10 +72,10 @@ def _chosen(folder: Path, train: Pictures, test: Pictures, wanted: ClassList | N
 def _absent(data: str, top: Path, folder: Path) -> str:
     """Why there are no pictures."""
     if not top.is_dir():
-        return f"There is no folder {top}; give --data-root the one that has the data."
+        return f"There is no folder {top}; give --data-root the one that has the data, or take --data digits."
     layout = f"A folder has {image_folders.LAYOUT}, or {PACKED}."
     if folder.is_dir():
-        return f"There are no pictures in {folder}. {layout}"
+        return f"There are no pictures in {folder.resolve()}. Give --data-root FOLDER, or --data digits. {layout}"
     close = difflib.get_close_matches(data, NAMES, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"data must be one of {', '.join(NAMES)} or a folder in {top.resolve()}, got {data!r}.{hint} {layout}"

@@ -26,6 +26,7 @@ class Recipe:
     that can be written as JSON. name_of: what a run is called in the names of files. cost: roughly its seconds on one
     core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
     by name, such as a paper's. reads_images: processes may read ahead of its training, see `Session.workers`.
+    same_data: whether a result with the same settings is of the data at hand; always, where it is not given.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Recipe:
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reads_images: bool = False
+    same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
 
     def preset(self, name: str) -> Mapping[str, Any]:
         """The settings that it has under a name; a UsageError that lists the names if it has none."""
@@ -63,5 +65,6 @@ for _module in (gcn_depth, vit_digits, vit, glue, bert_depth):
     _more: dict[str, Any] = {
         "presets": getattr(_module, "PRESETS", {}),
         "reads_images": getattr(_module, "READS_IMAGES", False),
+        "same_data": getattr(_module, "same_data", None),
     }
     RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS, **_more))

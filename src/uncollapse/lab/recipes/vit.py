@@ -4,6 +4,7 @@ The defaults are DeiT's training recipe. Settings are chosen on images held back
 once, at the end.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from uncollapse.lab.board import Board
 from uncollapse.lab.configs import identity
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.image_training import Training, without_slow_attention
-from uncollapse.lab.recipes.vit_paper import BASE_1000, SMALL_1000, TINY_100, Table, published
+from uncollapse.lab.recipes.vit_paper import BASE_1000, CONTRA_NORM, RELEASED, SMALL_1000, TINY_100, Table, published
 from uncollapse.lab.recipes.vit_paper import PRESETS as PAPERS
 from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.sessions import Session
@@ -23,6 +24,7 @@ from uncollapse.lab.tasks import Settings
 from uncollapse.lab.threads import threads
 from uncollapse.lab.training import fit
 from uncollapse.lab.vision import Data, VisionConfig
+from uncollapse.loading.errors import UsageError
 from uncollapse.registry import CURES, LOSSES
 
 NAME = "vit"
@@ -49,7 +51,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     with threads(session.threads):
         session.doing("reading the pictures")
         data = vision.load(config, session)
-        model = vision.build(config, len(data.set.train.classes))
+        model = vision.build(config, len(data.set.train.classes), data.set.train.classes)
         without_slow_attention(model.vit, config.precision, session.device)
         training = Training(model, config, data.parts, session)
         found = _trained(training, config, data, session)
@@ -93,30 +95,55 @@ def _trained(training: Training, config: Config, data: Data, session: Session) -
     )
 
 
+def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
+    """Whether a result is of the pictures at hand, and not of others that lie where its own did."""
+    try:
+        found = vision.load(config, session)
+    except UsageError:  # they are not here: then they cannot be others
+        return True
+    return bool(record.get("data", {}).get("fingerprint") == found.fingerprint())
+
+
 DIVERSE = ("cosine_loss", "contrast_loss", "mixing_loss")
 ROWS = "cure+" + "+".join(DIVERSE)
 
 
 def variant(config: Mapping[str, Any]) -> str:
     """What acts in a run, in words: the rows of the tables."""
-    losses = [name for name in DIVERSE if config[name]]
-    diverse = ["DiversePatch"] if len(losses) == len(DIVERSE) else [name.replace("_", " ") for name in losses]
+    weights = {name.replace("_", " "): config[name] for name in DIVERSE if config[name]}
+    diverse = [name if weight == 1 else f"{name} × {weight:g}" for name, weight in weights.items()]
+    if list(weights.values()) == [1] * len(DIVERSE):
+        diverse = ["DiversePatch"]
     cure = [config["cure"]] if config["cure"] != "none" else []
     return " + ".join(cure + diverse) or "none"
 
 
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
-    words = variant(asdict(config)).replace(" + ", "+").replace(" ", "-")
+    words = variant(asdict(config)).replace(" + ", "+").replace(" × ", "-x").replace(" ", "-")
     scale = f"-s{config.scale:g}" if config.cure == "contra_norm" else ""
     sizes = f"L{config.depth}" if config.depth else "L"
     data = config.data.strip("./").replace("/", "_") or "images"
     return f"{data}-{config.model}-{sizes}-{words}{scale}-seed{config.seed}"[:120]
 
 
+FAMILIES = {"tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24), "huge": (1280, 32)}
+
+
+def _number(word: str, name: str) -> int:
+    """What follows a word in the name of a model; 16 if nothing does."""
+    found = re.search(rf"{word}(\d+)", name)
+    return int(found[1]) if found else 16
+
+
 def cost(config: Config) -> float:
-    """Roughly the seconds of a run on one core."""
-    width, depth, patch = config.width or 192, config.depth or 12, config.patch or 16
+    """Roughly the seconds of a run on one core; of 50,000 images, where it is not said how many there are."""
+    family, own_depth = next((sizes for name, sizes in FAMILIES.items() if name in config.model), (192, 12))
+    width, depth, patch = (
+        config.width or family,
+        config.depth or own_depth,
+        config.patch or _number("patch", config.model),
+    )
     tokens = ((config.image or 224) / patch) ** 2 + 1
     work = 6 * tokens * depth * (12 * width**2 + 2 * tokens * width)  # operations of an image, there and back
     speed = 110e9 if config.precision == "bf16" else 60e9
@@ -159,10 +186,10 @@ AXES: dict[str, Any] = {
 }
 
 
-def _beside(title: str, preset: str, data: str, model: str, table: Table) -> Board:
+def _beside(title: str, protocol: Mapping[str, Any], data: str, model: str, table: Table) -> Board:
     """A table of a paper, with the results that were run as it was."""
     numbers = published((AXES["groups"], AXES["rows"], AXES["columns"]), data, table)
-    usual = asdict(Config(**PAPERS[preset]))
+    usual = asdict(Config(**protocol))
     free = ("class_list", "holdout", "precision")
     where = {"data": data, "model": model}
     return Board(title, where=where, published=numbers, usual=usual, free=free, whole=True, **AXES)
@@ -171,13 +198,13 @@ def _beside(title: str, preset: str, data: str, model: str, table: Table) -> Boa
 BOARDS: Mapping[str, Board] = {
     "accuracy": Board("Test accuracy", where={}, **AXES),
     "imagenet100": _beside(
-        "ContraNorm: DeiT-T on ImageNet-100", "paper-contranorm", "imagenet100", "deit_tiny_patch16_224", TINY_100
+        "ContraNorm: DeiT-T on ImageNet-100", CONTRA_NORM, "imagenet100", "deit_tiny_patch16_224", TINY_100
     ),
     "imagenet": _beside(
-        "ContraNorm: DeiT-S on ImageNet", "paper-contranorm", "imagenet", "deit_small_patch16_224", SMALL_1000
+        "ContraNorm: DeiT-S on ImageNet", CONTRA_NORM, "imagenet", "deit_small_patch16_224", SMALL_1000
     ),
     "diversepatch": _beside(
-        "DiversePatch: DeiT-B on ImageNet", "paper-diversepatch", "imagenet", "deit_base_patch16_224", BASE_1000
+        "DiversePatch: DeiT-B on ImageNet", RELEASED, "imagenet", "deit_base_patch16_224", BASE_1000
     ),
 }
 

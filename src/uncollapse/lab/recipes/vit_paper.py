@@ -7,10 +7,16 @@ from typing import Any
 from uncollapse.lab.board import Published
 
 DEIT: Mapping[str, Any] = {  # all but the data is named, so that no other default ever changes a preset
+    "examples": 0,
     "holdout": 0.0,
     "model": "deit_tiny_patch16_224",
     "start": "scratch",
     "depth": 12,
+    "width": 0,
+    "heads": 0,
+    "image": 0,
+    "patch": 0,
+    "teacher": "",
     "talking_heads": False,
     "init": "timm",
     "cure": "none",
@@ -23,8 +29,11 @@ DEIT: Mapping[str, Any] = {  # all but the data is named, so that no other defau
     "learnable": False,
     "positive": False,
     "cosine_loss": 0.0,
+    "absolute": False,
     "contrast_loss": 0.0,
+    "contrast_form": "paper",
     "mixing_loss": 0.0,
+    "patch_dropout": 0.2,
     "epochs": 300,
     "batch": 1024,
     "accumulate": 1,
@@ -54,7 +63,7 @@ DEIT: Mapping[str, Any] = {  # all but the data is named, so that no other defau
     "seed": 0,
 }
 CONTRA_NORM = {**DEIT, "cure": "contra_norm", "epochs": 150}
-DIVERSE_PATCH = {  # with what the released code has besides: talking heads, dropout, clipping, no repeats
+DIVERSE_PATCH = {  # with what the released code and an early note to it have besides: talking heads, dropout, clipping
     **DEIT,
     "model": "deit_base_patch16_224",
     "talking_heads": True,
@@ -71,11 +80,13 @@ DIVERSE_PATCH = {  # with what the released code has besides: talking heads, dro
     "mixup": 0.0,
     "ema": 0.99996,
 }
+RELEASED = {**DIVERSE_PATCH, "cosine_loss": 0.0, "contrast_form": "released"}  # whose numbers are told
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper-contranorm": CONTRA_NORM,
     "paper-diversepatch": DIVERSE_PATCH,
-    "paper-diversepatch-longer": {  # 100 more epochs; begins with --start FOLDER, at the rate of epoch 300 of 400
-        **{name: value for name, value in DIVERSE_PATCH.items() if name != "start"},
+    "paper-diversepatch-longer": {  # 100 more epochs, at the rate of epoch 300 of 400
+        **DIVERSE_PATCH,
+        "start": "FOLDER-KEPT-AFTER-300-EPOCHS",  # which --start has to name
         "epochs": 100,
         "lr": DIVERSE_PATCH["lr"] * (1 + math.cos(0.75 * math.pi)) / 2,
         "warmup": 0.0,
@@ -92,7 +103,9 @@ SMALL_1000: Table = {  # DeiT-S on ImageNet; with a scale of 0.3 at 24 blocks
     "none": {12: 77.32, 16: 78.25, 24: 77.69},
     "contra_norm": {12: 77.80, 16: 79.04, 24: 78.67},
 }
-BASE_1000: Table = {"DiversePatch": {12: 82.9, 24: 83.3}}  # DeiT-B on ImageNet, from the notes of the released code
+BASE_1000: Table = {
+    "contrast loss + mixing loss": {12: 82.9, 24: 83.3}
+}  # DeiT-B on ImageNet, from the notes of the released code
 
 
 def published(axes: tuple[str, str, str], data: str, table: Table) -> tuple[Published, ...]:
