@@ -208,7 +208,7 @@ def test_the_cost_knows_the_sizes_that_a_name_tells() -> None:
 
 def test_a_result_of_other_pictures_is_not_taken_for_this_run(tmp_path: Path) -> None:
     recipe, results = RECIPES["vit"], Results(tmp_path / "results")
-    few = replace(SMALL, data=".", examples=0, holdout=0.0, epochs=1, batch=3, ema=0.0, warmup=None)
+    few = replace(SMALL, data=".", examples=0, holdout=0.0, epochs=1, batch=2, accumulate=1, ema=0.0, warmup=None)
     for name, shade in (("one", 50), ("other", 9)):
         for place in ("train/ant", "train/bee", "val/ant", "val/bee"):
             (tmp_path / name / place).mkdir(parents=True)
