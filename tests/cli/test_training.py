@@ -358,6 +358,31 @@ def test_speed_and_waiting_are_told_where_a_record_has_them(run: Run, monkeypatc
     assert "waiting for data" not in run("train", "slope", "--seed", 5).stdout
 
 
+def test_class_lists_and_unread_pictures_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {
+        "class_list": {"name": "animals.txt", "sha256": "0123456789abcdef", "classes": 3},
+        "skipped": {"train": 4, "validation": 0, "test": 1},
+    }
+
+    def read(config: slope.Config, session: Session) -> dict[str, Any]:
+        return slope.run(config, session) | {"data": facts}
+
+    monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=read))
+    lines = run("train", "slope", "--seeds", 2).stdout.splitlines()
+    assert lines.count("The 3 classes of animals.txt, sha256 0123456789abcdef.") == 1
+    assert lines.count("Pictures that could not be read and were left out: train 4 times, test 1.") == 1
+
+
+def test_a_result_of_other_data_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("train", "slope")
+    other = dataclasses.replace(slope.RECIPE, same_data=lambda config, session, record: False)
+    monkeypatch.setitem(RECIPES._entries, "slope", other)
+    refused = run("train", "slope")
+    assert refused.exit_code == 2
+    assert "of the same settings, but of other data" in " ".join(refused.stderr.split())
+    assert run("train", "slope", "--again").exit_code == 0
+
+
 def test_the_command_line_starts_without_the_libraries_of_recipes() -> None:
     libraries = ("accelerate", "torch_geometric", "timm", "sklearn", "plotly", "yaml", "uncollapse.lab.recipes")
     code = f"import sys, uncollapse.cli; print([name for name in {libraries} if name in sys.modules])"

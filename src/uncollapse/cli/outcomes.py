@@ -162,7 +162,11 @@ def _figures(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
-    """A figure's name, with that of the metric where the results tell it."""
+    """A figure's name, in short where it is a measure, with that of the metric where the results tell it."""
+    from uncollapse.measures import MEASURES  # torch comes with it, which the help can do without
+
+    if name in MEASURES:
+        return MEASURES[name].short
     metrics = {outcome.record.get("data", {}).get("metric") for outcome in outcomes}
     return f"{name}, {metrics.pop()}" if name in SHARES and len(metrics) == 1 and None not in metrics else name
 

@@ -127,6 +127,7 @@ def name_of(config: Config) -> str:
     return f"{data}-{config.model}-{sizes}-{words}{scale}-seed{config.seed}"[:120]
 
 
+IMAGES = {"stl10": 5000, "fashion-mnist": 60_000, "digits": 1497, "tinyimagenet20": 9000, "imagenet": 1_281_167}
 FAMILIES = {"tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24), "huge": (1280, 32)}
 
 
@@ -148,7 +149,8 @@ def cost(config: Config) -> float:
     work = 6 * tokens * depth * (12 * width**2 + 2 * tokens * width)  # operations of an image, there and back
     speed = 110e9 if config.precision == "bf16" else 60e9
     share = 1.5 if config.cure == "contra_norm" else 1.0
-    return 60 + config.epochs * (config.examples or 50_000) * work / speed * share
+    images = config.examples or IMAGES.get(config.data, 50_000)
+    return 60 + config.epochs * images * work / speed * share
 
 
 SMALL: dict[str, Any] = {  # what ten epochs of ten thousand small images allow
