@@ -279,9 +279,11 @@ def test_an_interrupt_waits_for_the_step_and_writes_a_checkpoint(tmp_path: Path,
         if done == 7:
             os.kill(os.getpid(), number)
 
-    session = Session(checkpoints=tmp_path, save_seconds=1e9, progress=press)
+    told: list[str] = []
+    session = Session(checkpoints=tmp_path, save_seconds=1e9, progress=press, stage=told.append)
     with pytest.raises(KeyboardInterrupt, match="in epoch 3 of 6"):
         fit(task(), Settings(**SETTINGS), session, "polynomial")
+    assert told == ["stopping after this step; Ctrl-C again stops at once"]
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000007"]
     again, found = trained(tmp_path)
     assert again.epochs == whole.epochs

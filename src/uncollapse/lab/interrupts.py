@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -11,11 +12,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)  # a cluster sends the second one befo
 class Interrupts:
     """Within, the first Ctrl-C or SIGTERM only sets `asked`; the second one acts at once.
 
-    Outside the main thread signals cannot be caught: nothing changes there.
+    Outside the main thread signals cannot be caught: nothing changes there. tell: hears that it was asked.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        self.asked, self._tell = False, tell
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -31,3 +32,5 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if self._tell is not None:
+            self._tell("stopping after this step; Ctrl-C again stops at once")

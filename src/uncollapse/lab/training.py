@@ -39,8 +39,9 @@ def fit(
     `identity` names the experiment: a checkpoint of another one is refused. `facts` are told to the trackers. Ctrl-C
     and SIGTERM write a checkpoint and raise KeyboardInterrupt.
     """
-    with seeded(settings.seed), Interrupts() as interrupts:
-        loop = _Loop(task, settings, session or Session(), identity, facts or {})
+    session = session or Session()
+    with seeded(settings.seed), Interrupts(session.doing) as interrupts:
+        loop = _Loop(task, settings, session, identity, facts or {})
         try:
             return loop.run(interrupts)
         finally:
