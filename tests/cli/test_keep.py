@@ -11,7 +11,7 @@ import torch
 from typer.testing import Result
 
 from uncollapse.inputs import NotFiniteError
-from uncollapse.lab import keeping
+from uncollapse.lab import keeping, kept_folders
 from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.sessions import Session
 
@@ -111,7 +111,7 @@ def test_a_model_that_cannot_be_kept_is_one_sentence(
         raise OSError(28, "No space left on device")
 
     register(keeps)
-    monkeypatch.setattr(keeping, "_sync", full)
+    monkeypatch.setattr(kept_folders, "_sync", full)
     result = run("train", "slope", "--keep")
     assert (result.exit_code, result.stdout, models(tmp_path)) == (2, "", [])
     assert result.stderr.startswith("Error: The model cannot be kept in runs/slope/2-seed0--")

@@ -279,7 +279,8 @@ def test_what_is_done_is_told() -> None:
     assert told == []  # steps are told then
     training.diagnosis()
     training.accuracy(training.model.vit, "test")
-    assert told == ["measuring the model", "judging the test images"]
+    measuring = [f"measuring the model, {done} of 1 batches" for done in (0, 1)]
+    assert told == [*measuring, "judging the test images"]
 
 
 def test_a_model_of_oblong_pictures_is_refused() -> None:
