@@ -97,11 +97,13 @@ def _trained(training: Training, config: Config, data: Data, session: Session) -
 
 def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
     """Whether a result is of the pictures at hand, and not of others that lie where its own did."""
+    known = record.get("data", {}).get("fingerprint")
     try:
-        found = vision.load(config, session)
+        return known is None or bool(
+            known == vision.load(config, session).fingerprint()
+        )  # none: the loss was not finite
     except UsageError:  # they are not here: then they cannot be others
         return True
-    return bool(record.get("data", {}).get("fingerprint") == found.fingerprint())
 
 
 DIVERSE = ("cosine_loss", "contrast_loss", "mixing_loss")
