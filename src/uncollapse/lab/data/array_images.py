@@ -59,15 +59,19 @@ LOADERS = {
 STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 
 
-def of_torchvision(name: str, root: Path) -> tuple[Pictures, Pictures]:
-    """A set to learn from and one to be judged by, from their files below `root` or `root/name`, or else fetched."""
+def of_torchvision(name: str, root: Path, unlabelled: bool = False) -> tuple[Pictures, Pictures]:
+    """A set to learn from and one to be judged by, from their files below `root` or `root/name`, or else fetched.
+
+    unlabelled: with STL-10's 100,000 pictures that have no labels; theirs is −1.
+    """
     torchvision_ops.declare()
     loader = LOADERS[name]
     dataset: Any = getattr(library("torchvision.datasets", "timm"), loader.dataset)
-    if name == "stl10":  # without the 2.6 GB of pictures that have no labels
+    if name == "stl10" and not unlabelled:  # nor need the 2.6 GB of pictures that have no labels be there
         dataset = type("STL10", (dataset,), {"train_list": dataset.train_list[:2]})
     place = next((folder for folder in (root, root / name) if (folder / loader.folder).is_dir()), root)
-    parts = [{"split": part} if name == "stl10" else {"train": part == "train"} for part in ("train", "test")]
+    learned = "train+unlabeled" if unlabelled else "train"
+    parts = [{"split": part} if name == "stl10" else {"train": part == "train"} for part in (learned, "test")]
     try:
         train, test = (_set(dataset, place, part) for part in parts)
         return _pictures(train), _pictures(test)

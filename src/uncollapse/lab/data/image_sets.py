@@ -11,10 +11,11 @@ from uncollapse.lab.data.pictures import ImageSet, Pictures
 from uncollapse.loading.errors import UsageError
 
 NAMES = ("digits", *array_images.LOADERS)  # sets that need no folder of the user's: they are fetched, or installed
+WITHOUT_LABELS = "stl10"
 PACKED = "train.npz and val.npz or test.npz (arrays data, offsets, labels and classes)"
 
 
-def load(data: str, root: Path | None, class_list: str = "") -> ImageSet:
+def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = False) -> ImageSet:
     """The set that `data` names, with what a result says of it in `facts`.
 
     Args:
@@ -22,7 +23,10 @@ def load(data: str, root: Path | None, class_list: str = "") -> ImageSet:
             or else one of `NAMES`.
         root: the folder of the data; None: the current one, or the user's cache for `NAMES`.
         class_list: a text file with the classes to take, one a line, in the order in which they are counted; "": all.
+        unlabelled: among the pictures to learn from, have those that have no labels, theirs being −1. Only STL-10 does.
     """
+    if unlabelled and (data != WITHOUT_LABELS or class_list):
+        raise UsageError(f"Only the whole of {WITHOUT_LABELS} has pictures without labels; leave out --unlabelled.")
     wanted = class_lists.read(Path(class_list).expanduser()) if class_list else None
     top = (root or (user_cache() if data in NAMES else Path())).expanduser()
     folder = top / Path(data).expanduser()
@@ -30,14 +34,14 @@ def load(data: str, root: Path | None, class_list: str = "") -> ImageSet:
         train, test, part = image_folders.read(folder, wanted)
         facts: dict[str, Any] = {"kind": "folder", "judged_by": part}
     else:
-        train, test, facts = _whole(data, top, folder)
+        train, test, facts = _whole(data, top, folder, unlabelled)
         train, test = _chosen(folder, train, test, wanted)
     if wanted is not None:
         facts["class_list"] = wanted.facts(train.classes)
     return ImageSet(folder.resolve().name, train, test, facts)
 
 
-def _whole(data: str, top: Path, folder: Path) -> tuple[Pictures, Pictures, dict[str, Any]]:
+def _whole(data: str, top: Path, folder: Path, unlabelled: bool) -> tuple[Pictures, Pictures, dict[str, Any]]:
     """A set that comes with all of its classes."""
     if (folder / "train.npz").is_file():
         part = next((part for part in image_folders.PARTS if (folder / f"{part}.npz").is_file()), None)
@@ -48,7 +52,7 @@ def _whole(data: str, top: Path, folder: Path) -> tuple[Pictures, Pictures, dict
     if data == "digits":
         return *array_images.digits(), {"kind": "scikit-learn"}
     if data in NAMES:
-        return *array_images.of_torchvision(data, top), {"kind": "torchvision"}
+        return *array_images.of_torchvision(data, top, unlabelled), {"kind": "torchvision"}
     raise UsageError(_absent(data, top, folder))
 
 

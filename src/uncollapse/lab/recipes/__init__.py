@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import bert_depth, gcn_depth, glue, vit, vit_digits
+from uncollapse.lab.recipes import bert_depth, circle, contrast, gcn_depth, glue, vit, vit_digits
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.registry import Registry
@@ -25,7 +25,8 @@ class Recipe:
     config: a frozen dataclass with a default for every field and a `seed`, see `configs.setting`. run: gives a record
     that can be written as JSON. name_of: what a run is called in the names of files. cost: roughly its seconds on one
     core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
-    by name, such as a paper's. reads_images: processes may read ahead of its training, see `Session.workers`.
+    by name, such as a paper's. quick: settings of a run that takes less than two minutes and needs no data but what is
+    installed; None if there is none. reads_images: processes may read ahead of its training, see `Session.workers`.
     same_data: whether a result with the same settings is of the data at hand; always, where it is not given.
     """
 
@@ -39,6 +40,7 @@ class Recipe:
     boards: Mapping[str, Board] = field(default_factory=dict)
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    quick: Mapping[str, Any] | None = None
     reads_images: bool = False
     same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
 
@@ -60,10 +62,11 @@ class Recipe:
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-for _module in (gcn_depth, vit_digits, vit, glue, bert_depth):
+for _module in (gcn_depth, vit_digits, vit, glue, bert_depth, circle, contrast):
     _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
     _more: dict[str, Any] = {
         "presets": getattr(_module, "PRESETS", {}),
+        "quick": getattr(_module, "QUICK", None),
         "reads_images": getattr(_module, "READS_IMAGES", False),
         "same_data": getattr(_module, "same_data", None),
     }

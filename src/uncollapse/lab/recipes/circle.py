@@ -1,0 +1,171 @@
+"""Features on the circle: a small encoder with two outputs that learned nothing, from labels, or from pairs of views.
+
+Figure 3 of Wang & Isola (arXiv 2005.10242): how close the two views of a picture come, how the pictures are spread over
+the circle, all of them and each class, and what a linear classifier makes of the two features.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from uncollapse.lab import contrastive, keeping, probing
+from uncollapse.lab.board import Board, Published
+from uncollapse.lab.configs import identity, setting
+from uncollapse.lab.contrast_training import OUTPUT, Loss, Training, facts, hypersphere
+from uncollapse.lab.contrastive import DATA, MODEL, TRAINING, EncoderConfig
+from uncollapse.lab.contrastive import same_data as same_data
+from uncollapse.lab.grids import Grid
+from uncollapse.lab.models.small_alexnet import SmallAlexNet
+from uncollapse.lab.recipes import contrast
+from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.seeding import seeded
+from uncollapse.lab.sessions import Session
+from uncollapse.lab.tasks import History, Settings
+from uncollapse.lab.threads import threads
+from uncollapse.lab.training import fit
+from uncollapse.losses.info_nce import info_nce
+from uncollapse.metrics.hypersphere import PAPER as PAPER
+
+NAME = "circle"
+TITLE = "Features on the circle: an encoder with two outputs, random, supervised or contrastive"
+READS_IMAGES = True
+LEARNED = ("random", "supervised", "contrastive")
+BINS = 40  # of the histogram of distances, from 0 to 2
+DIGITS = 4  # of an angle
+
+
+@dataclass(frozen=True)
+class Config(EncoderConfig):
+    """A run. Settings that an encoder does not need get their defaults: they make no other run."""
+
+    learned: str = setting("contrastive", "What the encoder learns from.", choices=LEARNED, group=TRAINING)
+    temperature: float = setting(0.5, "contrastive: of InfoNCE.", least=1e-3, group=TRAINING)
+    data: str = setting(
+        "cifar10", "A set by name, or a folder below --data-root with train/ and val/, or packed files.", group=DATA
+    )
+    dim: int = setting(2, "Features of the output; two lie on the circle.", choices=(2,), group=MODEL)
+    side: int = setting(32, "Side of the pictures in pixels.", least=15, group=MODEL)
+    batch: int = setting(256, "Pictures in a step; each has two views.", least=2, group=TRAINING)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learned != "contrastive":
+            object.__setattr__(self, "temperature", 0.5)
+
+
+def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+    """Train an encoder, and give the record of the run."""
+    return train(config, session)[1]
+
+
+def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """The encoder in evaluation mode, and the record of the run."""
+    session = session or Session()
+    with threads(session.threads):
+        session.doing("reading the pictures")
+        data = contrastive.load(config, session)
+        encoder = contrastive.build(config)
+        training = Training(encoder, config, data, session, _loss(config, encoder, len(data.set.train.classes)))
+        history = _learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
+        found = _judged(training)
+        keeping.keep_weights(session, encoder, config)
+        return encoder, record(
+            NAME,
+            config,
+            history.seconds,
+            contrast.LIBRARIES,
+            data=facts(data, training) | {"classes": list(data.set.train.classes)},
+            ended=history.ended,
+            epochs=[short(each) for each in history.epochs],
+            **found,
+        )
+
+
+def _loss(config: Config, encoder: SmallAlexNet, classes: int) -> Loss:
+    """InfoNCE, or a cross entropy of a linear layer on the circle that is trained along, the encoder's `head`."""
+    if config.learned == "contrastive":
+        return lambda x, y, labels: info_nce(x, y, temperature=config.temperature, symmetric=True)
+    if config.learned == "supervised":
+        with seeded(config.seed):
+            encoder.add_module("head", nn.Linear(config.dim, classes))
+    return partial(_labelled, encoder)
+
+
+def _labelled(encoder: Any, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(encoder.head(F.normalize(torch.cat([x, y]), dim=-1)), labels.repeat(2))
+
+
+def _learn(training: Training, experiment: str) -> History:
+    config: Any = training.config
+    if config.learned == "random":
+        return History([], 0, "it was not trained", 0.0)
+    settings = Settings(config.epochs, config.seed, precision=config.precision)
+    return fit(training.task(), settings, training.session, experiment, asdict(config))
+
+
+def _judged(training: Training) -> dict[str, Any]:
+    """Figures, and what the pictures of the circle show: angles of the pictures, distances of their views."""
+    encoder, session = training.encoder.eval(), training.session
+    x, y = training.pairs(encoder, "validation")
+    session.doing("judging the features")
+    parts = {part: training.features(encoder, part, (OUTPUT,)) for part in ("train", "validation", "test")}
+    labelled = {part: (rows[OUTPUT], rows["labels"]) for part, rows in parts.items()}
+    figures = hypersphere(x, y) | probing.linear(labelled.pop("train"), labelled)
+    shown = parts["validation"]
+    angles = torch.atan2(shown[OUTPUT][:, 1], shown[OUTPUT][:, 0])
+    distances = torch.histc((x - y).norm(dim=1), BINS, 0, 2)
+    return {
+        "figures": short(figures),
+        "circle": {
+            "angles": [round(angle, DIGITS) for angle in angles.tolist()],
+            "labels": shown["labels"].tolist(),
+            "distances": distances.int().tolist(),
+        },
+        "diagnosis": {"after": summary(training.diagnosis(encoder))},
+    }
+
+
+def name_of(config: Config) -> str:
+    """What a run is called in the names of files."""
+    data = config.data.strip("./").replace("/", "_") or "images"
+    return f"{data}-{config.learned}-seed{config.seed}"[:120]
+
+
+def cost(config: Config) -> float:
+    """Roughly the seconds of a run on one core."""
+    return contrastive.cost(config) if config.learned != "random" else 30.0
+
+
+SMALL: dict[str, Any] = {"examples": 20_000, "width": 0.25, "epochs": 20, "judged": "whole", "precision": "bf16"}
+PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL}
+QUICK: Mapping[str, Any] = {
+    "data": "digits",
+    "width": 0.1,
+    "side": 16,
+    "epochs": 15,
+    "batch": 128,
+    "flip": 0.0,
+    "judged": "whole",
+}
+PUBLISHED = {"random": 12.71, "supervised": 57.19, "contrastive": 28.60}
+BOARDS: Mapping[str, Board] = {
+    "accuracy": Board(
+        "Linear accuracy of two features on the circle",
+        where={},
+        groups="data",
+        rows="learned",
+        columns="dim",
+        published=tuple(
+            Published({"data": "cifar10", "learned": learned, "dim": 2}, mean) for learned, mean in PUBLISHED.items()
+        ),
+        free=("examples", "width", "epochs", "precision", "judged", "temperature"),
+    )
+}
+GRIDS: Mapping[str, tuple[Grid, ...]] = {
+    "cifar10": (Grid({"learned": LEARNED, **{name: (value,) for name, value in SMALL.items()}}),)
+}
