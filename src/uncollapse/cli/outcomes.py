@@ -18,6 +18,7 @@ from uncollapse.cli import output
 
 SHARES = ("train", "validation", "dev", "test", "always")  # parts of the data whose figures are shown times 100
 PER_SECOND = "_per_second"  # ends the name of a speed in a record's pace
+ENDLESS = 10_000  # columns, to find out how many a table would like to have
 KEPT = "epoch"  # the figure that says which epoch's weights were tested
 
 
@@ -99,8 +100,20 @@ def plan_table(plan: Sequence[Planned]) -> Table:
 
 
 def show(title: str, outcomes: Sequence[Outcome]) -> None:
-    """A line a seed, their mean and deviation, and the files."""
-    terminal, names = output.console(), _figures(outcomes)
+    """A line a seed, their mean and deviation, and the files; a line a figure, where that is too wide."""
+    terminal = output.console()
+    table = _by_seed(title, outcomes)
+    wide = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum
+    terminal.print(table if wide <= terminal.width else _by_figure(title, outcomes))
+    for words in (*_class_lists(outcomes), *_skipped(outcomes), *_paces(outcomes)):
+        terminal.print(Text(words), soft_wrap=True)
+    for outcome in outcomes:
+        terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
+
+
+def _by_seed(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """A line a seed, and their mean and deviation."""
+    names = _figures(outcomes)
     table = Table("seed", box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
     for name in names:
         table.add_column(_heading(name, outcomes), justify="right")
@@ -114,11 +127,24 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
         table.add_section()
         means = (shown(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
         table.add_row("mean ± std", *means)
-    terminal.print(table)
-    for words in (*_class_lists(outcomes), *_skipped(outcomes), *_paces(outcomes)):
-        terminal.print(Text(words), soft_wrap=True)
+    return table
+
+
+def _by_figure(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """A line a figure, and a column a seed."""
+    table = Table("", box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
     for outcome in outcomes:
-        terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
+        table.add_column(f"seed {outcome.record['seed']}", justify="right")
+    if len(outcomes) > 1:
+        table.add_column("mean ± std", justify="right")
+    for name in _figures(outcomes):
+        values = [outcome.record["figures"].get(name) for outcome in outcomes]
+        mean = [shown(name, values)] if len(outcomes) > 1 else []
+        table.add_row(_heading(name, outcomes), *(shown(name, [value]) for value in values), *mean)
+    table.add_section()
+    table.add_row("time", *(duration(outcome.record["seconds"]) for outcome in outcomes))
+    table.add_row("ended", *(_ended(outcome) for outcome in outcomes))
+    return table
 
 
 def _class_lists(outcomes: Sequence[Outcome]) -> list[str]:
@@ -167,8 +193,10 @@ def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
 
     if name in MEASURES:
         return MEASURES[name].short
+    if name not in SHARES:
+        return name.replace("_", " ")
     metrics = {outcome.record.get("data", {}).get("metric") for outcome in outcomes}
-    return f"{name}, {metrics.pop()}" if name in SHARES and len(metrics) == 1 and None not in metrics else name
+    return f"{name}, {metrics.pop()}" if len(metrics) == 1 and None not in metrics else name
 
 
 def _finite(values: Sequence[Any]) -> list[float]:

@@ -4,16 +4,19 @@ import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.markup import escape
 
-from uncollapse.cli.options import option
+from uncollapse.cli.options import flag, option
 from uncollapse.lab import configs
 from uncollapse.lab.configs import Setting
 from uncollapse.lab.kinds import as_text, members
 from uncollapse.loading.errors import UsageError
+
+if TYPE_CHECKING:
+    from uncollapse.lab.recipes import Recipe
 
 PANEL = "Experiment"
 SHORT = 26  # letters of choices that still go into the column of values
@@ -38,6 +41,20 @@ def preset(presets: Iterable[str], panel: str) -> inspect.Parameter:
     words = f"Settings such as a paper's; files and flags count more. There are: {', '.join(presets)}."
     annotation = Annotated[str | None, option("NAME", escape(words), panel)]
     return inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def quick(panel: str) -> inspect.Parameter:
+    """The flag for a small run on what is installed."""
+    words = "A small run on data that is installed, in less than two minutes; files and flags count more."
+    annotation = Annotated[bool, flag("--quick", words, panel)]
+    return inspect.Parameter("quick", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+
+
+def named(recipe: "Recipe", preset: str | None, is_quick: bool) -> Mapping[str, Any]:
+    """The settings that a name stands for."""
+    if is_quick and preset is not None:
+        raise UsageError(f"--quick and --preset {preset} both say how the run is made; leave out one.")
+    return (recipe.quick or {}) if is_quick else {} if preset is None else recipe.preset(preset)
 
 
 def chosen(ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]) -> Any:

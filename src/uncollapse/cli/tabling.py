@@ -51,7 +51,7 @@ def table(
     chosen = _recipe(recipe)
     laid_out, records = _board(chosen, board), _records(chosen, results)
     laid_out, records = _restricted(chosen, laid_out, records, pairs or [])
-    written = _write(laid_out, records, markdown, html)
+    written = _write(chosen, laid_out, records, markdown, html)
     made = cells(laid_out, records)
     if as_json:
         typer.echo(json.dumps(tables.facts(laid_out, made), ensure_ascii=False, allow_nan=False))
@@ -107,7 +107,13 @@ def _restricted(
     return replace(board, where=where, usual={**board.usual, **wanted}), kept
 
 
-def _write(board: Board, records: Sequence[Mapping[str, Any]], markdown: Path | None, html: Path | None) -> list[Path]:
+def _write(
+    recipe: "Recipe",
+    board: Board,
+    records: Sequence[Mapping[str, Any]],
+    markdown: Path | None,
+    html: Path | None,
+) -> list[Path]:
     """The files that were asked for, before anything is printed: a pipe may close early."""
     from uncollapse.files import write
 
@@ -118,7 +124,8 @@ def _write(board: Board, records: Sequence[Mapping[str, Any]], markdown: Path | 
         if html is not None:
             from uncollapse.lab.pages import write_page
 
-            files.append(write_page(board, records, html))
+            pictures = () if recipe.pictures is None else recipe.pictures(records)
+            files.append(write_page(board, records, html, pictures))
     except ImportError as error:
         raise UsageError(str(error)) from error
     except OSError as error:

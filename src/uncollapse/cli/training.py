@@ -89,16 +89,17 @@ def _command(recipe: "Recipe") -> Any:
 
     def run(**given: Any) -> None:
         order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order) if field.name in given})
-        preset = {} if given.get("preset") is None else recipe.preset(given["preset"])
-        config = recipe_flags.chosen(given["ctx"], recipe.config, preset, order.config or [], order.pairs or [])
+        named = recipe_flags.named(recipe, given.get("preset"), given.get("quick", False))
+        config = recipe_flags.chosen(given["ctx"], recipe.config, named, order.config or [], order.pairs or [])
         _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
 
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(Order).parameters.values()]
     own = [parameter for parameter in own if recipe.reads_images or parameter.name != "workers"]
     function: Any = run
-    preset = [recipe_flags.preset(recipe.presets, FILES)] if recipe.presets else []
-    function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *preset, *own])
+    presets = [recipe_flags.preset(recipe.presets, FILES)] if recipe.presets else []
+    quick = [recipe_flags.quick(FILES)] if recipe.quick is not None else []
+    function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *quick, *presets, *own])
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     words = f"{recipe.title}.\n\n{recipe.paper}"
     alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)

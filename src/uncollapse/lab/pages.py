@@ -1,6 +1,7 @@
 """A board as one HTML page that needs nothing else: its tables, and a picture of each."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,25 @@ ONE_LINE = "white-space: nowrap"  # a wide table is scrolled rather than squeeze
 BETTER, WORSE = "--none", "--complete"  # what the style sheet calls the colours of good and bad news
 
 
-def write_page(board: Board, records: Iterable[Record], path: str | Path) -> Path:
-    """Write the tables of a board, each with its picture, as one self-contained HTML page."""
-    return write(Path(path), page(board, cells(board, records)))
+@dataclass(frozen=True)
+class Picture:
+    """A picture of results as a matplotlib figure. said: what it shows, in words."""
+
+    title: str
+    said: str
+    figure: Any
 
 
-def page(board: Board, made: Sequence[Cell]) -> str:
+def write_page(board: Board, records: Iterable[Record], path: str | Path, pictures: Iterable[Picture] = ()) -> Path:
+    """Write the tables of a board, each with its picture, and more pictures, as one self-contained HTML page."""
+    return write(Path(path), page(board, cells(board, records), tuple(pictures)))
+
+
+def page(board: Board, made: Sequence[Cell], pictures: Sequence[Picture] = ()) -> str:
     """The page as text."""
     groups = tables.by_group(made)
     links = [element("a", str(group), href=f"#group-{i}") for i, group in enumerate(groups)]
+    links += [element("a", each.title, href=f"#picture-{i}") for i, each in enumerate(pictures)]
     body: list[Child] = [
         element("a", "Skip to the tables", href="#main", class_="skip"),
         element(
@@ -42,6 +53,7 @@ def page(board: Board, made: Sequence[Cell]) -> str:
             ),
             element("p", tables.legend(board, made), class_="lead"),
             [_group(board, i, group, rows) for i, (group, rows) in enumerate(groups.items())],
+            [_picture(i, each) for i, each in enumerate(pictures)],
             _notes(tables.notes(board, made)),
             id="main",
         ),
@@ -51,20 +63,26 @@ def page(board: Board, made: Sequence[Cell]) -> str:
 
 
 def _group(board: Board, number: int, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
-    picture = Markup(svg(figure_of_group(board, group, rows)))
     said = f"The same numbers as lines over {board.columns}, the paper's dashed."
     return element(
         "section",
         element("h2", f"{board.groups} {group}"),
         scroller(_table(board, rows), f"Results on {group}"),
-        element(
-            "div",
-            element("div", picture, role="img", aria_label=said, style="min-width: 32rem; max-width: 58rem"),
-            class_="card",
-            style="margin-top: 1rem; overflow-x: auto",
-        ),
+        _card(figure_of_group(board, group, rows), said, "58rem"),
         id=f"group-{number}",
     )
+
+
+def _picture(number: int, picture: Picture) -> Markup:
+    said = element("p", picture.said, class_="lead")
+    card = _card(picture.figure, picture.said, "none")
+    return element("section", element("h2", picture.title), said, card, id=f"picture-{number}")
+
+
+def _card(figure: Any, said: str, widest: str) -> Markup:
+    style = f"min-width: 32rem; max-width: {widest}"
+    drawn = element("div", Markup(svg(figure)), role="img", aria_label=said, style=style)
+    return element("div", drawn, class_="card", style="margin-top: 1rem; overflow-x: auto")
 
 
 def _table(board: Board, rows: Mapping[Any, Sequence[Cell]]) -> Markup:

@@ -81,6 +81,8 @@ class _Loop:
                     self._look_up(interrupts)
             self._end_epoch()
             self._look_up(interrupts)
+        if self.checkpoints is not None:  # what is judged after the training may take long, and may be interrupted
+            self._save()
         ended = self.at.ended or "the last epoch"
         kept = self._keep()
         return History(self.at.epochs, kept, ended, self._seconds(), self.pace.figures())

@@ -4,9 +4,9 @@ Their libraries are imported when a recipe runs, not before.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
@@ -14,6 +14,9 @@ from uncollapse.lab.recipes import bert_depth, circle, contrast, gcn_depth, glue
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.registry import Registry
+
+if TYPE_CHECKING:
+    from uncollapse.lab.pages import Picture
 
 Entry = TypeVar("Entry")
 
@@ -27,7 +30,8 @@ class Recipe:
     core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
     by name, such as a paper's. quick: settings of a run that takes less than two minutes and needs no data but what is
     installed; None if there is none. reads_images: processes may read ahead of its training, see `Session.workers`.
-    same_data: whether a result with the same settings is of the data at hand; always, where it is not given.
+    same_data: whether a result with the same settings is of the data at hand; always, where it is not given. pictures:
+    of results, for the page of a table.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Recipe:
     quick: Mapping[str, Any] | None = None
     reads_images: bool = False
     same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
+    pictures: Callable[[Sequence[Mapping[str, Any]]], Iterable["Picture"]] | None = None
 
     def preset(self, name: str) -> Mapping[str, Any]:
         """The settings that it has under a name; a UsageError that lists the names if it has none."""
@@ -69,5 +74,6 @@ for _module in (gcn_depth, vit_digits, vit, glue, bert_depth, circle, contrast):
         "quick": getattr(_module, "QUICK", None),
         "reads_images": getattr(_module, "READS_IMAGES", False),
         "same_data": getattr(_module, "same_data", None),
+        "pictures": getattr(_module, "pictures", None),
     }
     RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS, **_more))

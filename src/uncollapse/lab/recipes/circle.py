@@ -4,7 +4,7 @@ Figure 3 of Wang & Isola (arXiv 2005.10242): how close the two views of a pictur
 the circle, all of them and each class, and what a linear classifier makes of the two features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -139,6 +139,13 @@ def name_of(config: Config) -> str:
 def cost(config: Config) -> float:
     """Roughly the seconds of a run on one core."""
     return contrastive.cost(config) if config.learned != "random" else 30.0
+
+
+def pictures(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
+    """For the page of a table."""
+    from uncollapse.lab.encoder_plots import circles  # what draws is imported when something is drawn
+
+    return circles(records)
 
 
 SMALL: dict[str, Any] = {"examples": 20_000, "width": 0.25, "epochs": 20, "judged": "whole", "precision": "bf16"}

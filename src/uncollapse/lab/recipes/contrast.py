@@ -4,7 +4,7 @@ The defaults are those of Wang & Isola (arXiv 2005.10242) for STL-10. Settings a
 back from training; the test pictures are read once, at the end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,6 +84,13 @@ def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     data = config.data.strip("./").replace("/", "_") or "images"
     return f"{data}-{words(asdict(config))}-b{config.batch}-d{config.dim}-seed{config.seed}"[:120]
+
+
+def pictures(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
+    """For the page of a table."""
+    from uncollapse.lab.encoder_plots import scatters  # what draws is imported when something is drawn
+
+    return scatters(records)
 
 
 SMALL: dict[str, Any] = {  # what twenty epochs of ten thousand small pictures allow

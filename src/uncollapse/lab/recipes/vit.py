@@ -180,6 +180,16 @@ SMALL: dict[str, Any] = {  # what ten epochs of ten thousand small images allow
     "precision": "bf16",
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL, **PAPERS}
+QUICK: Mapping[str, Any] = SMALL | {
+    "data": "digits",
+    "depth": 8,
+    "width": 48,
+    "image": 16,
+    "examples": 0,
+    "epochs": 4,
+    "cutmix": 0.0,
+    "precision": "no",
+}
 AXES: dict[str, Any] = {
     "groups": "data",
     "rows": ROWS,

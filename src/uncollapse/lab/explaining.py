@@ -1,0 +1,77 @@
+"""What explains how good encoders are: alignment, uniformity, both, or the information that InfoNCE reads."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from uncollapse.lab.selecting import Record
+from uncollapse.loading.errors import library
+
+ACCURACY = "validation_output_linear"
+FREE = frozenset(
+    ("contrast", "temperature", "negatives", "align", "alpha", "uniform", "t", "batch", "dim", "seed")
+)  # settings in which encoders of one picture may differ
+FEWEST = 3  # encoders that a correlation needs
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How well something goes along with accuracy.
+
+    rank: Spearman's correlation, −1 … 1. share: of the accuracy's variance that a linear fit explains, 0 … 1.
+    """
+
+    words: str
+    rank: float
+    share: float
+
+
+def comparable(records: Iterable[Record]) -> list[list[Record]]:
+    """Encoders that differ in objective, batch, size of the output and seed only, in groups; the largest first."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if {"alignment", "uniformity", "information", ACCURACY} <= record["figures"].keys():
+            fixed = {name: value for name, value in record["config"].items() if name not in FREE}
+            groups[json.dumps(fixed, sort_keys=True)].append(record)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def explained(records: Sequence[Record], accuracy: str = ACCURACY) -> list[Explained]:
+    """How each measure, the sum of the paper's two, and InfoNCE's reading go along with accuracy; needs 3 encoders.
+
+    The sum's share is of a fit that weighs alignment and uniformity as suits it best.
+    """
+    target = column(records, accuracy)
+    align, spread, information = (column(records, name) for name in ("alignment", "uniformity", "information"))
+    readings: list[tuple[str, NDArray[Any], list[NDArray[Any]]]] = [
+        ("alignment", align, [align]),
+        ("uniformity", spread, [spread]),
+        ("alignment + uniformity", align + spread, [align, spread]),
+        ("InfoMax: log(M + 1) − loss", information, [information]),
+    ]
+    return [Explained(words, _rank(values, target), _share(fitted, target)) for words, values, fitted in readings]
+
+
+def column(records: Sequence[Record], name: str) -> NDArray[Any]:
+    """A figure of each encoder."""
+    return numpy.array([record["figures"][name] for record in records], dtype=float)
+
+
+def _rank(values: NDArray[Any], target: NDArray[Any]) -> float:
+    stats: Any = library("scipy.stats", "train")
+    if min(values.std(), target.std()) == 0:  # nothing goes along with what does not change
+        return 0.0
+    return float(stats.spearmanr(values, target).statistic)
+
+
+def _share(values: Sequence[NDArray[Any]], target: NDArray[Any]) -> float:
+    """R² of the linear fit."""
+    design = numpy.column_stack([*values, numpy.ones_like(target)])
+    fitted = design @ numpy.linalg.lstsq(design, target, rcond=None)[0]
+    spread = float(((target - target.mean()) ** 2).sum())
+    return 1 - float(((target - fitted) ** 2).sum()) / spread if spread else 0.0

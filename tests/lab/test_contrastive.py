@@ -1,0 +1,163 @@
+"""Contrastive encoders of images."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from uncollapse.lab import contrastive
+from uncollapse.lab.contrast_training import Training, hypersphere, reading
+from uncollapse.lab.models.small_alexnet import LAYERS
+from uncollapse.lab.recipes import RECIPES, circle, contrast
+from uncollapse.lab.sessions import Session
+from uncollapse.loading.errors import UsageError
+
+from .tiny_pictures import pictures
+
+pytest.importorskip("accelerate")
+pytest.importorskip("sklearn")
+TINY: dict[str, Any] = {
+    "data": "digits",
+    "width": 0.03,
+    "dim": 8,
+    "side": 16,
+    "epochs": 2,
+    "batch": 128,
+    "judged": "whole",
+}
+
+
+def run(**settings: Any) -> dict[str, Any]:
+    return contrast.run(contrast.Config(**TINY | settings))
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    return run()
+
+
+def test_a_record_has_what_the_paper_judges_by(record: dict[str, Any]) -> None:
+    figures = record["figures"]
+    judges = {
+        f"{part}_{layer}_{probe}"
+        for part in ("validation", "test")
+        for layer in ("output", "fc7")
+        for probe in ("linear", "knn")
+    }
+    assert judges | {"alignment", "uniformity", "optimum", "information"} <= figures.keys()
+    assert figures["optimum"] <= figures["uniformity"] + 0.5
+    assert [layer["name"] for layer in record["diagnosis"]["after"]["layers"]] == list(LAYERS)
+    assert [each["epoch"] for each in record["epochs"]] == [1, 2]
+    assert record["epochs"][-1]["uniformity"] == figures["uniformity"]
+
+
+def test_a_run_can_be_repeated_to_the_bit(record: dict[str, Any]) -> None:
+    again = run()
+    assert again["figures"] == record["figures"]
+    assert again["epochs"] == record["epochs"]
+    assert run(seed=1)["figures"] != record["figures"]
+
+
+def test_a_run_that_was_interrupted_ends_the_same(record: dict[str, Any], tmp_path: Path) -> None:
+    def told(done: int, total: int, figures: Any) -> None:
+        if done == 13:  # within the second epoch
+            raise RuntimeError("killed")
+
+    session = Session(checkpoints=tmp_path / "run", save_seconds=0.0, progress=told)
+    with pytest.raises(RuntimeError, match="killed"):
+        contrast.run(contrast.Config(**TINY), session)
+    gone_on = contrast.run(contrast.Config(**TINY), dataclasses.replace(session, progress=None))
+    assert gone_on["figures"] == record["figures"]
+
+
+def test_alignment_alone_collapses_and_uniformity_alone_does_not() -> None:
+    aligned = run(contrast=0.0, align=1.0, epochs=6)
+    spread = run(contrast=0.0, uniform=1.0, epochs=6)
+    assert aligned["figures"]["alignment"] < 0.1
+    assert aligned["figures"]["uniformity"] > -0.3
+    assert spread["figures"]["uniformity"] < -1.0
+    assert spread["figures"]["alignment"] > 5 * aligned["figures"]["alignment"]
+    assert aligned["diagnosis"]["after"]["layers"][-1]["mean_cosine"] > 0.9
+
+
+def test_pairs_are_the_same_for_every_encoder_and_leave_random_numbers_alone() -> None:
+    config = contrast.Config(**TINY)
+    data = contrastive.load(config, Session())
+    training = Training(contrastive.build(config), config, data, Session(), lambda x, y, labels: x.sum())
+    before = torch.get_rng_state()
+    x, y = training.pairs(training.encoder, "validation")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert x.shape == y.shape == (150, 8)
+    torch.testing.assert_close(x.norm(dim=1), torch.ones(150))
+    assert torch.equal(training.pairs(training.encoder, "validation")[0], x)
+    assert float(hypersphere(x, x)["alignment"]) == 0.0
+    assert 0 <= reading(x, y)["information"] <= 5.01  # at most log 150
+
+
+def test_features_come_in_the_order_of_the_pictures() -> None:
+    config = contrast.Config(**TINY)
+    data = contrastive.load(config, Session())
+    training = Training(contrastive.build(config), config, data, Session(), lambda x, y, labels: x.sum())
+    rows = training.features(training.encoder, "validation", ("conv3", "fc7", "output"))
+    assert torch.equal(rows["labels"], data.parts["validation"].labels)
+    assert rows["conv3"].dim() == rows["fc7"].dim() == 2
+    torch.testing.assert_close(rows["output"].norm(dim=1), torch.ones(150))
+
+
+def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    from uncollapse.lab.data import image_sets
+    from uncollapse.lab.data.pictures import ImageSet
+
+    found = pictures(40)
+    found.labels[30:] = -1  # without labels
+    monkeypatch.setattr(image_sets, "load", lambda *_: ImageSet("made", found, pictures(6), {}))
+    config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
+    data = contrastive.load(config, Session())
+    assert (len(data.learned), len(data.parts["train"]), len(data.parts["validation"])) == (37, 27, 3)
+    assert not set(data.learned.numbers.tolist()) & set(data.parts["validation"].numbers.tolist())
+    assert set(range(30, 40)) <= set(data.learned.numbers.tolist())
+
+
+def test_only_stl10_has_pictures_without_labels() -> None:
+    with pytest.raises(UsageError, match="Only the whole of stl10 has pictures without labels"):
+        run(unlabelled=True)
+
+
+def test_falls_are_shares() -> None:
+    with pytest.raises(UsageError, match=r"falls are shares of the training.*\(155\.0,\)"):
+        contrast.Config(falls=(155.0,))
+
+
+def test_presets_and_names() -> None:
+    paper = contrast.Config(**contrast.PRESETS["paper-stl10"])
+    assert (paper.width, paper.side, paper.batch, paper.epochs, paper.lr) == (1.0, 64, 768, 200, 0.12)
+    assert contrast.name_of(paper) == "stl10-a0.98-alpha2+u0.96-t2-b768-d128-seed0"
+    board = contrast.BOARDS["fc7"]
+    assert (
+        next(n.mean for n in board.published if n.cell[board.rows] == contrast._row(dataclasses.asdict(paper))) == 84.43
+    )
+
+
+def test_the_grid_has_at_least_sixteen_encoders() -> None:
+    trials = [
+        trial for grid in contrast.GRIDS["cifar10"] for cell in grid.cells(contrast.Config) for trial in cell.trials
+    ]
+    assert len(set(trials)) >= 16
+
+
+@pytest.mark.parametrize("learned", circle.LEARNED)
+def test_features_on_the_circle(learned: str) -> None:
+    settings = {name: value for name, value in TINY.items() if name != "dim"}
+    record = circle.run(circle.Config(learned=learned, **settings))
+    assert {"alignment", "uniformity", "validation", "test"} <= record["figures"].keys()
+    assert len(record["circle"]["angles"]) == len(record["circle"]["labels"]) == 150
+    assert sum(record["circle"]["distances"]) == 150
+    assert bool(record["epochs"]) == (learned != "random")
+
+
+def test_recipes_are_registered_with_a_quick_run() -> None:
+    for name in ("contrast", "circle"):
+        assert RECIPES[name].quick is not None
+        assert RECIPES[name].quick["data"] == "digits"

@@ -1,0 +1,47 @@
+"""What explains how good encoders are."""
+
+from typing import Any
+
+import numpy
+import pytest
+
+from uncollapse.lab.explaining import ACCURACY, comparable, explained
+
+pytest.importorskip("scipy")
+
+
+def encoder(align: float, spread: float, information: float, accuracy: float, **settings: Any) -> dict[str, Any]:
+    figures = {"alignment": align, "uniformity": spread, "information": information, ACCURACY: accuracy}
+    return {"config": {"data": "a", "epochs": 2, "contrast": 1.0, "seed": 0} | settings, "figures": figures}
+
+
+def made(count: int = 12) -> list[dict[str, Any]]:
+    draw = numpy.random.default_rng(0).uniform(size=(count, 3))
+    return [encoder(a, -u, i, 0.5 - 0.2 * a + 0.1 * u, seed=at) for at, (a, u, i) in enumerate(draw)]
+
+
+def test_what_was_put_in_is_found() -> None:
+    found = {one.words: one for one in explained(made())}
+    both = found["alignment + uniformity"]
+    assert both.share == pytest.approx(1.0)
+    assert both.rank < -0.5
+    assert all(both.share > one.share for one in found.values() if one is not both)
+    assert -1 <= found["InfoMax: log(M + 1) − loss"].rank <= 1
+
+
+def test_ranks_are_spearmans() -> None:
+    records = [encoder(a, 0.5 * a * a, a, accuracy) for a, accuracy in ((1.0, 0.9), (2.0, 0.5), (3.0, 0.6), (4.0, 0.1))]
+    # places 4, 2, 3, 1 against 1, 2, 3, 4: 1 − 6·Σd²/(n(n² − 1)) = 1 − 6·18/60
+    assert [one.rank for one in explained(records)] == pytest.approx([-0.8] * 4)
+
+
+def test_equal_accuracies_explain_nothing() -> None:
+    records = [encoder(a, -a, a, 0.5) for a in (1.0, 2.0, 3.0)]
+    assert all(one.share == one.rank == 0 for one in explained(records))
+
+
+def test_encoders_that_differ_in_more_are_kept_apart() -> None:
+    records = [*made(4), encoder(1, -1, 1, 0.5, epochs=3), encoder(1, -1, 1, 0.5, contrast=0.5, dim=8)]
+    lacking = encoder(1, -1, 1, 0.5)
+    del lacking["figures"]["information"]
+    assert [len(group) for group in comparable([*records, lacking])] == [5, 1]
