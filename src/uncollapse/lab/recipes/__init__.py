@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import bert_depth, circle, contrast, gcn_depth, glue, vit, vit_digits
+from uncollapse.lab.recipes import (
+    asymptotics,
+    bert_depth,
+    circle,
+    contrast,
+    gcn_depth,
+    glue,
+    potentials,
+    vit,
+    vit_digits,
+)
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.registry import Registry
@@ -67,7 +77,7 @@ class Recipe:
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-for _module in (gcn_depth, vit_digits, vit, glue, bert_depth, circle, contrast):
+for _module in (gcn_depth, vit_digits, vit, glue, bert_depth, circle, potentials, asymptotics, contrast):
     _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
     _more: dict[str, Any] = {
         "presets": getattr(_module, "PRESETS", {}),
