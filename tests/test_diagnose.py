@@ -321,6 +321,55 @@ def test_rows_are_streamed_with_their_pairs() -> None:
     assert layer["dataset_rank"] == pytest.approx(float(uc.effective_rank(x.double(), center=True)), rel=1e-6)
 
 
+def test_rows_have_intervals_and_the_distance_to_the_optimum() -> None:
+    x, y = torch.randn(3000, 12).split(700), torch.randn(3000, 12).split(700)
+    d = uc.diagnose_rows(x, pairs=y, t=1.0, alpha=1.0, level=0.9, draws=100)
+    layer = d.layers[0]
+    assert set(layer.intervals) == {"uniformity", "alignment"}
+    for name, count in {"uniformity": 1024, "alignment": 3000}.items():
+        found = layer.intervals[name]
+        assert found.value == pytest.approx(layer[name], rel=1e-6)
+        assert found.low < found.value < found.high
+        assert (found.level, found.draws, found.rows) == (0.9, 100, count)
+    assert layer["alignment"] == pytest.approx(float(uc.alignment(torch.cat(x), torch.cat(y), 1.0)), rel=1e-5)
+    assert layer["uniformity"] == pytest.approx(uc.uniformity_optimum(12, 1.0), abs=0.02)
+    assert layer["uniformity_gap"] == uc.uniformity_gap(layer["uniformity"], 12, 1.0)
+    assert {"t": 1.0, "alpha": 1.0, "level": 0.9, "draws": 100}.items() <= d.settings.items()
+    assert d.verdict.cautions[0].startswith("Alignment 1.3")
+
+
+def test_few_pairs_have_the_interval_of_the_function() -> None:
+    x, y = torch.randn(200, 12), torch.randn(200, 12)
+    found = uc.diagnose_rows(x.split(64), pairs=y.split(64), seed=4).layers[0].intervals["alignment"]
+    expected = uc.alignment_interval(x, y, seed=4)
+    assert found.value == pytest.approx(expected.value, rel=1e-5)
+    assert found.high - found.low == pytest.approx(
+        expected.high - expected.low, rel=0.2
+    )  # rows are kept in another order
+
+
+def test_no_draws_give_no_intervals_and_models_have_none() -> None:
+    d = uc.diagnose_rows([torch.randn(50, 4)], draws=0)
+    assert d.layers[0].intervals == {}
+    assert "uniformity_gap" in d.layers[0].measures
+    model = uc.diagnose(encoder(1), batches(1), baseline=0)
+    assert all(not layer.intervals and "uniformity_gap" not in layer.measures for layer in model.layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"draws": -1}, "0 for no intervals, got -1"),
+        ({"level": 1.5}, "level is a share between 0 and 1"),
+        ({"t": 0.0}, "t must be positive"),
+        ({"alpha": -2.0}, "exponent of a distance"),
+    ],
+)
+def test_bad_options_of_rows(options: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        uc.diagnose_rows([torch.randn(50, 4)], **options)  # type: ignore[arg-type]
+
+
 def test_a_wrapper_that_calls_a_method_of_the_model() -> None:
     torchvision_ops.declare()
     timm = pytest.importorskip("timm")

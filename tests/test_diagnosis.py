@@ -30,6 +30,15 @@ def test_json_round_trip_is_exact(diagnosis: Diagnosis, tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["d.json"]
 
 
+def test_intervals_come_back_and_files_without_them_are_read() -> None:
+    d = uc.diagnose_rows([torch.randn(40, 6)], pairs=[torch.randn(40, 6)], draws=20)
+    assert Diagnosis.from_json(d.to_json()) == d
+    state = json.loads(d.to_json())
+    assert set(state["layers"][0]["intervals"]["alignment"]) == {"value", "low", "high", "level", "draws", "rows"}
+    del state["layers"][0]["intervals"]  # as before there were any
+    assert Diagnosis.from_json(json.dumps(state)).layers[0].intervals == {}
+
+
 def test_it_is_frozen(diagnosis: Diagnosis) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         diagnosis.model = "another"  # type: ignore[misc]

@@ -12,12 +12,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse import backbones, running, verdict
+from uncollapse import backbones, running, sphere, verdict
 from uncollapse.attachment import attachments
+from uncollapse.bootstrap import Bootstrap
 from uncollapse.capture import Capture
 from uncollapse.case import Subject
-from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.diagnosis import Diagnosis, Layer, Summary
 from uncollapse.gauge import Gauge, Plan, chosen_tokens
+from uncollapse.metrics.hypersphere import check_sharpness
+from uncollapse.metrics.intervals import check_exponent, uniformity_gap
 from uncollapse.sites import OUTPUT, Context, Layout, Stack, as_sets
 
 LIBRARIES = ("torch", "transformers", "timm", "torch_geometric")  # whose versions a diagnosis names, if they are in use
@@ -194,6 +197,10 @@ def diagnose_rows(
     rows: Iterable[Tensor],
     *,
     pairs: Iterable[Tensor] | None = None,
+    t: float = 2.0,
+    alpha: float = 2.0,
+    level: float = 0.95,
+    draws: int = 1000,
     name: str = "embeddings",
     data: str = "",
     seed: int = 0,
@@ -201,18 +208,26 @@ def diagnose_rows(
 ) -> Diagnosis:
     """Measure a stream of embeddings, such as a file that does not fit into memory: one layer, one pass.
 
+    Alignment is over all pairs, uniformity over a uniform sample of at most 1,024 rows. Both come with an interval, in
+    `layer.intervals` and in the cautions of the verdict; `uniformity_gap` is the distance to the optimum in percent.
+
     Args:
         rows: parts (m, d) of the embeddings. Measures of a sequence are those of a part.
         pairs: the second views of the same rows, in parts of the same sizes, for alignment.
+        t: sharpness of the potential in uniformity. alpha: exponent of the distances in alignment.
+        level: of the intervals. draws: resamples that they are made from; 0 for no intervals.
         name, data, seed, progress: as in `diagnose`.
 
     >>> import torch, uncollapse as uc
     >>> d = uc.diagnose_rows(torch.randn(4096, 16).split(512))
     >>> d.verdict.kind, d.tokens
     ('none', 4096)
+    >>> interval = d.layers[0].intervals["uniformity"]
+    >>> interval.low < d.layers[0]["uniformity"] < interval.high
+    True
     """
     started = time.perf_counter()
-    plan, context = _full_plan(2, seed), Context()
+    plan, context = _rows_plan(t, alpha, level, draws, seed), Context()
     gauge, second = Gauge(plan), None if pairs is None else iter(pairs)
     for done, part in enumerate(rows):
         if part.dim() != 2:
@@ -227,7 +242,27 @@ def diagnose_rows(
         raise ValueError("There are no embeddings: the stream has no rows.")
     _check_enough(gauge.tokens)
     subject = Subject("embeddings", "embeddings", False, (OUTPUT,))
-    return _of_layers((gauge.layer(name, OUTPUT, ""),), subject, gauge.sets, name, data, (), started, plan)
+    layer = _as_rows(gauge.layer(name, OUTPUT, ""), t)
+    found = _of_layers((layer,), subject, gauge.sets, name, data, (), started, plan)
+    told = (*sphere.sentences(layer, t, alpha), *found.verdict.cautions)
+    asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
+    return replace(found, verdict=replace(found.verdict, cautions=told), settings={**found.settings, **asked})
+
+
+def _rows_plan(t: float, alpha: float, level: float, draws: int, seed: int) -> Plan:
+    check_sharpness(t)
+    check_exponent(alpha)
+    if draws < 0:
+        raise ValueError(f"draws is the number of resamples, or 0 for no intervals, got {draws}.")
+    bootstrap = Bootstrap(level, draws, seed) if draws else None
+    return replace(_full_plan(2, seed), t=t, alpha=alpha, bootstrap=bootstrap)
+
+
+def _as_rows(layer: Layer, t: float) -> Layer:
+    """The layer of embeddings: with the distance to the optimum, and without a second uniformity of the same rows."""
+    gap = Summary(uniformity_gap(layer["uniformity"], layer.dim, t))
+    kept = {name: found for name, found in layer.measures.items() if name != "pooled_uniformity"}
+    return replace(layer, measures={**kept, "uniformity_gap": gap})
 
 
 def _of_layers(

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uncollapse import files
+from uncollapse.bootstrap import Interval
 from uncollapse.measures import MEASURES
 
 SCHEMA = 1
@@ -59,7 +60,8 @@ class Layer:
     dim: features. tokens: how many real tokens were seen. measures: name -> summary; the names are those of
     `uncollapse.measures.MEASURES`. spectrum: singular values of all tokens, minus their mean, over their sum, largest
     first (at most 256, evenly spaced by rank if there are more; `spectrum_ranks` holds their ranks, from 1).
-    heatmap: cosines between the tokens of the example sequence (at most 48 × 48), for reports.
+    heatmap: cosines between the tokens of the example sequence (at most 48 × 48), for reports. intervals: how sure
+    some measures are, by name; of embeddings only, see `diagnose_rows`.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Layer:
     spectrum: tuple[float, ...] = ()
     spectrum_ranks: tuple[int, ...] = ()
     heatmap: tuple[tuple[float, ...], ...] = ()
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
 
     def __getitem__(self, measure: str) -> float:
         """The mean of a measure, NaN where it was not taken."""

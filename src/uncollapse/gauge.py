@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from uncollapse import inputs, metrics, outliers
+from uncollapse.bootstrap import Bootstrap, Interval, mean_interval
 from uncollapse.diagnosis import Layer, Summary
 from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
@@ -31,6 +32,7 @@ class Plan:
     rank_samples: sequences of each batch but the first, which gives eight at least, whose ranks and robust measures are
     taken. attention: whether maps are measured. prefix: whether CLS, distillation and register tokens count.
     all_tokens: whether measures of the dataset see every token of a batch, or a sample of them. seed: of all sampling.
+    t, alpha: of uniformity and alignment. bootstrap: how intervals of these two are made; None for none.
     """
 
     rank_samples: int = 2
@@ -38,6 +40,9 @@ class Plan:
     prefix: bool = False
     all_tokens: bool = False
     seed: int = 0
+    t: float = 2.0
+    alpha: float = 2.0
+    bootstrap: Bootstrap | None = None
 
 
 class Spread:
@@ -68,6 +73,11 @@ class Spread:
         quantiles = torch.quantile(self._sample.rows[:, 0].double(), wanted).tolist()
         return Summary(mean, deviation, tuple(quantiles), self._moments.count)
 
+    def interval(self, most: float, asked: Bootstrap) -> Interval:
+        """The interval of the mean of numbers from 0 to `most`; every number counts, the sample tells their shape."""
+        found = self.summary()
+        return mean_interval(self._sample.rows[:, 0], found.mean, found.std, found.count, most, asked)
+
 
 class Gauge:
     """Gathers what a diagnosis says about one layer."""
@@ -82,7 +92,7 @@ class Gauge:
         self._sample: Reservoir | None = None
         self._pooled: Tensor | None = None  # of the last batch, until its second view comes
         self._views: Reservoir | None = None
-        self._alignment = Moments(1)
+        self._distances = Spread(plan.seed)  # of the two views of a set
         self._means: Tensor | None = None  # sum of the mean tokens of sets at length one
         self._mean_count = 0
         self._chooser = torch.Generator().manual_seed(plan.seed)
@@ -134,8 +144,8 @@ class Gauge:
             raise ValueError(f"a batch of pairs must match its batch, got {tuple(second.shape)} beside {shape}.")
         self._views = self._views or Reservoir(SAMPLE, first.shape[-1], self.plan.seed)
         self._views.update(first)
-        distances = (inputs.unit_rows(first.double()) - inputs.unit_rows(second.double())).square().sum(-1)
-        self._alignment.update(distances[:, None].cpu())
+        squares = (inputs.unit_rows(first.double()) - inputs.unit_rows(second.double())).square().sum(-1)
+        self._distances.update(squares.pow(self.plan.alpha / 2))
         self._pooled = None
 
     def layer(self, name: str, place: str, path: str) -> Layer:
@@ -145,13 +155,15 @@ class Gauge:
         sigma = self._moments.spectrum(center=True) if self._moments else _sample_spectrum(self._sample.rows)
         measures.update({key: Summary(float(value)) for key, value in self._of_dataset(sigma).items()})
         spectrum, ranks = thinned(sigma)
-        return Layer(name, place, path, self._sample.dim, self.tokens, measures, spectrum, ranks, self.heatmap)
+        about = (name, place, path, self._sample.dim, self.tokens)
+        return Layer(*about, measures, spectrum, ranks, self.heatmap, self._intervals(self._sample.rows))
 
     def _of_dataset(self, sigma: Tensor) -> dict[str, Tensor]:
         """Measures of all tokens, whose singular values are at hand: they take the most time in wide layers."""
         assert self._sample is not None
         rows, moments = self._sample.rows, self._moments
-        found = {"dataset_rank_share": outliers.sample_rank_share(rows), "uniformity": metrics.uniformity(rows)}
+        found = {"dataset_rank_share": outliers.sample_rank_share(rows)}
+        found["uniformity"] = metrics.uniformity(rows, self.plan.t)
         found["dataset_rank"] = rank_from_singular_values(sigma)
         if moments is None:  # too wide for moments: the sample has to do
             found["feature_correlation"] = metrics.feature_correlation(rows)
@@ -165,8 +177,19 @@ class Gauge:
             n = self._mean_count
             found["pooled_cosine"] = ((self._means.square().sum() - n) / (n * (n - 1))).clamp(-1, 1)
         if self._views is not None:
-            found["alignment"] = self._alignment.mean()[0]
-            found["pooled_uniformity"] = metrics.uniformity(self._views.rows)
+            found["alignment"] = torch.tensor(self._distances.summary().mean, dtype=torch.float64)
+            found["pooled_uniformity"] = metrics.uniformity(self._views.rows, self.plan.t)
+        return found
+
+    def _intervals(self, rows: Tensor) -> dict[str, Interval]:
+        """How sure uniformity and alignment are, if that was asked for."""
+        plan, asked = self.plan, self.plan.bootstrap
+        if asked is None:
+            return {}
+        level, draws, seed = asked.level, asked.draws, asked.seed
+        found = {"uniformity": metrics.uniformity_interval(rows, plan.t, level=level, draws=draws, seed=seed)}
+        if self._views is not None:
+            found["alignment"] = self._distances.interval(2.0**plan.alpha, asked)
         return found
 
     def _rows(self, x: Tensor) -> Reservoir:

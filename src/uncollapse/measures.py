@@ -125,6 +125,16 @@ MEASURES: dict[str, Measure] = {
             "spread",
             "log mean potential of a sample of tokens; 0 = one point",
         ),
+        Measure(
+            "uniformity_gap",
+            "Distance to the optimum (%)",
+            "% from optimum",
+            "dataset",
+            "spread",
+            "lower",
+            (None, 100),
+            "how far the uniformity of embeddings is from that of a uniform distribution; 100 = one point",
+        ),
         _of(
             "feature_correlation",
             "Feature correlation",

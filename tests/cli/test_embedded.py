@@ -1,6 +1,7 @@
 """uncollapse embeddings."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from typer.testing import Result
 
 import uncollapse as uc
-from uncollapse.diagnosis import Diagnosis
+from uncollapse.diagnosis import Diagnosis, Layer
 
 Run = Callable[..., Result]
 
@@ -39,6 +40,40 @@ def test_pairs_give_alignment(run: Run, rows: torch.Tensor, tmp_path: Path) -> N
     unit = torch.nn.functional.normalize
     expected = (unit(rows.double()) - unit(second.double())).square().sum(-1).mean()
     assert layer["alignment"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_both_numbers_are_told_with_their_intervals(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "y.npy", (rows + 0.1 * rows.flip(1)).numpy())
+    told = run("embeddings", "x.npy", "--pairs", "y.npy", "--level", "0.9", "--draws", "50", "--t", "3").stdout
+    assert re.search(r" · Alignment 0\.\d+ \(90 %: 0\.\d+ to 0\.\d+\) over 5,000 pairs", told)
+    assert re.search(r" · Uniformity −\d\.\d+ \(90 %: −\S+ to −\S+\), .* of 24 dimensions, .* rows, with t = 3\.", told)
+    page = (tmp_path / "uncollapse-x" / "report.html").read_text()
+    assert "Distance to the optimum (%)" in page
+    assert page.count("90 %: −") >= 2
+
+
+def test_options_change_what_is_measured(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "y.npy", rows.flip(0).numpy())
+
+    def layer(*options: str) -> Layer:
+        return Diagnosis.from_json(run("embeddings", "x.npy", "--pairs", "y.npy", "--json", *options).stdout).layers[0]
+
+    usual, other = layer("--draws", "50"), layer("--draws", "0", "--t", "1", "--alpha", "1")
+    assert (set(usual.intervals), set(other.intervals)) == ({"uniformity", "alignment"}, set())
+    assert usual["uniformity"] < -3 < -1.5 > other["uniformity"]
+    assert other["alignment"] == pytest.approx(1.4, abs=0.05)  # the distance of two unrelated rows
+    assert usual["alignment"] == pytest.approx(2, abs=0.05)
+
+
+def test_without_pairs_it_is_said_what_is_missing(run: Run, rows: torch.Tensor) -> None:
+    assert "Alignment was not measured: it needs a second view" in run("embeddings", "x.npy", "--draws", "0").stdout
+
+
+@pytest.mark.parametrize("option", [("--level", "95"), ("--draws", "-1"), ("--t", "0"), ("--alpha", "inf")])
+def test_bad_options(run: Run, rows: torch.Tensor, option: tuple[str, str]) -> None:
+    result = run("embeddings", "x.npy", *option)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert option[0].strip("-") in result.stderr
 
 
 def test_files_and_exit_code(run: Run, tmp_path: Path) -> None:

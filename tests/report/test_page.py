@@ -9,9 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
+import uncollapse as uc
 from uncollapse import report
 from uncollapse.report.page import page
+from uncollapse.sphere import between
 
 pytest.importorskip("plotly")
 
@@ -127,3 +130,16 @@ def test_without_plotly_the_error_says_what_to_install(make, tmp_path: Path, mon
     with pytest.raises(ImportError, match=re.escape('pip install "uncollapse[report]"')):
         report.write(make(), tmp_path / "r.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_intervals_stand_below_their_values() -> None:
+    x = torch.randn(1500, 8, generator=torch.Generator().manual_seed(0))
+    d = uc.diagnose_rows(x.split(500), pairs=x.flip(1).split(500), draws=50)
+    html = page([d])
+    for name, over in {"uniformity": "1,024 rows", "alignment": "1,500 pairs"}.items():
+        said = between(d.layers[0].intervals[name])
+        assert f'<span class="quiet">{said}</span>' in html
+        assert f'title="{said}, over {over}"' in html
+    assert "Distance to the optimum (%)" in Outline(html).text
+    bare = page([uc.diagnose_rows([x], draws=0)])
+    assert "95 %: " not in bare

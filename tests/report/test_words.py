@@ -3,6 +3,8 @@ import math
 
 import pytest
 
+from uncollapse.bootstrap import Interval
+from uncollapse.diagnosis import Summary
 from uncollapse.report import difference
 from uncollapse.report.words import inside, listed, number, path_of
 
@@ -70,3 +72,34 @@ def test_other_data_and_other_depth_are_said(make) -> None:
 def test_nothing_in_common_is_said(make) -> None:
     bare = tuple(dataclasses.replace(layer, measures={}) for layer in make().layers)
     assert difference(make(), make(layers=bare))[-1].startswith("No measure was taken in both")
+
+
+def test_intervals_say_whether_two_values_can_be_told_apart(make) -> None:
+    def with_interval(d, low: float, high: float):
+        (layer,) = d.layers
+        found = {"uniformity": Interval(layer["uniformity"], low, high, 0.95, 100, 500)}
+        return dataclasses.replace(d, layers=(dataclasses.replace(layer, intervals=found),))
+
+    one, other = make("a", 0.2, names=["rows"], baseline=False), make("b", 0.6, names=["rows"], baseline=False)
+    one = dataclasses.replace(one, layers=(dataclasses.replace(one.layers[0], measures={"uniformity": Summary(-3.0)}),))
+    other = dataclasses.replace(
+        other, layers=(dataclasses.replace(other.layers[0], measures={"uniformity": Summary(-2.0)}),)
+    )
+    apart = difference(with_interval(one, -3.1, -2.9), with_interval(other, -2.1, -1.9))
+    assert "the uniformity is −2.00 instead of −3.00 (+1.00). Their intervals do not overlap." in apart[-1]
+    close = difference(with_interval(one, -3.1, -2.05), with_interval(other, -2.1, -1.9))
+    assert close[-1].endswith("Their intervals overlap.")
+    assert "intervals" not in " ".join(difference(one, other))
+
+
+def test_values_of_different_settings_are_not_compared(make) -> None:
+    one, other = make("a", 0.2), make("b", 0.6, settings={"t": 3.0})
+    told = difference(one, other)
+    assert "The uniformity is not compared: it was taken with t = 2 and t = 3." in told
+    assert not any("the uniformity is" in sentence for sentence in told)
+    assert not any("not compared" in sentence for sentence in difference(one, make("c", 0.6, settings={"t": 2.0})))
+
+
+def test_rows_of_two_models_have_no_depth_to_speak_of(make) -> None:
+    told = difference(make("a", names=["a"], baseline=False), make("b", names=["b"], baseline=False))
+    assert not any("different layers" in sentence for sentence in told)

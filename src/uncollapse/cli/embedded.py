@@ -12,6 +12,8 @@ from uncollapse.cli.waiting import Waiting
 from uncollapse.embeddings import Rows, open_rows
 from uncollapse.loading.errors import UsageError
 
+INTERVALS = "Alignment and uniformity"
+
 
 def embeddings(
     file: Annotated[
@@ -21,12 +23,16 @@ def embeddings(
     key: Annotated[
         str | None, option("NAME", "The array or column, where a file has several.", None, "--key", "--column")
     ] = None,
+    level: Annotated[float, option("SHARE", "Level of the intervals of alignment and uniformity.", INTERVALS)] = 0.95,
+    draws: Annotated[int, option("N", "Resamples behind the intervals; 0 for none.", INTERVALS)] = 1000,
+    t: Annotated[float, option("T", "Sharpness of the potential in uniformity.", INTERVALS)] = 2.0,
+    alpha: Annotated[float, option("A", "Exponent of the distances in alignment.", INTERVALS)] = 2.0,
     name: Name = None,
     out: Out = None,
     as_json: AsJson = False,
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
-    """Measure a file of embeddings, which may be larger than memory."""
+    """Measure a file of embeddings, which may be larger than memory: how even they lie, how close pairs are."""
     name = name or file.stem
     if out is not None or not as_json:
         output.check_writable(output.folder(out, name))
@@ -38,6 +44,10 @@ def embeddings(
             diagnosis = diagnosing.diagnose_rows(
                 rows.parts(),
                 pairs=None if second is None else second.parts(),
+                t=t,
+                alpha=alpha,
+                level=level,
+                draws=draws,
                 name=name,
                 data=f"{rows.words}: {rows.count} rows",
                 progress=progress,

@@ -1,8 +1,10 @@
 """Measures of collapse: pure functions on tensors, registered with their facts in `uncollapse.registry.METRICS`."""
 
+from uncollapse.bootstrap import Interval
 from uncollapse.metrics.attention import attention_entropy, attention_similarity, attention_std
 from uncollapse.metrics.graph import dirichlet_energy, group_distance_ratio, mean_average_distance
 from uncollapse.metrics.hypersphere import alignment, pairwise_potential, uniformity, uniformity_optimum
+from uncollapse.metrics.intervals import alignment_interval, uniformity_gap, uniformity_interval
 from uncollapse.metrics.similarity import (
     feature_correlation,
     feature_variance,
@@ -15,7 +17,9 @@ from uncollapse.metrics.views import alpha_req, lidar
 from uncollapse.registry import discover
 
 __all__ = [
+    "Interval",
     "alignment",
+    "alignment_interval",
     "alpha_req",
     "attention_entropy",
     "attention_similarity",
@@ -36,6 +40,8 @@ __all__ = [
     "stable_rank",
     "token_variance",
     "uniformity",
+    "uniformity_gap",
+    "uniformity_interval",
     "uniformity_optimum",
 ]
 

@@ -11,6 +11,7 @@ from uncollapse import inputs
 from uncollapse.pairwise import Pairs, all_pairs
 from uncollapse.registry import metric
 
+SHARPEST = 1e6  # beyond which the series of the optimum would take too long
 PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.10242"
 
 
@@ -110,13 +111,13 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
 
     Args:
         d: dimension of the space, at least 1.
-        t: sharpness of the potential, positive.
+        t: sharpness of the potential, positive and at most 1e6.
 
     >>> round(uniformity_optimum(128), 4)
     -3.9375
     """
-    if d < 1 or not 0 < t < math.inf:
-        raise ValueError(f"d must be at least 1 and t positive and finite, got d = {d} and t = {t}.")
+    if d < 1 or not 0 < t <= SHARPEST:
+        raise ValueError(f"d must be at least 1 and t positive and at most {SHARPEST:g}, got d = {d} and t = {t}.")
     k = np.arange(
         int(2 * t) + 60
     )  # the largest term lies before t, and beyond 2t each is less than a quarter of the last
@@ -128,13 +129,13 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
 
 
 def check_sharpness(t: float) -> None:
-    """Raise unless t is a positive number."""
+    """Raise unless t is a positive, finite number."""
     if isinstance(t, Tensor):
         raise TypeError(
             "t is the sharpness of the potential, a number; got a tensor. Pass a mask as mask=, a view as y=."
         )
-    if not t > 0:
-        raise ValueError(f"t must be positive, got {t}.")
+    if not 0 < t < math.inf:
+        raise ValueError(f"t must be positive and finite, got {t}.")
 
 
 def mean_distance(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:

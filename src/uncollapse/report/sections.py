@@ -8,6 +8,7 @@ from uncollapse.report import tracks as tr
 from uncollapse.report import words
 from uncollapse.report.markup import Markup, element
 from uncollapse.report.sparkline import sparkline
+from uncollapse.sphere import between
 
 BADGES = {
     "none": "No collapse found",
@@ -16,7 +17,14 @@ BADGES = {
     "both": "Complete and dimensional collapse",
 }
 TILES = ("mean_cosine", "effective_rank", "dataset_rank_share", "attention_similarity", "mean_average_distance")
-MORE_TILES = ("dataset_rank", "uniformity", "feature_correlation", "alignment", "pooled_uniformity")
+MORE_TILES = (
+    "dataset_rank",
+    "feature_correlation",
+    "alignment",
+    "uniformity",
+    "uniformity_gap",
+    "pooled_uniformity",
+)
 
 
 def verdict(d: Diagnosis, name: str, of: int, *, several: bool) -> Markup:
@@ -83,12 +91,14 @@ def _tile(d: Diagnosis, measure: str, of: int) -> Markup:
     values = [layer[measure] for layer in tr.main_layers(d) if math.isfinite(layer[measure])]
     beside = [layer[measure] for layer in d.baseline if layer.place == tr.main_place(d)]
     random = [value for value in beside if math.isfinite(value)]
+    interval = tr.main_layers(d)[-1].intervals.get(measure)
     start = element("span", f"{words.number(values[0])} → ", class_="quiet") if len(values) > 1 else None
     return element(
         "li",
         element("span", words.title(measure), class_="tile-title"),
         element("span", start, words.number(values[-1]), class_="tile-value"),
         sparkline(values, random, f"s{of % 6}") if len(values) > 1 else None,
+        element("span", between(interval), class_="quiet") if interval else None,
         element("span", f"random weights: {words.number(random[-1])}", class_="quiet") if random else None,
     )
 

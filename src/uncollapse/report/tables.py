@@ -9,6 +9,7 @@ from uncollapse.report import words
 from uncollapse.report.curves import QUESTIONS, says
 from uncollapse.report.markup import Markup, breakable, element, join
 from uncollapse.report.sections import scroller, swatch
+from uncollapse.sphere import between
 
 LONG = 16  # letters of a name that need a wider column
 
@@ -117,7 +118,9 @@ def _row(number: int, layer: Layer, which: list[Markup], measures: Sequence[str]
 
 
 def _spread(layer: Layer, measure: str) -> str | None:
-    summary = layer.measures.get(measure)
+    summary, interval = layer.measures.get(measure), layer.intervals.get(measure)
+    if interval is not None:
+        return f"{between(interval)}, over {interval.rows:,} {'pairs' if measure == 'alignment' else 'rows'}"
     if summary is None or summary.count < 2:
         return None
     return f"± {words.number(summary.std)} over {summary.count:,} sequences"

@@ -21,8 +21,10 @@ COMPARED = (
     "attention_similarity",
     "dirichlet_energy",
     "uniformity",
+    "uniformity_gap",
     "alignment",
 )
+ASKED = {"uniformity": "t", "uniformity_gap": "t", "alignment": "alpha"}  # measures with a setting, 2 unless told
 SAME_RATIO, SAME_STEP = 1.02, 0.01  # what is not worth a sentence
 
 
@@ -107,15 +109,28 @@ def difference(a: Diagnosis, b: Diagnosis) -> list[str]:
     sentences = [_verdicts(a, b)]
     if a.data != b.data:
         sentences.append(f"They were measured on different data: {a.data or 'not named'}; {b.data or 'not named'}.")
-    if not same_layers([a, b]):
+    if not same_layers([a, b]) and max(len(main_layers(d)) for d in (a, b)) > 1:
         counts = f"{len(main_layers(a))} and {len(main_layers(b))}"
         sentences.append(f"The models have different layers, {counts} of them, compared at the same relative depth.")
-    changes = [found for measure in COMPARED if (found := _changes(a, b, measure))]
+    left_out = _left_out(a, b)
+    sentences += left_out.values()
+    changes = [found for measure in COMPARED if measure not in left_out and (found := _changes(a, b, measure))]
     if not changes:
         sentences.append("No measure was taken in both at layers that belong together.")
     for found in changes:
         sentences += _most(found)
     return sentences
+
+
+def _left_out(a: Diagnosis, b: Diagnosis) -> dict[str, str]:
+    """Measures that mean different things in both, with the reason."""
+    found = {}
+    for measure, name in ASKED.items():
+        one, other = (d.settings.get(name, 2) for d in (a, b))
+        if one != other:
+            reason = f"taken with {name} = {one:g} and {name} = {other:g}"
+            found[measure] = f"The {inside(measure)} is not compared: it was {reason}."
+    return found
 
 
 def _verdicts(a: Diagnosis, b: Diagnosis) -> str:
@@ -161,4 +176,12 @@ def _sentence(change: Change, where: str) -> str:
     notes += [f"{other} in the first"] if name != other else []
     at = name + (f" ({', '.join(notes)})" if notes else "")
     step = _times(change.ratio) if change.ratio else f"{'+' if b > a else ''}{number(b - a)}"
-    return f"At {at} the {inside(change.measure)} is {number(b)} instead of {number(a)} ({step})."
+    return f"At {at} the {inside(change.measure)} is {number(b)} instead of {number(a)} ({step}).{_overlap(change)}"
+
+
+def _overlap(change: Change) -> str:
+    """Whether both could be the same, where it is known how sure they are."""
+    one, other = (layer.intervals.get(change.measure) for layer in (change.before, change.after))
+    if one is None or other is None:
+        return ""
+    return f" Their intervals {'overlap' if one.low <= other.high and other.low <= one.high else 'do not overlap'}."
