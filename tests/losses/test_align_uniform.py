@@ -58,6 +58,62 @@ def test_without_normalisation_distances_are_the_rows_own() -> None:
     torch.testing.assert_close(align_loss(x, y, normalize=False), (x - y).square().sum(-1).mean())
 
 
+def moco_uniform(x: Tensor, queue: Tensor, t: float, within: bool) -> Tensor:
+    """As the authors' code for MoCo has it: all distances to the queue and, if asked for, those within the batch."""
+    squared = torch.cdist(x, queue).square().flatten()
+    if within:
+        squared = torch.cat([squared, torch.pdist(x).square()])
+    return squared.mul(-t).exp().mean().log()
+
+
+@pytest.mark.parametrize("t", [0.5, 3.0])
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_queue_is_the_authors(t: float, within: bool, unit: bool) -> None:
+    x, queue = 0.4 * rows(7, 4), 0.4 * rows(23, 4, seed=1)
+    pair = (normalize(x, dim=-1), normalize(queue, dim=-1)) if unit else (x, queue)
+    got = uniform_loss(x, t, queue=queue, within=within, normalize=unit)
+    torch.testing.assert_close(got, moco_uniform(*pair, t, within), rtol=1e-12, atol=0)
+    both = uniform_loss(x, t, y=x.flip(-1), queue=queue, within=within, normalize=unit)
+    other = moco_uniform(pair[0].flip(-1), pair[1], t, within)
+    torch.testing.assert_close(both, (got + other) / 2, rtol=1e-12, atol=0)
+
+
+def test_a_queue_of_many_tiles_and_batches() -> None:
+    x, queue = rows(2, 40, 3).requires_grad_(), normalize(rows(3000, 3, seed=1), dim=-1)
+    expected = torch.stack([moco_uniform(normalize(one, dim=-1), queue, 2, True) for one in x]).mean()
+    got = uniform_loss(x, queue=queue)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+    slopes = [torch.autograd.grad(value, x)[0] for value in (got, expected)]
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-12)
+
+
+def test_degenerate_queues() -> None:
+    one, keys = torch.tensor([[1.0, 0, 0]]), torch.tensor([[-2.0, 0, 0]])
+    assert uniform_loss(one, queue=keys).item() == pytest.approx(-8, abs=1e-5)  # one row has no pair within
+    assert uniform_loss(torch.ones(4, 3), queue=torch.ones(6, 3)).item() == pytest.approx(0, abs=1e-6)
+    x = torch.zeros(4, 3, requires_grad=True)
+    value = uniform_loss(x, queue=torch.ones(6, 3), within=False)
+    value.backward()
+    assert value.item() == pytest.approx(-2, abs=1e-6)  # zeros lie in the middle of the sphere
+    assert x.grad is not None
+    assert x.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_queue_in_half_precision(dtype: torch.dtype) -> None:
+    x, queue = rows(40, 8).to(dtype), rows(60, 8, seed=1).float()
+    got = uniform_loss(x, queue=queue)
+    assert got.dtype == torch.float32
+    assert got.item() == pytest.approx(uniform_loss(x.double(), queue=queue.double()).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_gradcheck_with_a_queue(unit: bool) -> None:
+    x, queue = rows(5, 3).requires_grad_(), rows(6, 3, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, queue: uniform_loss(x, 1.5, queue=queue, normalize=unit), (x, queue))
+
+
 def test_batches_are_looped_and_averaged() -> None:
     x, y = rows(2, 3, 7, 4), rows(2, 3, 7, 4, seed=1)
     pairs = zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)
@@ -127,6 +183,10 @@ def test_any_shape(n: int, d: int, t: float, seed: int) -> None:
         (lambda: uniform_loss(rows(5, 3), 0.0), ValueError, "t must be positive"),
         (lambda: uniform_loss(rows(5, 3), y=rows(6, 3)), ValueError, "same shape"),
         (lambda: uniform_loss(torch.ones(5, 3, dtype=torch.int)), TypeError, "floating-point"),
+        (lambda: uniform_loss(rows(5, 3), queue=rows(4, 2)), ValueError, r"queue must be a float tensor \(K, 3\)"),
+        (lambda: uniform_loss(rows(5, 3), queue=rows(0, 3)), ValueError, "at least one row"),
+        (lambda: uniform_loss(rows(5, 3), queue=rows(1, 4, 3)), ValueError, r"\(1, 4, 3\)"),
+        (lambda: uniform_loss(rows(5, 3), queue=rows(4, 3), exclude_self=False), ValueError, "no pairs of a row with"),
     ],
 )
 def test_bad_input(call: object, error: type[Exception], message: str) -> None:

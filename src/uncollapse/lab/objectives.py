@@ -67,6 +67,22 @@ def objective(config: ObjectiveConfig, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
+def queue_objective(config: ObjectiveConfig, x: Tensor, y: Tensor, queue: Tensor, within: bool = True) -> Tensor:
+    """The loss of views x (b, d) whose partners y and queue (K, d) are without gradient, as for MoCo.
+
+    InfoNCE's negatives are the queue alone, as published (arXiv 1911.05722). Uniformity is that of x against the queue
+    and, as the authors of it have it in their code for MoCo, among the rows of x. within: with the latter.
+    """
+    total = x.new_zeros((), dtype=x.dtype).float()
+    if config.contrast:
+        total = total + config.contrast * info_nce(x, y, temperature=config.temperature, negatives=queue)
+    if config.align:
+        total = total + config.align * align_loss(x, y, config.alpha)
+    if config.uniform:
+        total = total + config.uniform * uniform_loss(x, config.t, queue=queue, within=within)
+    return total
+
+
 def formula(config: Mapping[str, Any]) -> str:
     """The objective as the paper writes it; weights of 1 are left out.
 

@@ -1,9 +1,14 @@
 """Alignment and uniformity as losses (Wang & Isola, arXiv 2005.10242)."""
 
+import math
+
+import torch
 from torch import Tensor
 
+from uncollapse.inputs import as_full, unit_rows
 from uncollapse.losses.checks import check_pair, check_rows
 from uncollapse.metrics.hypersphere import PAPER, log_potential, mean_distance
+from uncollapse.pairwise import Pairs, all_pairs
 from uncollapse.registry import loss
 
 
@@ -37,34 +42,84 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
 
 @loss(needs=("tokens",), paper=PAPER)
 def uniform_loss(
-    x: Tensor, t: float = 2.0, *, y: Tensor | None = None, normalize: bool = True, exclude_self: bool = True
+    x: Tensor,
+    t: float = 2.0,
+    *,
+    y: Tensor | None = None,
+    queue: Tensor | None = None,
+    within: bool = True,
+    normalize: bool = True,
+    exclude_self: bool = True,
 ) -> Tensor:
     """Spread rows over the unit sphere.
 
         log mean over i ≠ j of exp(−t‖x_i − x_j‖²)
 
     Wang & Isola, arXiv 2005.10242. The mean is over pairs within each batch element; with both views given, the loss is
-    the mean of their two values, as in the authors' code. Memory is linear in n.
+    the mean of their two values, as in the authors' code. With a queue, as in their code for MoCo (arXiv 1911.05722),
+    the mean is over all pairs of a row and a key, and over the pairs i < j of rows. Memory is linear in n.
 
     Args:
         x: rows (..., n, d).
         t: sharpness of the potential, positive.
         y: second views, of the same shape.
+        queue: keys (K, d) from which rows are driven away too, such as those of earlier batches.
+        within: with a queue, count the pairs of rows as well.
         normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
-        exclude_self: leave out the pairs i = j, as the authors do.
+        exclude_self: leave out the pairs i = j, as the authors do. Without a queue only.
 
     Returns:
-        A scalar, float32 (float64 for float64 inputs); 0 for identical rows and for a single row.
+        A scalar, float32 (float64 for float64 inputs); 0 for identical rows and for a single row, if no queue is given.
 
     >>> import torch
     >>> uniform_loss(torch.eye(2))
     tensor(-4.)
+    >>> uniform_loss(torch.eye(2), queue=-torch.eye(2), within=False)  # half of the distances are 2, the others √2
+    tensor(-4.6750)
     """
     if not t > 0:
         raise ValueError(f"t must be positive, got {t}.")
     check_rows(x)
-    value = log_potential(x, t, None, exclude_self, normalize).mean()
-    if y is None:
-        return value
-    check_pair(x, y)
-    return (value + log_potential(y, t, None, exclude_self, normalize).mean()) / 2
+    if y is not None:
+        check_pair(x, y)
+    if queue is not None:
+        _check_queue(queue, x, exclude_self)
+    values = []
+    for rows in (x,) if y is None else (x, y):
+        if queue is None:
+            values.append(log_potential(rows, t, None, exclude_self, normalize).mean())
+        else:
+            values.append(_with_queue(rows, queue, t, within, normalize).mean())
+    return values[0] if y is None else (values[0] + values[1]) / 2
+
+
+def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool) -> Tensor:
+    """(...): the logarithm of the mean potential of x against the queue and, if asked for, within x."""
+    n, keys = x.shape[-2], queue.shape[0]
+    outer = _against(x, queue, t, normalize)
+    inner = n * (n - 1) // 2 if within else 0
+    if not inner:
+        return outer - math.log(n * keys)
+    own = log_potential(x, t, None, True, normalize) + math.log(inner)
+    return torch.logaddexp(outer, own) - math.log(n * keys + inner)
+
+
+def _against(x: Tensor, queue: Tensor, t: float, normalize: bool) -> Tensor:
+    """(...): log Σ_ik exp(−t‖x_i − q_k‖²) = log Σ_ik exp(2t x_i·q_k − t‖x_i‖² − t‖q_k‖²)."""
+    full = as_full(x)
+    if normalize:
+        rows, queue = unit_rows(full), unit_rows(as_full(queue)).to(full.dtype)
+    else:  # the three terms of a distance cancel: give them more digits
+        rows, queue = full.double(), queue.double()
+    sums = all_pairs(rows, queue, None, 1 / (2 * t), Pairs(), -t * queue.square().sum(-1))[1]
+    return torch.logsumexp(sums - t * rows.square().sum(-1), -1).to(full.dtype)
+
+
+def _check_queue(queue: Tensor, x: Tensor, exclude_self: bool) -> None:
+    if not queue.is_floating_point() or queue.dim() != 2 or queue.shape[-1] != x.shape[-1] or queue.numel() == 0:
+        raise ValueError(
+            f"queue must be a float tensor (K, {x.shape[-1]}) with at least one row, got {queue.dtype} "
+            f"{tuple(queue.shape)}."
+        )
+    if not exclude_self:
+        raise ValueError("With a queue there are no pairs of a row with itself; leave out exclude_self=False.")

@@ -15,9 +15,12 @@ from uncollapse.lab.recipes import (
     bert_depth,
     circle,
     contrast,
+    depth_probe,
     gcn_depth,
     glue,
+    moco,
     potentials,
+    sentences,
     vit,
     vit_digits,
 )
@@ -77,7 +80,20 @@ class Recipe:
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-for _module in (gcn_depth, vit_digits, vit, glue, bert_depth, circle, potentials, asymptotics, contrast):
+for _module in (
+    gcn_depth,
+    vit_digits,
+    vit,
+    glue,
+    bert_depth,
+    circle,
+    potentials,
+    asymptotics,
+    contrast,
+    moco,
+    depth_probe,
+    sentences,
+):
     _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
     _more: dict[str, Any] = {
         "presets": getattr(_module, "PRESETS", {}),

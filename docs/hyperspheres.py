@@ -1,0 +1,237 @@
+"""Tables and pictures of the page of the hypersphere, from results/.
+
+`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import boards  # the modules beside this one
+import hypersphere_limits
+from boards import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
+
+from uncollapse.lab.encoder_plots import circle, scatter
+from uncollapse.lab.explaining import comparable, explained
+from uncollapse.lab.grids import Grid
+from uncollapse.lab.objectives import formula
+from uncollapse.lab.recipes import RECIPES
+from uncollapse.lab.recipes.circle import LEARNED, PUBLISHED
+from uncollapse.lab.recipes.contrast import JUDGES, PARTS
+from uncollapse.lab.selecting import Record
+from uncollapse.report.canvas import INK, LINE, blank, colour, save
+
+CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
+LAYERS = ("mean_cosine", "effective_rank")  # measures that show a collapse from layer to layer
+NAMES = {"mean_cosine": "a. Mean cosine of two pictures", "effective_rank": "b. Effective rank of the pictures"}
+COMMANDS = {
+    "circle": "uncollapse sweep circle --grid cifar10 --data-root DATA",
+    "scatter": "uncollapse sweep contrast --grid cifar10 --data-root DATA",
+    "collapse": "uncollapse sweep contrast --grid cifar10-collapse --data-root DATA",
+}
+
+
+def encoders() -> list[Record]:
+    """The encoders of the scatter: those of the named grids that have been run."""
+    groups = comparable(boards.records("contrast"))
+    fixed = asdict(CONTRAST.config(**CONTRAST.presets["small"], data="cifar10"))
+    return next((group for group in groups if all(group[0]["config"][n] == fixed[n] for n in ("data", "epochs"))), [])
+
+
+def on_circle() -> dict[str, Record]:
+    """The encoders with two outputs, by what they learned from."""
+    trials = _trials(CIRCLE, CIRCLE.grids["cifar10"])
+    found = {r["config"]["learned"]: r for r in boards.records("circle") if r["config"] in trials}
+    return {name: found[name] for name in LEARNED if name in found}
+
+
+def _trials(recipe: Any, grids: Iterable[Grid]) -> list[dict[str, Any]]:
+    """The settings of some grids, as results have them."""
+    trials = (trial for grid in grids for cell in grid.cells(recipe.config) for trial in cell.trials)
+    return [json.loads(json.dumps(asdict(trial))) for trial in trials]
+
+
+def circle_table() -> tuple[Row, list[Row]]:
+    """Linear accuracies of two features, and the two measures."""
+    found, rows = on_circle(), []
+    for name in LEARNED:
+        paper = f"{PUBLISHED[name]:.2f}"
+        if name not in found:
+            rows.append((name, NOT_RUN, "", paper, "", ""))
+            continue
+        f = found[name]["figures"]
+        shares = (f"{100 * f[part]:.2f}" for part in ("validation", "test"))
+        rows.append((name, *shares, paper, f"{f['alignment']:.3f}", f"{f['uniformity']:.3f}"))
+    head = ("encoder", "linear accuracy, %: validation", "test", "paper", "alignment", "uniformity (least −1.575)")
+    return head, rows
+
+
+def explained_table() -> tuple[Row, list[Row]]:
+    """How well each reading goes along with each judge of the features."""
+    mine = encoders()
+    if len(mine) < 3:
+        return ("",), [(NOT_RUN,)]
+    judges = {words: figure.replace("test", "validation") for figure, words in JUDGES.values()}
+    columns = {words: explained(mine, figure) for words, figure in judges.items()}
+    rows = [
+        (one.words, *(f"{columns[words][at].rank:.2f} (R² {columns[words][at].share:.2f})" for words in judges))
+        for at, one in enumerate(next(iter(columns.values())))
+    ]
+    return (f"{len(mine)} encoders", *judges), rows
+
+
+def encoder_table() -> tuple[Row, list[Row]]:
+    """All encoders of the scatter, the best on validation first; seeds of the same settings are joined."""
+    groups: dict[str, list[Record]] = {}
+    for record in encoders():
+        same = {name: value for name, value in record["config"].items() if name != "seed"}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(record)
+    chosen = "validation_output_linear"
+    ordered = sorted(groups.values(), key=lambda of: -statistics.fmean(r["figures"][chosen] for r in of))
+    figures = {"alignment": 1, "uniformity": 1, "information": 1, chosen: 100, **{f: 100 for f, _ in JUDGES.values()}}
+    rows = []
+    for of in ordered:
+        config = of[0]["config"]
+        numbers = (_number([unit * r["figures"][name] for r in of], unit) for name, unit in figures.items())
+        rows.append((formula(config), str(config["batch"]), str(config["dim"]), str(len(of)), *numbers))
+    head = ("objective", "batch", "dim", "seeds", "alignment", "uniformity", "InfoMax", "validation, linear on output")
+    return (*head, *(f"test, {words}" for _, words in JUDGES.values())), rows
+
+
+def seeds_table() -> tuple[Row, list[Row]]:
+    """The best of each of the two ways, chosen on validation, with three seeds: test accuracies."""
+    rows: list[Row] = []
+    for words, grid in zip(("InfoNCE alone", "alignment and uniformity alone"), PARTS["cifar10-seeds"], strict=True):
+        (cell,) = grid.cells(CONTRAST.config)
+        known = {json.dumps(r["config"], sort_keys=True): r for r in boards.records("contrast")}
+        keys = [json.dumps(json.loads(json.dumps(asdict(trial))), sort_keys=True) for trial in cell.trials]
+        trials = [known[key] for key in keys if key in known]
+        if len(trials) < len(keys):
+            rows.append((words, NOT_RUN, "", *[""] * len(JUDGES)))
+            continue
+        best = cell.followers(trials)[0]
+        same = {name: value for name, value in json.loads(json.dumps(asdict(best))).items() if name != "seed"}
+        of = [r for r in known.values() if same.items() <= r["config"].items()]
+        numbers = (_number([100 * r["figures"][figure] for r in of], 100) for figure, _ in JUDGES.values())
+        rows.append((words, formula(asdict(best)), str(len(of)), *numbers))
+    return ("", "chosen on validation", "seeds", *(f"test, {words}" for _, words in JUDGES.values())), rows
+
+
+def _number(values: Sequence[float], unit: float) -> str:
+    digits = 2 if unit == 100 else 3
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return TOGETHER.sub("\u00a0", f"{statistics.fmean(values):.{digits}f}{spread}")
+
+
+def collapses() -> dict[str, Record]:
+    """Alignment alone, uniformity alone, and both: by name."""
+    wanted = {"alignment alone": (1.0, 0.0), "uniformity alone": (0.0, 1.0), "both": (1.0, 1.0)}
+    found = {}
+    for name, weights in wanted.items():
+        for r in encoders():
+            c = r["config"]
+            usual = (c["contrast"], c["batch"], c["dim"], c["seed"]) == (0, 256, 128, 0)
+            if usual and (c["align"], c["uniform"]) == weights and c["t"] == c["alpha"] == 2:
+                found[name] = r
+    return found
+
+
+def collapse_table() -> tuple[Row, list[Row]]:
+    """What each of the three encoders is like at its end, and what the diagnosis says."""
+    rows = []
+    for name, r in collapses().items():
+        f, last = r["figures"], r["diagnosis"]["after"]["layers"][-1]
+        verdict = r["diagnosis"]["after"]["verdict"]
+        measured = (f"{f['alignment']:.3f}", f"{f['uniformity']:.3f}", f"{last['mean_cosine']:.3f}")
+        rank = f"{last['effective_rank']:.1f} of {r['config']['dim']}"
+        accuracies = (f"{100 * f[figure]:.2f}" for figure in ("test_output_linear", "test_fc7_linear"))
+        rows.append((name, *measured, rank, verdict, *accuracies))
+    head = ("objective", "alignment", "uniformity", "mean cosine of the output", "effective rank", "verdict")
+    return (*head, "test accuracy, %: output", "fc7"), rows or [(NOT_RUN, *[""] * 7)]
+
+
+def speed_table() -> tuple[Row, list[Row]]:
+    """What `make bench` measured of the losses."""
+    file = RESULTS / "benchmarks_hypersphere.json"
+    if not file.exists():
+        return ("",), [(NOT_RUN,)]
+    targets = json.loads(file.read_text(encoding="utf-8"))["targets"]
+    rows = [(t["name"].strip(), f"{t['measured']:.2f}", f"{t.get('target') or ''}") for t in targets]
+    return ("", "measured", "target"), rows
+
+
+def sentence_board() -> str:
+    """Sentence encoders beside the paper's."""
+    recipe = RECIPES["sentences"]
+    return boards.board(next(iter(recipe.boards.values())), boards.records("sentences"))
+
+
+def draw() -> list[Path]:
+    """Draw all pictures that the results allow."""
+    drawn = hypersphere_limits.draw()
+    if len(encoders()) >= 3:
+        drawn.append(save(scatter(encoders()), image("scatter")))
+    if found := on_circle():
+        drawn.append(save(circle(found), image("circle")))
+    if found := collapses():
+        drawn.append(_draw_collapse(found))
+    return drawn
+
+
+def _draw_collapse(found: dict[str, Record]) -> Path:
+    """How alike the pictures are, and in how many dimensions they differ, from layer to layer."""
+    figure, panels = blank("From layer to layer, trained for one thing and for both", (12.0, 4.0), len(LAYERS))
+    for axes, measure in zip(panels, LAYERS, strict=True):
+        for number, (name, record) in enumerate(found.items()):
+            layers = record["diagnosis"]["after"]["layers"]
+            values = [layer[measure] for layer in layers]
+            axes.plot(values, color=colour(number), marker="o", markersize=4, linewidth=2, label=name)
+        axes.set_xticks(range(len(layers)), [layer["name"] for layer in layers])
+        axes.set_title(NAMES[measure], fontsize=10, color=INK, loc="left")
+        axes.grid(axis="y", color=LINE, linewidth=0.8)
+    panels[1].set_yscale("log")
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9)
+    return save(figure, image("collapse"))
+
+
+def picture(name: str, said: str) -> str:
+    """A picture, if it was drawn."""
+    return f"![{said}](images/{image(name).name})" if image(name).exists() else NOT_RUN
+
+
+def image(name: str) -> Path:
+    """Where a picture is."""
+    return IMAGES / f"hypersphere_{name}.svg"
+
+
+PICTURES = {
+    "points_circle": "Point sets on the circle with their mean potentials",
+    "points_sphere": "Point sets on the sphere with their mean potentials",
+    "estimators": "Bias of the two estimators of uniformity over the number of points",
+    "circle": "Features on the circle: distances of views, densities, angles of all and of single classes",
+    "asymptotics_bias": "Bias of InfoNCE minus log M over the number of negatives",
+    "asymptotics_fluctuation": "Deviation of a single draw over the number of negatives",
+    "asymptotics_terms": "The two terms of the limit for each encoder",
+    "scatter": "Encoders by alignment and uniformity, coloured by accuracy; accuracy over their sum and over InfoMax",
+    "collapse": "Mean cosine and effective rank by layer for alignment alone, uniformity alone and both",
+}
+TEXTS: dict[str, Callable[[], str]] = {
+    **{f"hypersphere_{name}": partial(picture, name, said) for name, said in PICTURES.items()},
+    "hypersphere_sentences": sentence_board,
+}
+PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "hypersphere_circle_table": circle_table,
+    "hypersphere_explained": explained_table,
+    "hypersphere_encoders": encoder_table,
+    "hypersphere_seeds": seeds_table,
+    "hypersphere_collapse_table": collapse_table,
+    "hypersphere_speed": speed_table,
+    "hypersphere_grids": partial(
+        boards.grids, "potentials", "circle", "asymptotics", "contrast", "sentences", "moco", "depth-probe"
+    ),
+}
