@@ -1,7 +1,8 @@
-"""Draw the figures of the pages of real models, deep graph networks, text and vision from results/: `make figures`."""
+"""Draw the figures of all pages from results/: `make figures`."""
 
 from pathlib import Path
 
+import hyperspheres
 import texts
 import vision_pictures
 
@@ -31,7 +32,7 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
-    for path in (*graphs.draw(), *texts.draw(), *vision_pictures.draw()):
+    for path in (*graphs.draw(), *texts.draw(), *vision_pictures.draw(), *hyperspheres.draw()):
         print(path.relative_to(ROOT))
 
 

@@ -70,6 +70,19 @@ def circle_table() -> tuple[Row, list[Row]]:
     return head, rows
 
 
+def limits() -> tuple[Row, list[Row]]:
+    """Both slopes, what M · bias tends to, and the terms of the limit, for each encoder and temperature."""
+    rows = []
+    for r in sorted(boards.records("asymptotics"), key=lambda r: (-r["config"]["temperature"], r["config"]["encoder"])):
+        f, slopes = r["figures"], (r["slopes"][name] for name in ("bias", "fluctuation"))
+        told = (f"{s['value']:.3f} ({s['low']:.3f} … {s['high']:.3f})" for s in slopes)
+        terms = (f"{f[name]:.3f}" for name in ("alignment_term", "uniformity_term", "limit"))
+        constant = (f"{f['bias_times_negatives']:,.4g}", f"{f['bias_constant']:,.4g}")
+        rows.append((f"{r['config']['temperature']:g}", r["config"]["encoder"], *told, *constant, *terms))
+    head = ("τ", "encoder", "slope of the bias", "slope of the fluctuation", "M · bias, largest M", "for ever more M")
+    return (*head, "alignment term", "uniformity term", "limit"), rows
+
+
 def explained_table() -> tuple[Row, list[Row]]:
     """How well each reading goes along with each judge of the features."""
     mine = encoders()
@@ -227,6 +240,7 @@ TEXTS: dict[str, Callable[[], str]] = {
 PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "hypersphere_circle_table": circle_table,
     "hypersphere_explained": explained_table,
+    "hypersphere_limits": limits,
     "hypersphere_encoders": encoder_table,
     "hypersphere_seeds": seeds_table,
     "hypersphere_collapse_table": collapse_table,

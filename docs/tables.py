@@ -17,6 +17,8 @@ from uncollapse.registry import CURES, LOSSES, METRICS
 
 sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its folder, and that is no package
 
+import hyperspheres
+import judging
 import real_models
 import texts
 import visions
@@ -198,12 +200,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "backbones": backbones,
     "diverse_patch": diverse_patch,
     **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
+    **{name: _of(judging.PARTS, name) for name in judging.PARTS},
     **{name: _of(graphs.PARTS, name) for name in graphs.PARTS},
     **{name: _of(texts.PARTS, name) for name in texts.PARTS},
     **{name: _of(visions.PARTS, name) for name in visions.PARTS},
+    **{name: _of(hyperspheres.PARTS_OF_PAGE, name) for name in hyperspheres.PARTS_OF_PAGE},
     **graphs.TEXTS,
     **texts.TEXTS,
     **visions.TEXTS,
+    **hyperspheres.TEXTS,
     "text_costs": text_costs,
     "vision_costs": vision_costs,
 }
