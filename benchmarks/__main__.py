@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import attaching, diagnosing, graphs, targets, text, vision
+from benchmarks import attaching, diagnosing, graphs, hypersphere, targets, text, vision
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -26,9 +26,10 @@ GROUPS = {
     "graphs": graphs.training,
     "text": text.training,
     "vision": vision.training,
+    "hypersphere": hypersphere.training,
 }
 
-WHOLE = ("diagnose", "attach", "graphs", "text", "vision")  # they run whole models, and are kept apart
+WHOLE = ("diagnose", "attach", "graphs", "text", "vision", "hypersphere")  # whole models, kept apart
 KERNEL = [x for x in GROUPS if x not in WHOLE]
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default for the default groups: results/benchmarks.json")
     args = parser.parse_args()
     out = args.out or (Path("results/benchmarks.json") if args.only == KERNEL else None)
-    if args.only in (["text"], ["vision"]):
+    if args.only in (["text"], ["vision"], ["hypersphere"]):
         torch.set_num_threads(1)  # as their recipes train
     results: list[Result] = []
     console = Console()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from uncollapse import inputs
+from uncollapse._kernel.both_ways import log_sums_operator
 from uncollapse._kernel.grid import Pairs as Pairs
 from uncollapse._kernel.grid import by_query as by_query
 from uncollapse._kernel.grid import keeps_weights
@@ -158,6 +159,15 @@ def all_pairs(
     else:  # the same without the operator's bookkeeping, which would be felt below a thousand rows
         mean, log_sum, _, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
     return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
+
+
+def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor, exclude_self: bool) -> tuple[Tensor, Tensor]:
+    """`logsumexp` of q over k (..., n), and of k over q (..., m), from one walk over the pairs; float32 or float64."""
+    if exclude_self and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"Without self there are as many q as k, got {q.shape[-2]} and {k.shape[-2]} rows.")
+    (q3, k3, _), tau, batch = _prepared(q, k, None, temperature, None)
+    rows, columns = log_sums_operator(q3, q3 if k3 is None else k3, tau, exclude_self)
+    return rows.reshape(*batch, rows.shape[1]), columns.reshape(*batch, columns.shape[1])
 
 
 def _prepared(

@@ -89,19 +89,22 @@ def test_cross_is_a_cross_entropy_and_both_is_simclr() -> None:
     torch.testing.assert_close(info_nce(x, y, temperature=tau, negatives="both"), dense, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("negatives", ["cross", "both"])
-def test_beyond_one_tile_value_and_gradient_are_the_dense_ones(negatives: str) -> None:
+@pytest.mark.parametrize("kind", ["cross", "symmetric", "both"])
+def test_beyond_one_tile_value_and_gradient_are_the_dense_ones(kind: str) -> None:
     n = 1500
     x, y = rows(n, 4).requires_grad_(), (rows(n, 4) + rows(n, 4, seed=1)).requires_grad_()
     a, b = normalize(x, dim=-1), normalize(y, dim=-1)
-    if negatives == "cross":
+    options = {"cross": {}, "symmetric": {"symmetric": True}, "both": {"negatives": "both"}}[kind]
+    if kind == "cross":
         dense = cross_entropy(a @ b.T / 0.1, torch.arange(n))
+    elif kind == "symmetric":
+        dense = sum(cross_entropy(logits, torch.arange(n)) / 2 for logits in (a @ b.T / 0.1, b @ a.T / 0.1))
     else:
         z = torch.cat([a, b])
         alone = torch.eye(2 * n, dtype=torch.bool)
         dense = cross_entropy((z @ z.T / 0.1).masked_fill(alone, -torch.inf), torch.arange(2 * n).roll(n))
     expected = torch.autograd.grad(dense, (x, y))
-    got = info_nce(x, y, temperature=0.1, negatives=negatives)
+    got = info_nce(x, y, temperature=0.1, **options)
     torch.testing.assert_close(got, dense, rtol=1e-12, atol=0)
     for g, e in zip(torch.autograd.grad(got, (x, y)), expected, strict=True):
         assert (g - e).norm() <= 1e-11 * e.norm()
@@ -146,10 +149,10 @@ def test_learnable_temperature_has_the_value_and_the_gradient_of_a_number() -> N
     assert tau.grad.item() == pytest.approx(slope.item(), rel=1e-7)
 
 
-@pytest.mark.parametrize("negatives", ["cross", "both"])
-def test_one_pair_has_no_negatives(negatives: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"negatives": "both"}], ids=str)
+def test_one_pair_has_no_negatives(options: dict[str, object]) -> None:
     x, y = rows(1, 5).requires_grad_(), rows(1, 5, seed=1).requires_grad_()
-    got = info_nce(x, y, negatives=negatives)
+    got = info_nce(x, y, **options)
     got.backward()
     assert got.item() == 0
     assert torch.equal(x.grad, torch.zeros(1, 5, dtype=torch.float64))
@@ -184,6 +187,9 @@ def test_float32_keeps_the_digits_of_small_losses() -> None:
     exact = ratio.sum(1).log1p().mean().item()
     assert 0 < exact < 1e-12
     assert info_nce(x.float(), y.float(), temperature=0.02).item() == pytest.approx(exact, rel=1e-4)
+    back = (logits - logits.diagonal()).exp().fill_diagonal_(0).sum(0).log1p().mean().item()
+    both_ways = info_nce(x.float(), y.float(), temperature=0.02, symmetric=True)
+    assert both_ways.item() == pytest.approx((exact + back) / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -199,13 +205,13 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype, negatives: str)
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("negatives", ["cross", "both"])
-def test_zero_rows_and_identical_rows_are_finite(negatives: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"negatives": "both"}], ids=str)
+def test_zero_rows_and_identical_rows_are_finite(options: dict[str, object]) -> None:
     x, y = rows(5, 4), rows(5, 4, seed=1)
     x[2] = 0
     y[3] = y[4]
     x.requires_grad_()
-    got = info_nce(x, y, negatives=negatives, temperature=0.02)
+    got = info_nce(x, y, temperature=0.02, **options)
     got.backward()
     assert got.isfinite()
     assert x.grad.isfinite().all()
@@ -244,6 +250,7 @@ def test_no_square_matrix_outside_of_the_kernel() -> None:
     with Sizes():
         for negatives in ("cross", "both"):
             info_nce(x, y, negatives=negatives).backward()
+        info_nce(x, y, symmetric=True).backward()
     assert largest < n * n * 4
 
 

@@ -10,7 +10,8 @@ with gradients, for incoming dO and dL,
 
 Two walks over the pairs compute this. `rows` takes every tile; it handles everything. `symmetric` is for q = k beyond
 one tile, on the CPU: it visits only the tiles on and above the diagonal, and each serves both directions, which saves
-much of the work. Both need a few megabytes beside their inputs and outputs.
+much of the work. `both_ways` gives the log-sum-exps of rows and of columns, from tiles that serve both. All need a few
+megabytes beside their inputs and outputs.
 
 Decisions that the formulas do not show:
 

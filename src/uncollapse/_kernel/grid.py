@@ -160,9 +160,16 @@ class Memory(threading.local):
 
     def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0, into: Tensor | None = None) -> Tensor:
         """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`, or in a tensor."""
-        if into is not None:
-            return torch.baddbmm(into, left, right.mT, beta=0, alpha=scale, out=into)
-        shape = left.shape[0], left.shape[1], right.shape[1]
+        out = self._block(name, left, right.shape[1]) if into is None else into
+        return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
+
+    def sums(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """left_i + right_j for left (b, r) and right (b, m), in the memory called `name`."""
+        return torch.add(left[..., None], right[:, None], out=self._block(name, left, right.shape[1]))
+
+    def _block(self, name: str, left: Tensor, columns: int) -> Tensor:
+        """(b, r, columns) for left (b, r, ...), of its dtype; what it holds is left over."""
+        shape = left.shape[0], left.shape[1], columns
         size = math.prod(shape)
         block = self.blocks.get((name, left.dtype))
         if block is None or block.numel() < size or block.device != left.device:
@@ -170,8 +177,7 @@ class Memory(threading.local):
                 block = left.new_empty(size)
             if type(left) is Tensor and left.device.type == "cpu" and size <= 2 * TILE["cpu"][1]:
                 self.blocks[name, left.dtype] = block
-        out = block[:size].view(shape)
-        return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
+        return block[:size].view(shape)
 
 
 memory = Memory()

@@ -5,6 +5,7 @@ of its value. Rows that one key outweighs go to the other walk, which keeps thei
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -52,13 +53,16 @@ def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradien
     offer = _with_column(given.v, torch.ones_like(share)) * share[..., None]
     left, right = torch.cat([pull, offer], -1), torch.cat([offer, pull], -1)
     d_mean, d_level, d_share = pull[..., :-1], pull[..., -1:], torch.zeros_like(share)
+    combine: Callable[[str, Tensor, Tensor], Tensor] = memory.product
+    if given.v.shape[-1] == 0 and given.bias is None:  # a product over two features takes longer than their sum
+        combine, left, right = memory.sums, pull[..., 0], pull[..., 0]
     for t in grid:
         weight, beyond, others = _weights(given, t)
         if given.v.shape[-1] > 0:
             _add_products(to.v, d_mean, weight, beyond, t, others)
         if given.bias is not None:
             _add_products(d_share.unsqueeze(-1), d_level, weight, beyond, t, others)
-        push = memory.product("push", left[:, t.rows], right[:, t.keys]).mul_(weight)  # G_ij + G_ji
+        push = combine("push", left[:, t.rows], right[:, t.keys]).mul_(weight)  # G_ij + G_ji
         _add_products(to.q, given.q, push, push[..., others.start - t.lo :], t, others)
     to.q.div_(given.temperature)
     if to.bias is not None:
@@ -73,10 +77,13 @@ def _applies(given: Given, pairs: Pairs) -> bool:
     largest = float(torch.linalg.vector_norm(x, dim=-1).max()) ** 2 / given.temperature
     if bias is not None:
         largest = max(largest, float(bias.masked_fill(torch.isneginf(bias), 0).abs().max()))
-    if not largest <= SAFE_LOGIT[x.dtype]:  # also for NaN
-        return False
     value = float(given.v.abs().amax()) if given.v.numel() else 0.0
-    return largest + math.log(max(value, 1.0) * x.shape[1]) <= SAFE_SUM[x.dtype]
+    return is_moderate(largest, max(value, 1.0) * x.shape[1], x.dtype)
+
+
+def is_moderate(largest: float, terms: float, dtype: torch.dtype) -> bool:
+    """Whether exp of logits of this size needs no shift, nor a sum of so many of them; False for NaN."""
+    return largest <= SAFE_LOGIT[dtype] and largest + math.log(terms) <= SAFE_SUM[dtype]
 
 
 def _shares(given: Given) -> Tensor:

@@ -8,7 +8,7 @@ from torch.nn.functional import softplus
 
 from uncollapse.inputs import as_full, check_temperature, unit_rows
 from uncollapse.losses.checks import check_matrix, check_pair
-from uncollapse.pairwise import Pairs, all_pairs, logsumexp
+from uncollapse.pairwise import Pairs, all_pairs, log_sums, logsumexp
 from uncollapse.registry import loss
 
 
@@ -61,6 +61,8 @@ def info_nce(
     if isinstance(negatives, str) and negatives == "both":
         return _both_views(x, y, temperature).mean()
     own = isinstance(negatives, str)
+    if symmetric and own:
+        return _both_directions(x, y, temperature).mean()
     each = _one_direction(x, y, temperature, own, others)
     return (each + _one_direction(y, x, temperature, own, others)).mean() / 2 if symmetric else each.mean()
 
@@ -73,6 +75,12 @@ def _one_direction(x: Tensor, y: Tensor, temperature: float | Tensor, own: bool,
         sums.append(logsumexp(queries, keys, temperature=temperature).reshape(x.shape[0]))
     negative = sums[0] if len(sums) == 1 else torch.logaddexp(*sums)
     return against(_positive(x, y, temperature), negative)
+
+
+def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
+    """(2B,): x_i and y_i against the rest of y, and against the rest of x."""
+    negative = torch.cat(log_sums(x, y, temperature, exclude_self=True))
+    return against(_positive(x, y, temperature).repeat(2), negative)
 
 
 def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
