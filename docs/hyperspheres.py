@@ -13,7 +13,7 @@ from typing import Any
 
 import boards  # the modules beside this one
 import hypersphere_limits
-from boards import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
+from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
 from uncollapse.lab.encoder_plots import circle, scatter
 from uncollapse.lab.explaining import comparable, explained
@@ -28,11 +28,6 @@ from uncollapse.report.canvas import INK, LINE, blank, colour, save
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
 LAYERS = ("mean_cosine", "effective_rank")  # measures that show a collapse from layer to layer
 NAMES = {"mean_cosine": "a. Mean cosine of two pictures", "effective_rank": "b. Effective rank of the pictures"}
-COMMANDS = {
-    "circle": "uncollapse sweep circle --grid cifar10 --data-root DATA",
-    "scatter": "uncollapse sweep contrast --grid cifar10 --data-root DATA",
-    "collapse": "uncollapse sweep contrast --grid cifar10-collapse --data-root DATA",
-}
 
 
 def encoders() -> list[Record]:
@@ -167,16 +162,6 @@ def collapse_table() -> tuple[Row, list[Row]]:
     return (*head, "test accuracy, %: output", "fc7"), rows or [(NOT_RUN, *[""] * 7)]
 
 
-def speed_table() -> tuple[Row, list[Row]]:
-    """What `make bench` measured of the losses."""
-    file = RESULTS / "benchmarks_hypersphere.json"
-    if not file.exists():
-        return ("",), [(NOT_RUN,)]
-    targets = json.loads(file.read_text(encoding="utf-8"))["targets"]
-    rows = [(t["name"].strip(), f"{t['measured']:.2f}", f"{t.get('target') or ''}") for t in targets]
-    return ("", "measured", "target"), rows
-
-
 def sentence_board() -> str:
     """Sentence encoders beside the paper's."""
     recipe = RECIPES["sentences"]
@@ -244,7 +229,6 @@ PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "hypersphere_encoders": encoder_table,
     "hypersphere_seeds": seeds_table,
     "hypersphere_collapse_table": collapse_table,
-    "hypersphere_speed": speed_table,
     "hypersphere_grids": partial(
         boards.grids, "potentials", "circle", "asymptotics", "contrast", "sentences", "moco", "depth-probe"
     ),

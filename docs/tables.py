@@ -106,6 +106,11 @@ def vision_costs() -> str:
     return _benchmarks("benchmarks_vision.json") or graphs.NOT_RUN
 
 
+def hypersphere_speed() -> str:
+    """What the contrastive losses take beside those of other libraries, and in a training step."""
+    return _benchmarks("benchmarks_hypersphere.json") or graphs.NOT_RUN
+
+
 def mending() -> str:
     """The deep vision transformer as it is and with ContraNorm attached; nothing if it was not run."""
     file = RESULTS / "mend_vit.json"
@@ -211,4 +216,5 @@ TABLES: dict[str, Callable[[], str]] = {
     **hyperspheres.TEXTS,
     "text_costs": text_costs,
     "vision_costs": vision_costs,
+    "hypersphere_speed": hypersphere_speed,
 }

@@ -151,3 +151,27 @@ def test_a_preset_of_glue_on_the_command_line(run: Run) -> None:
     config = build(glue.Config, dict(glue.PRESETS["paper-v2"]) | {"task": "cola", "scale": 0.05})
     assert step["path"] == str(Results(Path("results")).path(RECIPES["glue"], config))
     assert step["name"] == "cola-google-bert-bert-base-uncased-contra_norm-v2-seed2021"
+
+
+def test_quick_settings_count_as_a_preset_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = dataclasses.replace(RECIPE, quick={"slope": 3.0, "epochs": 1})
+    monkeypatch.setitem(RECIPES._entries, "slope", quick)
+    assert config_of(run, "--quick") == slope.Config(3.0, 1)
+    assert config_of(run, "--quick", "--slope", 5) == slope.Config(5.0, 1)
+    result = run("train", "slope", "--quick", "--preset", "steep")
+    assert result.exit_code == 2
+    assert "--quick and --preset steep both say how the run is made; leave out one." in " ".join(result.stderr.split())
+
+
+def test_a_recipe_without_quick_settings_has_no_such_flag(run: Run) -> None:
+    result = run("train", "slope", "--quick")
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.quick is not None])
+def test_quick_runs_are_short_and_need_no_data(name: str) -> None:
+    recipe = RECIPES[name]
+    config = build(recipe.config, dict(recipe.quick or {}))
+    assert recipe.cost(config) < 120
+    assert getattr(config, "data", "csbm") in ("digits", "csbm", "pydoc", "rendered")

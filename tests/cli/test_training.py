@@ -388,3 +388,17 @@ def test_the_command_line_starts_without_the_libraries_of_recipes() -> None:
     code = f"import sys, uncollapse.cli; print([name for name in {libraries} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_many_figures_stand_below_each_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(config: slope.Config, session: Session) -> dict[str, Any]:
+        record = slope.run(config, session)
+        return record | {"figures": {f"test_by_judge_{at}": at / 10 for at in range(9)} | {"uniformity": -3.5}}
+
+    monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=judged))
+    result = run("train", "slope", "--epochs", 1, "--seeds", 2)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
+    assert ["seed 0", "seed 1", "mean ± std"] in lines
+    assert ["test by judge 3", "30.00 %", "30.00 %", "30.00 ± 0.00 %"] in lines
+    assert ["uniformity", "-3.5", "-3.5", "-3.5 ± 0"] in lines
+    assert any(line[:1] == ["time"] for line in lines)

@@ -59,6 +59,14 @@ def test_pools_read_real_words_alone() -> None:
     assert found == [[[2.0, -3.0]], [[3.0, -2.0]], [[3.0, -4.0]]]
 
 
+@pytest.mark.parametrize("sizes", MODELS, ids=["gru", "bidirectional", "transformer"])
+def test_sentences_differ_at_the_start(sizes: dict[str, Any]) -> None:
+    model = encoder(**sizes | {"width": 16})
+    ids = torch.randint(1, 12, (40, 6), generator=torch.Generator().manual_seed(0))
+    rows = torch.nn.functional.normalize(model(ids, ids != 0).detach(), dim=1)
+    assert float((rows @ rows.T).mean()) < 0.9
+
+
 def test_blocks_of_a_transformer_start_differently() -> None:
     one, two = (next(block.parameters()) for block in encoder(kind="transformer", depth=2).blocks)
     assert not torch.equal(one, two)

@@ -71,9 +71,9 @@ class SentenceEncoder(nn.Module):
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Small embeddings; and no biases in GRUs and the output, beside which these would be nothing at the start."""
+        """Small embeddings, and no biases around GRUs and blocks: beside them words would be nothing at the start."""
         self.embed.weight.mul_(SPREAD)
-        for module in (*self.blocks, self.output):
+        for module in (self.enter, *self.blocks, self.output):
             if isinstance(module, nn.GRU | nn.Linear):
                 for name, parameter in module.named_parameters():
                     if "bias" in name:
@@ -94,7 +94,8 @@ class SentenceEncoder(nn.Module):
         found = {WORDS: pooled(x, mask, "mean")}
         x = self.enter(x)
         if self.kind == "transformer":
-            x = x * math.sqrt(self.width) + waves(x)  # else words would be small beside their places
+            # places are small beside words: the mean of a sentence would else be that of its places, like any other's
+            x = x * math.sqrt(self.width) + SPREAD * waves(x)
         for number, block in enumerate(self.blocks, 1):
             x = self._gru(block, x, mask) if self.kind == "gru" else block(x, src_key_padding_mask=~mask)
             last = number == len(self.blocks)

@@ -178,7 +178,7 @@ QUICK: Mapping[str, Any] = {
     "holdout": 0.1,
     "epochs": 8,
     "batch": 64,
-    "temperature": 0.1,
+    "temperature": 0.2,
     "lr": 3e-3,
 }
 
