@@ -145,7 +145,9 @@ def collapses() -> dict[str, Record]:
             usual = (c["contrast"], c["batch"], c["dim"], c["seed"]) == (0, 256, 128, 0)
             if usual and (c["align"], c["uniform"]) == weights and c["t"] == c["alpha"] == 2:
                 found[name] = r
-    return found
+    usual = asdict(CONTRAST.config(**CONTRAST.presets["small"] | {"data": "cifar10", "epochs": 0}))
+    drawn = [r for r in boards.records("contrast") if r["config"] == json.loads(json.dumps(usual))]
+    return found | ({"untrained": drawn[0]} if drawn else {})
 
 
 def collapse_table() -> tuple[Row, list[Row]]:

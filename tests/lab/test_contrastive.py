@@ -161,3 +161,12 @@ def test_recipes_are_registered_with_a_quick_run() -> None:
     for name in ("contrast", "circle"):
         assert RECIPES[name].quick is not None
         assert RECIPES[name].quick["data"] == "digits"
+
+
+def test_an_encoder_may_be_judged_as_it_is_drawn() -> None:
+    record = run(epochs=0, contrast=0.0, align=1.0)
+    assert record["epochs"] == []
+    assert record["ended"] == "untrained"
+    config = contrast.Config(**TINY | {"epochs": 0})
+    assert record["config"] == dataclasses.asdict(config)  # what it would be trained for makes no other run
+    assert contrast.name_of(config) == "digits-untrained-b128-d8-seed0"

@@ -1,7 +1,7 @@
 """What a run of a small encoder is told, its data, and the encoder at its start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 
+FEWEST = {"train": 5, "validation": 2}  # pictures: five neighbours vote, and two differ or do not
 SPLIT_SEED = 0  # what is held back, and what a subset has, is the same for every seed of a run
 DATA, MODEL, TRAINING, LOOKS = "Data", "Encoder", "Training", "Views"  # panels of the help
 IMAGES = {
@@ -51,7 +52,9 @@ class EncoderConfig:
     width: float = setting(1.0, "Factor of the small AlexNet's channels.", least=0.001, group=MODEL)
     dim: int = setting(128, "Features of the output.", least=1, group=MODEL)
     side: int = setting(64, "Side of the pictures in pixels.", least=LEAST, group=MODEL)
-    epochs: int = setting(200, "Passes over the pictures to learn from.", least=1, group=TRAINING)
+    epochs: int = setting(
+        200, "Passes over the pictures to learn from; 0: the encoder as it is drawn.", least=0, group=TRAINING
+    )
     batch: int = setting(768, "Pictures in a step; each has two views.", least=2, group=TRAINING)
     lr: float = setting(
         0.12, "Learning rate of SGD for a batch of 256; it grows with the batch.", least=0, group=TRAINING
@@ -103,6 +106,9 @@ class ContrastConfig(EncoderConfig, ObjectiveConfig):
     def __post_init__(self) -> None:
         EncoderConfig.__post_init__(self)
         ObjectiveConfig.__post_init__(self)
+        if not self.epochs:
+            for field in fields(ObjectiveConfig):
+                object.__setattr__(self, field.name, field.default)
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,10 @@ def load(config: EncoderConfig, session: Session) -> Data:
     found = image_sets.load(config.data, session.data_root, config.class_list, config.unlabelled)
     is_labelled = found.train.labels >= 0
     parts = split(found.train.chosen(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
+    if any(len(parts[part]) < least for part, least in FEWEST.items()):  # said before it is trained
+        wanted = " and ".join(f"{least} {part}" for part, least in FEWEST.items())
+        got = " and ".join(str(len(parts[part])) for part in FEWEST)
+        raise UsageError(f"An encoder is judged with {wanted} pictures or more, got {got}; change examples or holdout.")
     learned = parts["train"]
     if config.unlabelled:
         numbers = torch.cat([learned.numbers, found.train.numbers[~is_labelled]])

@@ -5,7 +5,7 @@ the circle, all of them and each class, and what a linear classifier makes of th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,8 @@ from uncollapse.lab.recipes import contrast
 from uncollapse.lab.records import record, short, summary
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import History, Settings
+from uncollapse.lab.tasks import History
 from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
@@ -102,10 +101,7 @@ def _labelled(encoder: Any, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
 
 def _learn(training: Training, experiment: str) -> History:
     config: Any = training.config
-    if config.learned == "random":
-        return History([], 0, "it was not trained", 0.0)
-    settings = Settings(config.epochs, config.seed, precision=config.precision)
-    return fit(training.task(), settings, training.session, experiment, asdict(config))
+    return contrast.learn(training, experiment) if config.learned != "random" else History([], 0, "untrained", 0.0)
 
 
 def _judged(training: Training) -> dict[str, Any]:

@@ -6,7 +6,7 @@ back from training; the test pictures are read once, at the end.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from uncollapse.lab.grids import Grid
 from uncollapse.lab.objectives import formula, objective, words
 from uncollapse.lab.records import record, short, summary
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Settings
+from uncollapse.lab.tasks import History, Settings
 from uncollapse.lab.threads import threads
 from uncollapse.lab.training import fit
 from uncollapse.metrics.hypersphere import PAPER as PAPER
@@ -54,10 +54,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
             return objective(config, x, y)
 
         training = Training(encoder, config, data, session, loss)
-        precision: Any = config.precision
-        settings = Settings(config.epochs, config.seed, precision=precision)
-        experiment = f"{identity(NAME, config)}-{data.fingerprint()}"
-        history = fit(training.task(), settings, session, experiment, asdict(config))
+        history = learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
         found = _judged(training)
         keeping.keep_weights(session, encoder, config)
         return encoder, record(
@@ -73,6 +70,15 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         )
 
 
+def learn(training: Training, experiment: str) -> History:
+    """Train the encoder, if it is to be trained at all."""
+    config, precision = training.config, training.config.precision
+    if not config.epochs:
+        return History([], 0, "untrained", 0.0)
+    settings = Settings(config.epochs, config.seed, precision=cast(Any, precision))
+    return fit(training.task(), settings, training.session, experiment, asdict(config))
+
+
 def _judged(training: Training) -> dict[str, Any]:
     """The figures of a trained encoder, and its diagnosis."""
     pair = training.pairs(training.encoder, "validation")
@@ -83,7 +89,8 @@ def _judged(training: Training) -> dict[str, Any]:
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     data = config.data.strip("./").replace("/", "_") or "images"
-    return f"{data}-{words(asdict(config))}-b{config.batch}-d{config.dim}-seed{config.seed}"[:120]
+    what = words(asdict(config)) if config.epochs else "untrained"
+    return f"{data}-{what}-b{config.batch}-d{config.dim}-seed{config.seed}"[:120]
 
 
 def pictures(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
@@ -122,9 +129,10 @@ CHOSEN = "validation_output_linear"
 
 def _row(config: Mapping[str, Any]) -> str:
     """The objective, and the batch and size of the output where they are not the usual ones."""
+    what = formula(config) if config["epochs"] else "untrained"
     usual = (SMALL["batch"], 128) if config["width"] == SMALL["width"] else (768, 128)
     odd = zip(("batch", "dim"), (config["batch"], config["dim"]), usual, strict=True)
-    return ", ".join([formula(config), *(f"{name} {value}" for name, value, least in odd if value != least)])
+    return ", ".join([what, *(f"{name} {value}" for name, value, least in odd if value != least)])
 
 
 AXES: dict[str, Any] = {
@@ -179,6 +187,7 @@ PARTS: dict[str, tuple[Grid, ...]] = {
     "cifar10-collapse": (
         _grid(contrast=0.0, align=1.0),
         _grid(contrast=0.0, uniform=1.0),
+        _grid(epochs=0),
     ),
     "cifar10-weights": (
         _grid(contrast=0.0, align=(0.25, 4.0, 8.0), uniform=1.0),
