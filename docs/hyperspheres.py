@@ -15,7 +15,7 @@ import boards  # the modules beside this one
 import hypersphere_limits
 from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
-from uncollapse.lab.encoder_plots import circle, scatter
+from uncollapse.lab.encoder_plots import circle, kind, scatter
 from uncollapse.lab.explaining import comparable, explained
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.objectives import formula
@@ -78,9 +78,9 @@ def limits() -> tuple[Row, list[Row]]:
     return (*head, "alignment term", "uniformity term", "limit"), rows
 
 
-def explained_table() -> tuple[Row, list[Row]]:
-    """How well each reading goes along with each judge of the features."""
-    mine = encoders()
+def explained_table(only: str = "") -> tuple[Row, list[Row]]:
+    """How well each reading goes along with each judge of the features. only: the encoders of one kind."""
+    mine = [record for record in encoders() if not only or kind(record["config"]) == only]
     if len(mine) < 3:
         return ("",), [(NOT_RUN,)]
     judges = {words: figure.replace("test", "validation") for figure, words in JUDGES.values()}
@@ -89,7 +89,7 @@ def explained_table() -> tuple[Row, list[Row]]:
         (one.words, *(f"{columns[words][at].rank:.2f} (R² {columns[words][at].share:.2f})" for words in judges))
         for at, one in enumerate(next(iter(columns.values())))
     ]
-    return (f"{len(mine)} encoders", *judges), rows
+    return (f"{len(mine)} encoders{only and f': {only}'}", *judges), rows
 
 
 def encoder_table() -> tuple[Row, list[Row]]:
@@ -227,6 +227,7 @@ TEXTS: dict[str, Callable[[], str]] = {
 PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "hypersphere_circle_table": circle_table,
     "hypersphere_explained": explained_table,
+    "hypersphere_explained_infonce": partial(explained_table, "InfoNCE alone"),
     "hypersphere_limits": limits,
     "hypersphere_encoders": encoder_table,
     "hypersphere_seeds": seeds_table,

@@ -99,6 +99,22 @@ def test_what_cannot_be_had(changes: dict[str, Any], words: str) -> None:
         training(replace(TINY, **changes))
 
 
+def test_a_step_of_one_scene_needs_maps_of_some_pixels() -> None:
+    config = replace(TINY, batch=7)  # of 16 pixels conv5 leaves one
+    for wrong in (config, replace(config, layer="conv2", map_side=1)):
+        with pytest.raises(UsageError, match=r"8 scenes ends with a step of one, .* another batch than 7"):
+            training(wrong)
+    assert training(replace(config, layer="conv2"))
+
+
+def test_settings_that_say_what_the_defaults_do_make_no_other_run() -> None:
+    plain = DepthConfig(data="rendered")
+    assert DepthConfig(data="rendered", side=64, examples=300) == plain
+    assert DepthConfig(data="rendered", side=64, examples=301) != plain
+    kept = DepthConfig(start="kept", side=64, examples=300)
+    assert (kept.side, kept.examples) == (64, 300)  # its own pictures may have another side, and a file more scenes
+
+
 def test_flat_scenes_and_small_sides() -> None:
     flat = Scenes(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.ones(4, 4, 4))
     with pytest.raises(UsageError, match="there is nothing to learn"):

@@ -1,18 +1,22 @@
 """What explains how good encoders are."""
 
+import math
 from typing import Any
 
 import numpy
 import pytest
 
-from uncollapse.lab.explaining import ACCURACY, comparable, explained
+from uncollapse.lab.explaining import ACCURACY, Explained, as_trained, comparable, explained
 
 pytest.importorskip("scipy")
 
 
-def encoder(align: float, spread: float, information: float, accuracy: float, **settings: Any) -> dict[str, Any]:
-    figures = {"alignment": align, "uniformity": spread, "information": information, ACCURACY: accuracy}
-    return {"config": {"data": "a", "epochs": 2, "contrast": 1.0, "seed": 0} | settings, "figures": figures}
+def encoder(near: float, spread: float, information: float, accuracy: float, **settings: Any) -> dict[str, Any]:
+    figures = {"alignment": near, "uniformity": spread, "information": information, ACCURACY: accuracy}
+    return {
+        "config": {"data": "a", "epochs": 2, "contrast": 1.0, "align": 1.0, "seed": 0} | settings,
+        "figures": figures,
+    }
 
 
 def made(count: int = 12) -> list[dict[str, Any]]:
@@ -45,3 +49,15 @@ def test_encoders_that_differ_in_more_are_kept_apart() -> None:
     lacking = encoder(1, -1, 1, 0.5)
     del lacking["figures"]["information"]
     assert [len(group) for group in comparable([*records, lacking])] == [5, 1]
+
+
+def test_infonce_is_read_by_its_own_loss_too() -> None:
+    settings = {"temperature": 0.5, "negatives": "cross", "align": 0.0, "uniform": 0.0, "batch": 256}
+    records = [encoder(a, -a, a, a, **settings) | {"epochs": [{"loss": 5 - a}]} for a in (0.1, 0.3, 0.2)]
+    assert as_trained(records[0]) == pytest.approx(math.log(256) - 4.9)
+    halved = encoder(1, -1, 1, 1, **settings | {"contrast": 0.5, "negatives": "both"}) | {"epochs": [{"loss": 2.0}]}
+    assert as_trained(halved) == pytest.approx(math.log(511) - 4.0)
+    assert explained(records)[-1] == Explained("InfoMax, by the loss that it was trained to", 1.0, pytest.approx(1.0))
+    mixed = encoder(1, -1, 1, 1, **settings | {"align": 1.0}) | {"epochs": [{"loss": 2.0}]}
+    assert as_trained(mixed) is None
+    assert len(explained([*records, mixed])) == 4

@@ -96,6 +96,12 @@ def test_a_batch_larger_than_the_set_is_the_set() -> None:
     assert [len(batch) for batch in views.batches(0, 64)] == [3]
 
 
+@pytest.mark.parametrize("of", [pictures, growing])
+def test_those_that_do_not_fill_a_batch_may_be_wanted_too(of: Any) -> None:
+    views = Views(of(9), LOOK, Changes())
+    assert [len(batch) for batch in views.batches(0, 4, whole=True)] == [4, 4, 1]
+
+
 @pytest.mark.parametrize(("off", "steps"), [({}, 4), ({"blur": 0.5}, 5), ({"flip": 0.0, "jitter": 0.0, "hue": 0.0}, 2)])
 def test_changes_without_strength_are_left_out(
     off: dict[str, float], steps: int, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from uncollapse.lab.objectives import information
 from uncollapse.lab.selecting import Record
 from uncollapse.loading.errors import library
 
@@ -44,17 +45,32 @@ def comparable(records: Iterable[Record]) -> list[list[Record]]:
 def explained(records: Sequence[Record], accuracy: str = ACCURACY) -> list[Explained]:
     """How each measure, the sum of the paper's two, and InfoNCE's reading go along with accuracy; needs 3 encoders.
 
-    The sum's share is of a fit that weighs alignment and uniformity as suits it best.
+    The sum's share is of a fit that weighs alignment and uniformity as suits it best. InfoNCE is read at the
+    temperature that makes its bound tightest and, if all were trained with it alone, also by the loss that each was
+    trained to.
     """
     target = column(records, accuracy)
-    align, spread, information = (column(records, name) for name in ("alignment", "uniformity", "information"))
+    align, spread, tightest = (column(records, name) for name in ("alignment", "uniformity", "information"))
     readings: list[tuple[str, NDArray[Any], list[NDArray[Any]]]] = [
         ("alignment", align, [align]),
         ("uniformity", spread, [spread]),
         ("alignment + uniformity", align + spread, [align, spread]),
-        ("InfoMax: log(M + 1) − loss", information, [information]),
+        ("InfoMax: log(M + 1) − loss", tightest, [tightest]),
     ]
+    reached = [as_trained(record) for record in records]
+    if None not in reached:
+        own = numpy.array(reached, dtype=float)
+        readings.append(("InfoMax, by the loss that it was trained to", own, [own]))
     return [Explained(words, _rank(values, target), _share(fitted, target)) for words, values, fitted in readings]
+
+
+def as_trained(record: Record) -> float | None:
+    """log(M + 1) − loss at the end of the training, with its own temperature and batch; None if it had other aims."""
+    config, epochs = record["config"], record.get("epochs")
+    if not epochs or not config["contrast"] or config["align"] or config["uniform"]:
+        return None
+    negatives = config["batch"] - 1 if config["negatives"] == "cross" else 2 * config["batch"] - 2
+    return information(epochs[-1]["loss"] / config["contrast"], negatives)
 
 
 def column(records: Sequence[Record], name: str) -> NDArray[Any]:

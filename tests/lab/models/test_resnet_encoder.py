@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.models.resnet_encoder import LAYERS, ResNetEncoder, names_of
+from uncollapse.lab.models.resnet_encoder import LAYERS, ResNetEncoder
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
 from uncollapse.lab.seeding import seeded
 from uncollapse.loading.errors import UsageError
@@ -54,5 +54,5 @@ def test_an_unknown_layer_names_the_others() -> None:
 
 
 def test_the_names_of_both_kinds() -> None:
-    assert names_of(ResNetEncoder("resnet18", 6))[-2:] == ("pooled", "output")
-    assert names_of(SmallAlexNet(6, 15, 0.03))[-2:] == ("fc7", "output")
+    assert ResNetEncoder("resnet18", 6).names[-2:] == ("pooled", "output")
+    assert SmallAlexNet(6, 15, 0.03).names[-2:] == ("fc7", "output")

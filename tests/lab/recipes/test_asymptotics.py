@@ -108,6 +108,7 @@ def test_settings_that_do_nothing_make_no_other_run() -> None:
     random = Config(encoder="random", data="cifar10", width=0.1)
     assert Config(encoder="random", data="cifar10", width=0.1, epochs=3, lr=1.0, batch=9) == random
     assert identity("asymptotics", Config(encoder="random", data="digits")) != identity("asymptotics", random)
+    assert Config(largest=70_000, fit_from=600) == Config(largest=65_536, fit_from=1024)  # powers of two are measured
     assert command("asymptotics", plain) == "uncollapse train asymptotics --dim 8 --seed 1"
 
 

@@ -136,6 +136,7 @@ def test_the_seed_decides_and_the_random_state_stays(circle: dict[str, Any]) -> 
 def test_the_record_says_how_to_repeat_it(circle: dict[str, Any]) -> None:
     assert json.loads(json.dumps(circle)) == circle
     assert Config(**circle["config"]) == TINY
+    assert Config(largest=5000) == Config(largest=4096)  # powers of two are drawn
     assert potentials.name_of(TINY) == "m2-t2-seed0"
 
 

@@ -20,7 +20,7 @@ from uncollapse.lab.configs import identity
 from uncollapse.lab.data.vocabulary import known_share
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.objectives import formula, words
-from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.sentence_pair_training import Training
 from uncollapse.lab.sentence_pairs import Data, PairsConfig
 from uncollapse.lab.sessions import Session
@@ -54,8 +54,9 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         data = sentence_pairs.load(config, session)
         encoders = sentence_pairs.build(config, len(data.vocabulary))
         training = Training(encoders, config, data)
+        weights = fingerprint(parameter.detach() for parameter in encoders.parameters())
         before = _diagnosis(training)
-        history = _trained(training, session)
+        history = _trained(training, session, weights)
         found = _judged(training, session)
         keeping.keep_weights(session, encoders, config)
         if session.keep is not None:
@@ -65,7 +66,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
             config,
             history.seconds,
             LIBRARIES,
-            data=_facts(config, data),
+            data=_facts(config, data) | {"weights": weights},
             figures=short(found),
             ended=history.ended,
             pace=short(history.pace),
@@ -74,13 +75,14 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         )
 
 
-def _trained(training: Training, session: Session) -> History:
+def _trained(training: Training, session: Session, weights: str) -> History:
+    """Train. weights: the fingerprint of the start, so that a checkpoint from another start is refused."""
     config = training.config
     if not config.epochs:
         return History([], 0, "untrained", 0.0)
     precision: Any = config.precision
     settings = Settings(config.epochs, config.seed, clip=config.clip or None, precision=precision)
-    experiment = f"{identity(NAME, config)}-{training.data.fingerprint()}"
+    experiment = f"{identity(NAME, config)}-{training.data.fingerprint()}-{weights}"
     return fit(training.task(), settings, session, experiment, vars(config))
 
 
@@ -148,7 +150,7 @@ def cost(config: Config) -> float:
     return 20 + 10 * len(config.tasks) + read * block * config.depth * (1 + config.two_encoders) / speed
 
 
-SMALL: dict[str, Any] = {"epochs": 6, "lr": 3e-3, "dropout": 0.2, "precision": "bf16"}  # a few minutes on one core
+SMALL: dict[str, Any] = {"epochs": 3, "lr": 3e-3, "dropout": 0.5, "precision": "bf16"}  # a few minutes on one core
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "small": SMALL,
     "quick-thoughts": {  # arXiv 1803.02893 and its code, but for the rows of length one
@@ -223,6 +225,9 @@ def _grid(**values: Any) -> Grid:
 
 BOTH: dict[str, Any] = {"contrast": 0.0, "align": 0.9, "uniform": 0.1, "t": 5.0}
 PARTS: dict[str, tuple[Grid, ...]] = {
+    "brown-pilot": (
+        _grid(temperature=0.075, lr=(1e-3, 3e-3), dropout=(0.2, 0.5)),
+    ),  # what the others take was chosen by
     "brown-main": (  # the paper's two, what they are to be beaten by, and the two collapses
         _grid(temperature=0.075),
         _grid(**BOTH),
