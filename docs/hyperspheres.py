@@ -70,7 +70,7 @@ def limits() -> tuple[Row, list[Row]]:
     rows = []
     for r in sorted(boards.records("asymptotics"), key=lambda r: (-r["config"]["temperature"], r["config"]["encoder"])):
         f, slopes = r["figures"], (r["slopes"][name] for name in ("bias", "fluctuation"))
-        told = (f"{s['value']:.3f} ({s['low']:.3f} … {s['high']:.3f})" for s in slopes)
+        told = (f"{s['value']:.3f} ({s['low']:.3f} … {s['high']:.3f})" if s else "none" for s in slopes)
         terms = (f"{f[name]:.3f}" for name in ("alignment_term", "uniformity_term", "limit"))
         constant = (f"{f['bias_times_negatives']:,.4g}", f"{f['bias_constant']:,.4g}")
         rows.append((f"{r['config']['temperature']:g}", r["config"]["encoder"], *told, *constant, *terms))
@@ -170,6 +170,31 @@ def sentence_board() -> str:
     return boards.board(next(iter(recipe.boards.values())), boards.records("sentences"))
 
 
+def moco_table() -> tuple[Row, list[Row]]:
+    """What came of the small runs of MoCo."""
+    found = [
+        r for r in boards.records("moco") if r["config"] in _trials(RECIPES["moco"], RECIPES["moco"].grids["small"])
+    ]
+    names = ("alignment", "uniformity", "test", "test_top5")
+    rows = [
+        (formula(r["config"]), str(r["data"]["train"]), *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
+    ]
+    head = ("objective", "pictures to learn from", "alignment", "uniformity", "top-1, linear, of 20 classes", "top-5")
+    return head, rows or [(NOT_RUN, *[""] * 5)]
+
+
+def depth_table() -> tuple[Row, list[Row]]:
+    """Errors of depth on rendered scenes, layer by layer."""
+    recipe = RECIPES["depth-probe"]
+    found = [r for r in boards.records("depth-probe") if r["config"] in _trials(recipe, recipe.grids["rendered"])]
+    names = ("mse", "mean_map_mse", "mse_metres")
+    rows = [
+        (r["config"]["start"], r["config"]["layer"], *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
+    ]
+    head = ("encoder", "layer", "MSE, depths of spread 1", "of the mean depth map", "MSE, m²")
+    return head, rows or [(NOT_RUN, *[""] * 4)]
+
+
 def draw() -> list[Path]:
     """Draw all pictures that the results allow."""
     drawn = hypersphere_limits.draw()
@@ -229,6 +254,8 @@ PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "hypersphere_explained": explained_table,
     "hypersphere_explained_infonce": partial(explained_table, "InfoNCE alone"),
     "hypersphere_limits": limits,
+    "hypersphere_moco": moco_table,
+    "hypersphere_depth": depth_table,
     "hypersphere_encoders": encoder_table,
     "hypersphere_seeds": seeds_table,
     "hypersphere_collapse_table": collapse_table,

@@ -19,7 +19,7 @@ from uncollapse.capture import Capture
 from uncollapse.case import Subject
 from uncollapse.diagnosis import Diagnosis, Layer, Summary
 from uncollapse.gauge import Gauge, Plan, chosen_tokens
-from uncollapse.metrics.hypersphere import check_sharpness
+from uncollapse.metrics.hypersphere import SHARPEST, check_sharpness
 from uncollapse.metrics.intervals import check_exponent, uniformity_gap
 from uncollapse.sites import OUTPUT, Context, Layout, Stack, as_sets
 
@@ -251,6 +251,8 @@ def diagnose_rows(
 
 def _rows_plan(t: float, alpha: float, level: float, draws: int, seed: int) -> Plan:
     check_sharpness(t)
+    if t > SHARPEST:  # said before anything is read
+        raise ValueError(f"t must be at most {SHARPEST:g}, up to which the optimum is known, got {t}.")
     check_exponent(alpha)
     if draws < 0:
         raise ValueError(f"draws is the number of resamples, or 0 for no intervals, got {draws}.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from uncollapse.lab import momentum
-from uncollapse.lab.configs import identity
+from uncollapse.lab.configs import build, identity
 from uncollapse.lab.contrastive import Data
 from uncollapse.lab.data.pictures import ImageSet
 from uncollapse.lab.models.resnet_encoder import ResNetEncoder
@@ -57,6 +57,8 @@ def test_settings_that_have_no_effect_make_no_other_run() -> None:
     cosine = MomentumConfig(schedule="cosine")
     assert identity("moco", replace(cosine, falls=(0.3,))) == identity("moco", cosine)
     assert replace(plain, stem="cifar") != plain
+    with pytest.raises(UsageError, match="epochs is a whole number from 1"):  # unlike contrast, which may judge a start
+        build(MomentumConfig, {"epochs": 0})
     with pytest.raises(UsageError, match="probe_falls are shares"):
         MomentumConfig(probe_falls=(2.0,))
     with pytest.raises(UsageError, match="falls are shares"):

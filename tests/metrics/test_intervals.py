@@ -167,7 +167,8 @@ def test_gap() -> None:
     assert uc.uniformity_gap(torch.tensor(0.0), 16) == 100
     assert uc.uniformity_gap(uc.uniformity_optimum(16) / 4, 16) == pytest.approx(75)
     assert uc.uniformity_gap(uc.uniformity_optimum(16) - 0.1, 16) < 0
-    for bad in (0.5, math.nan):
+    assert uc.uniformity_gap(2e-6, 16) == uc.uniformity_gap(1e-3, 16, 1000.0) == 100  # what rounding leaves of 0
+    for bad in (0.5, 1e-3, math.nan):
         with pytest.raises(ValueError, match="at most 0, got"):
             uc.uniformity_gap(bad, 16)
 

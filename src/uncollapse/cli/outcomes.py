@@ -19,6 +19,7 @@ from uncollapse.cli import output
 SHARES = ("train", "validation", "dev", "test", "always")  # parts of the data whose figures are shown times 100
 PER_SECOND = "_per_second"  # ends the name of a speed in a record's pace
 ENDLESS = 10_000  # columns, to find out how many a table would like to have
+DAY = 86_400  # seconds
 KEPT = "epoch"  # the figure that says which epoch's weights were tested
 
 
@@ -58,12 +59,14 @@ class Planned:
 def duration(seconds: float) -> str:
     """A time in words.
 
-    >>> duration(8), duration(240), duration(9000)
-    ('8 s', '4 min', '2.5 h')
+    >>> duration(8), duration(240), duration(9000), duration(400_000)
+    ('8 s', '4 min', '2.5 h', '5 days')
     """
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 3 * DAY else f"{round(seconds / DAY):,} days"
 
 
 def speed(value: float) -> str:
@@ -102,27 +105,30 @@ def plan_table(plan: Sequence[Planned]) -> Table:
 def show(title: str, outcomes: Sequence[Outcome]) -> None:
     """A line a seed, their mean and deviation, and the files; a line a figure, where that is too wide."""
     terminal = output.console()
-    table = _by_seed(title, outcomes)
+    table = _by_seed(outcomes)
     wide = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum
-    terminal.print(table if wide <= terminal.width else _by_figure(title, outcomes))
+    terminal.print(Text(title, style="italic"), soft_wrap=True)  # above the table and not in it: it may be far wider
+    terminal.print(table if wide <= terminal.width else _by_figure(outcomes))
     for words in (*_class_lists(outcomes), *_skipped(outcomes), *_paces(outcomes)):
         terminal.print(Text(words), soft_wrap=True)
     for outcome in outcomes:
         terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
 
 
-def _by_seed(title: str, outcomes: Sequence[Outcome]) -> Table:
+def _by_seed(outcomes: Sequence[Outcome]) -> Table:
     """A line a seed, and their mean and deviation."""
     names = _figures(outcomes)
-    table = Table("seed", box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
+    table = Table("seed", box=box.SIMPLE_HEAD)
     for name in names:
         table.add_column(_heading(name, outcomes), justify="right")
     table.add_column("time", justify="right")
-    table.add_column("ended")
+    if any(map(_ended, outcomes)):  # what was only measured has no last epoch
+        table.add_column("ended")
     for outcome in outcomes:
         record = outcome.record
         numbers = (shown(name, [record["figures"].get(name)]) for name in names)
-        table.add_row(str(record["seed"]), *numbers, duration(record["seconds"]), _ended(outcome))
+        ended = _ended(outcome)
+        table.add_row(str(record["seed"]), *numbers, duration(record["seconds"]), *([ended] if ended else []))
     if len(outcomes) > 1:
         table.add_section()
         means = (shown(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
@@ -130,9 +136,9 @@ def _by_seed(title: str, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _by_figure(title: str, outcomes: Sequence[Outcome]) -> Table:
+def _by_figure(outcomes: Sequence[Outcome]) -> Table:
     """A line a figure, and a column a seed."""
-    table = Table("", box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
+    table = Table("", box=box.SIMPLE_HEAD)
     for outcome in outcomes:
         table.add_column(f"seed {outcome.record['seed']}", justify="right")
     if len(outcomes) > 1:
@@ -143,7 +149,8 @@ def _by_figure(title: str, outcomes: Sequence[Outcome]) -> Table:
         table.add_row(_heading(name, outcomes), *(shown(name, [value]) for value in values), *mean)
     table.add_section()
     table.add_row("time", *(duration(outcome.record["seconds"]) for outcome in outcomes))
-    table.add_row("ended", *(_ended(outcome) for outcome in outcomes))
+    if any(map(_ended, outcomes)):
+        table.add_row("ended", *map(_ended, outcomes))
     return table
 
 

@@ -1,7 +1,6 @@
 """How small encoders are trained on two views of each picture, and judged: the task, features, figures."""
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from uncollapse.lab.contrastive import Data, EncoderConfig
 from uncollapse.lab.data.augmenting import for_judging
 from uncollapse.lab.data.image_batches import Batches, ImageBatch
 from uncollapse.lab.data.views import HeldBatches, Views
-from uncollapse.lab.models.small_alexnet import LAYERS
 from uncollapse.lab.objectives import information
 from uncollapse.lab.schedules import steps as falling
 from uncollapse.lab.seeding import seeded
@@ -38,13 +36,15 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of two views' outputs (b, d
 class Training:
     """The task of a run.
 
-    skipped: pictures that could not be read, by the part that they belong to.
+    skipped: pictures that could not be read, by the part that they belong to; those that are "learned" from count each
+    time that one came, unless they are held in memory.
     """
 
     def __init__(self, encoder: nn.Module, config: EncoderConfig, data: Data, session: Session, loss: Loss) -> None:
         self.encoder = encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.config, self.data, self.session, self._loss = config, data, session, loss
         self.skipped: dict[str, int] = {}
+        self._known: dict[str, Views] = {}
 
     def task(self) -> Task:
         """What is trained, and how."""
@@ -57,10 +57,10 @@ class Training:
         schedule = falling([round(share * total) for share in config.falls], 0.1)
         return Task(self.encoder, optimiser, self.batches, self.loss, self.evaluate, schedule, unit="images")
 
-    @cached_property
+    @property
     def views(self) -> Views:
         """Those that it learns from."""
-        return self._views("learned")
+        return self._of("learned")
 
     def batches(self, epoch: int) -> HeldBatches | Batches:
         """Those of an epoch."""
@@ -87,15 +87,17 @@ class Training:
         encoder.eval()
         device = next(encoder.parameters()).device
         views, found = self._of(part), []
+        if views.held is None:  # they are counted anew
+            self.skipped.pop(part, None)
         with seeded(seed):
-            for batch in views.batches(seed, min(JUDGED, len(views))):
+            for batch in views.batches(seed, JUDGED, whole=True):
                 if len(batch):
                     pair = views.pair(batch, device)
                     found.append(torch.stack([encoder(view).float().cpu() for view in pair]))
-        x, y = F.normalize(torch.cat(found, 1), dim=-1)
-        if not bool(x.isfinite().all()):
+        both = F.normalize(torch.cat(found, 1), dim=-1)
+        if not bool(both.isfinite().all()):
             raise NotFiniteError("The encoder's outputs are not finite.")
-        return x, y
+        return both[0], both[1]
 
     @torch.no_grad()
     def features(self, encoder: Any, part: str, layers: Sequence[str] = (PENULTIMATE, OUTPUT)) -> dict[str, Tensor]:
@@ -106,8 +108,8 @@ class Training:
         encoder.eval()
         device = next(encoder.parameters()).device
         found: dict[str, list[Tensor]] = {name: [] for name in (*layers, "labels")}
-        for batch in self._judged(part):
-            for name, values in encoder.layers(batch.images.to(device), layers).items() if len(batch) else ():
+        for batch in self._readable(part):
+            for name, values in encoder.layers(batch.images.to(device), layers).items():
                 rows = values.float().mean((-2, -1)) if values.dim() == 4 else values.float()
                 found[name].append(F.normalize(rows, dim=-1).cpu() if name == OUTPUT else rows.cpu())
             found["labels"].append(batch.labels)
@@ -128,23 +130,31 @@ class Training:
                 found |= {f"{part}_{layer}_{name}": value for part, value in probe(train, labelled).items()}
         return found
 
-    def diagnosis(self, encoder: nn.Module) -> Diagnosis:
+    def diagnosis(self, encoder: Any) -> Diagnosis:
         """Layer by layer, on what was held back: how alike pictures are, and in how many dimensions they differ."""
         self.session.doing("measuring the encoder layer by layer")
-        rows = self.features(encoder, "validation", LAYERS)
+        rows = self.features(encoder, "validation", encoder.names)
         del rows["labels"]
         return diagnose_activations(rows, name=type(encoder).__name__, data=f"{self.config.data}, validation")
 
-    def _judged(self, part: str) -> Batches:
+    def _readable(self, part: str) -> Iterator[ImageBatch]:
+        """The pictures of a part as they are judged; those that cannot be read are left out, and counted."""
         pictures = self.data.parts[part]
         transform = for_judging(self.config.look, crop="resized" if self.config.judged == "centre" else "padded")
-        return Batches(pictures, range(len(pictures)), JUDGED, transform, workers=self.session.workers)
+        skipped, unread = 0, ""
+        for batch in Batches(pictures, range(len(pictures)), JUDGED, transform, workers=self.session.workers):
+            skipped, unread = skipped + batch.skipped, batch.unread or unread
+            if len(batch):
+                yield batch
+        if skipped == len(pictures):
+            raise UsageError(f"None of the {skipped} {part} pictures can be read. The last was {unread}.")
+        if skipped:
+            self.skipped[part] = skipped
 
     def _of(self, part: str) -> Views:
-        known: dict[str, Views] = self.__dict__.setdefault("_known", {})
-        if part not in known:
-            known[part] = self._views(part)
-        return known[part]
+        if part not in self._known:
+            self._known[part] = self._views(part)
+        return self._known[part]
 
     def _views(self, part: str) -> Views:
         pictures = self.data.learned if part == "learned" else self.data.parts[part]

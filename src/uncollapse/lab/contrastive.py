@@ -35,7 +35,9 @@ class EncoderConfig:
     """What all recipes with a small AlexNet share. The defaults are those of Wang & Isola for STL-10."""
 
     data: str = setting(
-        "stl10", "A set by name, or a folder below --data-root with train/ and val/, or packed files.", group=DATA
+        "stl10",
+        "stl10, cifar10, cifar100, fashion-mnist, digits, or a folder in --data-root with train/CLASS and val/CLASS.",
+        group=DATA,
     )
     class_list: str = setting("", "File with the classes to take, a line each; all if not given.", group=DATA)
     unlabelled: bool = setting(False, "stl10: learn from its 100,000 pictures without labels too.", group=DATA)
@@ -44,14 +46,14 @@ class EncoderConfig:
     )
     holdout: float = setting(
         0.1,
-        "Held back to judge settings by, as a share of the pictures to learn from.",
+        "Share of the pictures to learn from that is held back, to choose settings on.",
         least=0.001,
         most=0.9,
         group=DATA,
     )
-    width: float = setting(1.0, "Factor of the small AlexNet's channels.", least=0.001, group=MODEL)
+    width: float = setting(1.0, "Factor of the small AlexNet's channels; 0.25: a quarter.", least=0.001, group=MODEL)
     dim: int = setting(128, "Features of the output.", least=1, group=MODEL)
-    side: int = setting(64, "Side of the pictures in pixels.", least=LEAST, group=MODEL)
+    side: int = setting(64, "Side in pixels to which pictures and views are brought.", least=LEAST, group=MODEL)
     epochs: int = setting(
         200, "Passes over the pictures to learn from; 0: the encoder as it is drawn.", least=0, group=TRAINING
     )
@@ -65,15 +67,17 @@ class EncoderConfig:
         (0.775, 0.85, 0.925), "Shares of the training after which the learning rate falls to a tenth.", group=TRAINING
     )
     precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
-    least_area: float = setting(0.08, "Smallest part of a picture that is a view.", least=0.01, most=1, group=LOOKS)
+    least_area: float = setting(
+        0.08, "Smallest share of a picture's area that a view shows.", least=0.01, most=1, group=LOOKS
+    )
     flip: float = setting(0.5, "Chance that a view is mirrored.", least=0, most=1, group=LOOKS)
     jitter: float = setting(
-        0.4, "Strength of changed brightness, contrast and saturation.", least=0, most=1, group=LOOKS
+        0.4, "Most that brightness, contrast and saturation change, as a share.", least=0, most=1, group=LOOKS
     )
-    hue: float = setting(0.4, "Largest turn of the colours.", least=0, most=0.5, group=LOOKS)
+    hue: float = setting(0.4, "Largest turn of the colours; 0.5: half a circle.", least=0, most=0.5, group=LOOKS)
     jitter_chance: float = setting(1.0, "Chance that colours are changed.", least=0, most=1, group=LOOKS)
     grey: float = setting(0.2, "Chance that colours are taken out.", least=0, most=1, group=LOOKS)
-    blur: float = setting(0.0, "Chance of a blur.", least=0, most=1, group=LOOKS)
+    blur: float = setting(0.0, "Chance that a view is blurred.", least=0, most=1, group=LOOKS)
     judged: str = setting(
         "centre",
         "What is seen of a picture when it is judged: seven eighths of its side, or the whole.",
@@ -107,7 +111,8 @@ class ContrastConfig(EncoderConfig, ObjectiveConfig):
         EncoderConfig.__post_init__(self)
         ObjectiveConfig.__post_init__(self)
         if not self.epochs:
-            for field in fields(ObjectiveConfig):
+            names = {field.name for field in fields(ObjectiveConfig)}
+            for field in (field for field in fields(self) if field.name in names):
                 object.__setattr__(self, field.name, field.default)
 
 

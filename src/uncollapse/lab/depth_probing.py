@@ -1,7 +1,7 @@
 """Depth from a frozen encoder: what a run is told, its scenes and encoder, how the head is trained and judged."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ TINY = 1e-12  # square metres
 
 @dataclass(frozen=True)
 class DepthConfig:
-    """A run. Settings that an encoder does not need get their defaults: they make no other run."""
+    """A run. Settings that it does not need, or that say what their defaults do, get these: they make no other run."""
 
     start: str = setting(
         RANDOM,
@@ -62,8 +62,14 @@ class DepthConfig:
     def __post_init__(self) -> None:
         if 0 < self.side < LEAST:
             raise UsageError(f"side is 0 or at least {LEAST} pixels, got {self.side}.")
-        if self.start != RANDOM:
-            object.__setattr__(self, "width", 1.0)
+        is_default = {
+            "width": self.start != RANDOM,
+            "side": self.start == RANDOM and self.side == SIDE,
+            "examples": self.data == RENDERED and self.examples == SCENES,
+        }
+        for field in fields(self):
+            if is_default.get(field.name):
+                object.__setattr__(self, field.name, field.default)
 
 
 class Start(NamedTuple):
@@ -129,6 +135,11 @@ class DepthTraining:
         maps = self.maps(parts["train"].images[:1], torch.device("cpu"))
         if maps.dim() != 4:
             raise UsageError(f"Depths are read from maps, and {config.layer} has none; take a layer before it.")
+        if len(depths) % config.batch == 1 and 1 in (maps.shape[-2:].numel(), config.map_side):
+            raise UsageError(
+                f"An epoch of {len(depths)} scenes ends with a step of one, whose maps have one pixel: too little to "
+                f"learn from. Take larger pictures and maps, or another batch than {config.batch}."
+            )
         with seeded(config.seed):
             self.head = DepthHead(maps.shape[1], config.map_side, config.head_width)
 

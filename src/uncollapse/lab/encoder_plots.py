@@ -160,10 +160,11 @@ def _density(axes: Any, angles: NDArray[Any]) -> None:
 def _around(axes: Any, angles: NDArray[Any], colour: str, title: str) -> None:
     """Density around the circle, outwards from it. An even one is a ring of width `EVEN`; too high ones are lowered."""
     around = numpy.linspace(-math.pi, math.pi, STEPS)
-    heights = EVEN * 2 * math.pi * around_density(angles, around)
-    radius = 1 + heights * min(1.0, HIGHEST / float(heights.max()))
-    axes.fill(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, alpha=0.35, linewidth=0)
-    axes.plot(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, linewidth=1.2)
+    if len(angles):  # of few pictures, none may be of a class
+        heights = EVEN * 2 * math.pi * around_density(angles, around)
+        radius = 1 + heights * min(1.0, HIGHEST / float(heights.max()))
+        axes.fill(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, alpha=0.35, linewidth=0)
+        axes.plot(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, linewidth=1.2)
     axes.fill(numpy.cos(around), numpy.sin(around), color="white")
     axes.plot(numpy.cos(around), numpy.sin(around), color=QUIET, linewidth=1.0)
     axes.set_aspect("equal")
@@ -196,4 +197,6 @@ def _titled(axes: Any, title: str, x: str, y: str) -> None:
 
 def _legend(figure: Any, axes: Any) -> None:
     lines, labels = axes.get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9, labelcolor=INK)
+    place = {"loc": "outside lower left", "ncols": len(labels), "frameon": False}
+    for marker in figure.legend(lines, labels, fontsize=9, labelcolor=INK, **place).legend_handles:
+        marker.set(facecolor=QUIET, array=None)  # shapes tell kinds apart; colours tell accuracies

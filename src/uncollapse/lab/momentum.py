@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.diagnosing import diagnose_activations
-from uncollapse.diagnosis import Diagnosis
 from uncollapse.lab import contrastive, probing
 from uncollapse.lab.configs import setting, settings
 from uncollapse.lab.contrast_training import OUTPUT, Training
 from uncollapse.lab.contrastive import DATA, LOOKS, MODEL, TRAINING, ContrastConfig, Data
 from uncollapse.lab.data.image_batches import ImageBatch
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder, with_mlp
-from uncollapse.lab.models.resnet_encoder import RESNETS, STEMS, ResNetEncoder, names_of
+from uncollapse.lab.models.resnet_encoder import RESNETS, STEMS, ResNetEncoder
 from uncollapse.lab.models.small_alexnet import LEAST
 from uncollapse.lab.objectives import OBJECTIVE, queue_objective
 from uncollapse.lab.online_probe import PROBE, OnlineProbe, ProbeConfig
@@ -50,6 +48,7 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
     temperature: float = setting(0.07, "contrast: its temperature.", least=1e-3, group=OBJECTIVE)
     negatives: str = setting("queue", "contrast: those that are remembered.", choices=("queue",), group=OBJECTIVE)
     within: bool = setting(True, "uniform: count pairs within a batch beside those with the queue.", group=OBJECTIVE)
+    epochs: int = setting(200, "Passes over the pictures to learn from.", least=1, group=TRAINING)
     batch: int = setting(256, "Pictures in a step; each has two views.", least=2, group=TRAINING)
     lr: float = setting(
         0.03, "Learning rate of SGD for a batch of 256; it grows with the batch.", least=0, group=TRAINING
@@ -125,13 +124,6 @@ class MomentumTraining(Training):
     def evaluate(self, encoder: nn.Module) -> dict[str, float]:
         """Alignment and uniformity of the pictures that were held back, both views being the encoder's."""
         return super().evaluate(encoder.encoder if isinstance(encoder, MomentumEncoder) else encoder)
-
-    def diagnosis(self, encoder: nn.Module) -> Diagnosis:
-        """Layer by layer, on what was held back."""
-        self.session.doing("measuring the encoder layer by layer")
-        rows = self.features(encoder, "validation", names_of(encoder))
-        del rows["labels"]
-        return diagnose_activations(rows, name=self.momentum.encoder, data=f"{self.config.data}, validation")
 
     def judged(self, probe: OnlineProbe) -> dict[str, float]:
         """Accuracies on what was held back and on the test pictures: linear, and by five neighbours."""

@@ -25,17 +25,19 @@ class ObjectiveConfig:
     """What an encoder is trained for. Settings of a part without weight get their defaults: they make no other run."""
 
     contrast: float = setting(1.0, "Weight of InfoNCE; 0: without it.", least=0, group=OBJECTIVE)
-    temperature: float = setting(0.5, "contrast: its temperature.", least=1e-3, group=OBJECTIVE)
+    temperature: float = setting(
+        0.5, "contrast: its temperature; lower: only the nearest negatives count.", least=1e-3, group=OBJECTIVE
+    )
     negatives: str = setting(
         "cross",
-        "contrast: the other view of the rest of the batch, or both views of it (NT-Xent).",
+        "contrast: what a view is told from: the other views of the rest of the batch, or both views of it (NT-Xent).",
         choices=("cross", "both"),
         group=OBJECTIVE,
     )
     align: float = setting(0.0, "Weight of the alignment loss; 0: without it.", least=0, group=OBJECTIVE)
     alpha: float = setting(2.0, "align: the exponent of the distance.", least=1e-3, group=OBJECTIVE)
     uniform: float = setting(0.0, "Weight of the uniformity loss; 0: without it.", least=0, group=OBJECTIVE)
-    t: float = setting(2.0, "uniform: sharpness of the potential.", least=1e-3, group=OBJECTIVE)
+    t: float = setting(2.0, "uniform: sharpness of the potential exp(−t·‖x − y‖²).", least=1e-3, group=OBJECTIVE)
 
     def __post_init__(self) -> None:
         if not any(getattr(self, weight) for weight in PARTS):

@@ -13,7 +13,6 @@ from uncollapse.lab.configs import setting
 from uncollapse.lab.data.augmenting import for_training
 from uncollapse.lab.data.image_batches import Batches, ImageBatch, epoch_order
 from uncollapse.lab.data.pictures import Pictures
-from uncollapse.lab.models.resnet_encoder import names_of
 from uncollapse.lab.schedules import steps as falling
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sessions import Session
@@ -61,7 +60,7 @@ class OnlineProbe:
 
     def __init__(self, encoder: Any, config: Any, pictures: Pictures, session: Session, experiment: str) -> None:
         self.encoder, self.config, self.pictures = encoder.eval(), config, pictures
-        self.layer = names_of(encoder)[-2]
+        self.layer = encoder.names[-2]
         places = {"checkpoints": session.checkpoints, "tracked": session.tracked}
         own: dict[str, Any] = {name: at / FOLDER for name, at in places.items() if at is not None}
         self.session, self.experiment = replace(session, **own), f"{experiment}-{FOLDER}"

@@ -8,6 +8,7 @@ from uncollapse.bootstrap import Bootstrap, Interval, mean_interval
 from uncollapse.metrics.hypersphere import alignment, check_sharpness, uniformity, uniformity_optimum
 
 TILE = 1024  # rows on a side of the part of all pairs that is there at a time
+ROUNDING = 1e-5  # what float32 may leave of 0 in a uniformity, for each unit of t
 
 
 def alignment_interval(
@@ -97,17 +98,17 @@ def uniformity_gap(value: float | Tensor, d: int, t: float = 2.0) -> float:
     Small samples may lie a little below the optimum, so that it is negative.
 
     Args:
-        value: a `uniformity`, at most 0.
+        value: a `uniformity`, at most 0; what rounding leaves above it counts as 0.
         d: dimension of the space, at least 1.
         t: the sharpness that the value was taken with.
 
     >>> round(uniformity_gap(-3.41, 128), 1)
     13.4
     """
-    found = float(value)
-    if not found <= 1e-6:  # what rounding leaves of 0 is 0
+    found, optimum = float(value), uniformity_optimum(d, t)
+    if not found <= ROUNDING * (1 + t):
         raise ValueError(f"value is a uniformity, which is at most 0, got {found}.")
-    return 100 * (1 - found / uniformity_optimum(d, t))
+    return 100 * (1 - min(found, 0.0) / optimum)
 
 
 def check_exponent(alpha: float) -> None:

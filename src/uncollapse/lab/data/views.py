@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from uncollapse.backbones import torchvision_ops
@@ -83,10 +84,14 @@ class Views:
     def __len__(self) -> int:
         return len(self.pictures) if self.held is None else len(self.held.labels)
 
-    def batches(self, seed: int, size: int) -> "HeldBatches | Batches":
-        """All pictures in a random order; those that do not fill a batch are left out, unless there are no others."""
+    def batches(self, seed: int, size: int, whole: bool = False) -> "HeldBatches | Batches":
+        """All pictures in a random order; those that do not fill a batch are left out, unless there are no others.
+
+        whole: leave out none.
+        """
         order = epoch_order(len(self), seed)
-        order = order[: len(order) // size * size or len(order)]
+        if not whole:
+            order = order[: len(order) // size * size or len(order)]
         if self.held is not None:
             return HeldBatches(self.held, order, size)
         transform = _two_crops(self.look, self.changed)
@@ -122,22 +127,24 @@ class HeldBatches:
 
 def hold(pictures: Pictures) -> Held | None:
     """All pictures but those that cannot be read; None if their sizes differ or they are too many for the memory."""
-    found: list[Tensor] = []
-    places = []
+    images: NDArray[numpy.uint8] | None = None
+    places: list[int] = []
     for at in range(len(pictures)):
         try:
-            picture = numpy.asarray(pictures.picture(at))
+            picture = numpy.asarray(pictures.picture(at)).transpose(2, 0, 1)
         except UnreadableError:
             continue
-        if picture.nbytes * len(pictures) > HELD or (
-            found and picture.shape != found[0].shape[1:] + found[0].shape[:1]
-        ):
+        if images is None:
+            if picture.nbytes * len(pictures) > HELD:
+                return None
+            images = numpy.empty((len(pictures), *picture.shape), "uint8")  # at once: two copies would be too many
+        elif picture.shape != images.shape[1:]:
             return None
-        found.append(torch.from_numpy(picture.transpose(2, 0, 1).copy()))
+        images[len(places)] = picture
         places.append(at)
-    if not found:
+    if images is None:
         raise UsageError(f"None of the {len(pictures)} pictures can be read.")
-    return Held(torch.stack(found), pictures.labels[places])
+    return Held(torch.from_numpy(images[: len(places)]), pictures.labels[places])
 
 
 def _two_crops(look: Look, changed: Changes) -> Transform:

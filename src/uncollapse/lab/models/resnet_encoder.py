@@ -1,21 +1,20 @@
 """ResNets of torchvision as encoders, whose layers are asked for by name as those of the small AlexNet are."""
 
-from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.models.small_alexnet import LAYERS as ALEXNET
-from uncollapse.loading.errors import UsageError, library
+from uncollapse.lab.models.layered import Layered
+from uncollapse.loading.errors import library
 
 RESNETS = ("resnet18", "resnet34", "resnet50")
 STEMS = ("imagenet", "cifar")
 LAYERS = ("stem", "layer1", "layer2", "layer3", "layer4", "pooled", "output")
 
 
-class ResNetEncoder(nn.Module):
-    """A ResNet with a linear output; its parts are named as in `LAYERS`, and called in that order.
+class ResNetEncoder(Layered):
+    """A ResNet with a linear output; its parts are named as in `LAYERS`.
 
     Args:
         name: one of `RESNETS`.
@@ -41,25 +40,3 @@ class ResNetEncoder(nn.Module):
         self.pooled = nn.Sequential(net.avgpool, nn.Flatten())
         self.output = net.fc
         self.dim, self.penultimate = dim, net.fc.in_features
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(b, 3, h, w) -> (b, dim), not of length one yet."""
-        return self.layers(images, ("output",))["output"]
-
-    def layers(self, images: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-        """What some of the layers give, by name: maps (b, c, h, w) of blocks, features (b, d) of the last two."""
-        wanted = set(names)
-        if unknown := wanted - set(LAYERS):
-            raise UsageError(f"The encoder has no layer {min(unknown)!r}. There are: {', '.join(LAYERS)}.")
-        found, x = {}, images
-        for name in LAYERS[: 1 + max(map(LAYERS.index, wanted), default=-1)]:
-            x = self.get_submodule(name)(x)
-            if name in wanted:
-                found[name] = x
-        return found
-
-
-def names_of(encoder: nn.Module) -> tuple[str, ...]:
-    """The layers that an encoder has, in their order; the last is its output, and the one before it its features."""
-    names: tuple[str, ...] = getattr(encoder, "names", ALEXNET)
-    return names

@@ -1,10 +1,11 @@
 """The small AlexNet that Wang & Isola (arXiv 2005.10242) train on STL-10, in any width and for any side."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from uncollapse.lab.models.layered import Layered
 from uncollapse.loading.errors import UsageError
 
 CONVOLUTIONS, HIDDEN = (96, 192, 384, 384, 192), 4096  # channels and features at full width
@@ -13,10 +14,10 @@ LAYERS = (*(f"conv{number}" for number in range(1, 6)), "fc6", "fc7", "output")
 LEAST = 15  # pixels: a smaller picture is gone after three pools
 
 
-class SmallAlexNet(nn.Module):
+class SmallAlexNet(Layered):
     """Five convolutions of 3×3, two layers of features and a linear output, each but the last with BatchNorm and ReLU.
 
-    Its parts are named as in `LAYERS`, and called in that order.
+    Its parts are named as in `LAYERS`.
 
     Args:
         dim: features of the output.
@@ -24,6 +25,8 @@ class SmallAlexNet(nn.Module):
         width: factor of all channels and features but the output's.
         channels: of the pictures.
     """
+
+    names = LAYERS
 
     def __init__(self, dim: int = 128, side: int = 64, width: float = 1.0, channels: int = 3) -> None:
         super().__init__()
@@ -40,24 +43,6 @@ class SmallAlexNet(nn.Module):
         self.output = nn.Linear(hidden, dim)
         self.penultimate = hidden
         _begin(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(b, channels, side, side) -> (b, dim), not of length one yet."""
-        return self.layers(images, ("output",))["output"]
-
-    def layers(self, images: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-        """What some of the layers give, by name: maps (b, c, h, w) of convolutions, features (b, d) of the others."""
-        wanted = set(names)
-        if unknown := wanted - set(LAYERS):
-            raise UsageError(f"The encoder has no layer {min(unknown)!r}. There are: {', '.join(LAYERS)}.")
-        found, x = {}, images
-        for name in LAYERS:
-            x = self.get_submodule(name)(x)
-            if name in wanted:
-                found[name] = x
-            if len(found) == len(wanted):
-                break
-        return found
 
 
 def scaled(size: int, width: float) -> int:

@@ -68,7 +68,7 @@ class Config(EncoderConfig):
         0.5, "Of the loss that is measured; encoder contrast is trained with it too.", least=0.01, group=MEASURE
     )
     anchors: int = setting(512, "Views whose loss is measured, each with its partner.", least=2, group=MEASURE)
-    draws: int = setting(32, "Sets of the most negatives for each pair.", least=2, group=MEASURE)
+    draws: int = setting(32, "Sets of `largest` negatives that are drawn for each pair.", least=2, group=MEASURE)
     largest: int = setting(
         65_536, "Most negatives; powers of two up to it are measured.", least=4, most=2**20, group=MEASURE
     )
@@ -76,6 +76,8 @@ class Config(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "largest", 1 << (self.largest.bit_length() - 1))  # only powers of two are measured
+        object.__setattr__(self, "fit_from", 1 << (self.fit_from - 1).bit_length())
         if self.largest < 4 * self.fit_from:
             raise UsageError(
                 f"A slope is fitted through three numbers of negatives or more: largest must be at least "

@@ -42,13 +42,20 @@ DIGITS = 4  # of an angle
 class Config(EncoderConfig):
     """A run. Settings that an encoder does not need get their defaults: they make no other run."""
 
-    learned: str = setting("contrastive", "What the encoder learns from.", choices=LEARNED, group=TRAINING)
+    learned: str = setting(
+        "contrastive",
+        "How the encoder learns: not at all, from labels, or from pairs of views.",
+        choices=LEARNED,
+        group=TRAINING,
+    )
     temperature: float = setting(0.5, "contrastive: of InfoNCE.", least=1e-3, group=TRAINING)
     data: str = setting(
-        "cifar10", "A set by name, or a folder below --data-root with train/ and val/, or packed files.", group=DATA
+        "cifar10",
+        "cifar10, cifar100, stl10, fashion-mnist, digits, or a folder in --data-root with train/CLASS and val/CLASS.",
+        group=DATA,
     )
     dim: int = setting(2, "Features of the output; two lie on the circle.", choices=(2,), group=MODEL)
-    side: int = setting(32, "Side of the pictures in pixels.", least=15, group=MODEL)
+    side: int = setting(32, "Side in pixels to which pictures and views are brought.", least=15, group=MODEL)
     batch: int = setting(256, "Pictures in a step; each has two views.", least=2, group=TRAINING)
 
     def __post_init__(self) -> None:

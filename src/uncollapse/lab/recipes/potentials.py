@@ -36,13 +36,16 @@ class Config:
     """A run: all point sets in one space."""
 
     dim: int = setting(2, "Dimension of the space: 2 has the circle, 3 the sphere.", least=2)
-    t: float = setting(2.0, "Sharpness of the potential.", least=1e-3)
+    t: float = setting(2.0, "Sharpness of the potential exp(−t·‖x − y‖²).", least=1e-3)
     points: int = setting(10_000, "Points of the random sets.", least=2)
     free: int = setting(100, "Points of the regular set and of the optimised one.", least=2)
     steps: int = setting(200, "Steps of L-BFGS for the optimised sets.", least=1)
-    draws: int = setting(2000, "Samples of each size for the bias of the estimators, at most.", least=2)
-    largest: int = setting(4096, "Points of the largest such sample.", least=2)
+    draws: int = setting(2000, "Samples of each size, at most, that show the bias of the estimators.", least=2)
+    largest: int = setting(4096, "Points of the largest of these samples; powers of two up to it are drawn.", least=2)
     seed: int = setting(0, "Of all points.", least=0, most=2**31)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "largest", 1 << (self.largest.bit_length() - 1))  # only powers of two are drawn
 
 
 def run(config: Config, session: Session | None = None) -> dict[str, Any]:
