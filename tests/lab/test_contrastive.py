@@ -164,9 +164,9 @@ def test_recipes_are_registered_with_a_quick_run() -> None:
 
 
 def test_an_encoder_may_be_judged_as_it_is_drawn() -> None:
-    record = run(epochs=0, contrast=0.0, align=1.0)
+    record = run(epochs=0, contrast=0.0, align=1.0, batch=64, lr=0.5)
     assert record["epochs"] == []
     assert record["ended"] == "untrained"
     config = contrast.Config(**TINY | {"epochs": 0})
     assert record["config"] == dataclasses.asdict(config)  # what it would be trained for makes no other run
-    assert contrast.name_of(config) == "digits-untrained-b128-d8-seed0"
+    assert contrast.name_of(config) == "digits-untrained-d8-seed0"

@@ -27,10 +27,10 @@ def test_a_group_of_encoders_has_a_picture_with_its_correlations() -> None:
     (picture,) = scatters([*full(), full(epochs=3)[0]])
     assert picture.title == "9 encoders on stl10"
     assert "alignment + uniformity" in picture.said
-    assert "R² 1.00" in picture.said
+    assert "the two, weighed 1.00 (R² 1.00)" in picture.said
     labels = [axes.get_xlabel() for axes in picture.figure.axes]
     assert labels[:3] == ["alignment, lower is better", "alignment + uniformity", "log(M + 1) − loss, nats"]
-    assert "R² 1.00" in picture.figure.axes[1].get_title(loc="left")
+    assert "rank correlation" in picture.figure.axes[1].get_title(loc="left")
 
 
 def test_two_encoders_have_none() -> None:

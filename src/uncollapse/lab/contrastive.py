@@ -27,6 +27,7 @@ IMAGES = {
     "cifar100": 45_000,
     "fashion-mnist": 54_000,
 }  # to learn from, with a tenth held back
+OF_TRAINING = {"batch", "lr", "momentum", "weight_decay", "falls", "precision", "unlabelled"}  # idle without any
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, for all pictures
 
 
@@ -111,7 +112,7 @@ class ContrastConfig(EncoderConfig, ObjectiveConfig):
         EncoderConfig.__post_init__(self)
         ObjectiveConfig.__post_init__(self)
         if not self.epochs:
-            names = {field.name for field in fields(ObjectiveConfig)}
+            names = {field.name for field in fields(ObjectiveConfig)} | OF_TRAINING
             for field in (field for field in fields(self) if field.name in names):
                 object.__setattr__(self, field.name, field.default)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from uncollapse.lab.explaining import ACCURACY, FEWEST, Explained, column, comparable, explained
+from uncollapse.lab.explaining import ACCURACY, FEWEST, INFOMAX, SUM, Explained, column, comparable, explained
 from uncollapse.lab.pages import Picture
 from uncollapse.lab.selecting import Record
 from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank
@@ -45,10 +45,10 @@ def scatter(records: Sequence[Record]) -> Any:
     bar.outline.set_visible(False)
     _titled(plane, "a. Two measures, coloured by accuracy", "alignment, lower is better", "uniformity, lower is better")
     for axes, name, values, title, along in (
-        (both, "alignment + uniformity", align + spread, "b. Their sum", "alignment + uniformity"),
+        (both, SUM, align + spread, "b. Their sum", "alignment + uniformity"),
         (
             information,
-            "InfoMax: log(M + 1) − loss",
+            INFOMAX,
             column(records, "information"),
             "c. InfoMax's reading",
             "log(M + 1) − loss, nats",

@@ -17,6 +17,7 @@ ACCURACY = "validation_output_linear"
 FREE = frozenset(
     ("contrast", "temperature", "negatives", "align", "alpha", "uniform", "t", "batch", "dim", "seed")
 )  # settings in which encoders of one picture may differ
+SUM, INFOMAX = "alignment + uniformity", "InfoMax: log(M + 1) − loss"
 FEWEST = 3  # encoders that a correlation needs
 
 
@@ -45,23 +46,22 @@ def comparable(records: Iterable[Record]) -> list[list[Record]]:
 def explained(records: Sequence[Record], accuracy: str = ACCURACY) -> list[Explained]:
     """How each measure, the sum of the paper's two, and InfoNCE's reading go along with accuracy; needs 3 encoders.
 
-    The sum's share is of a fit that weighs alignment and uniformity as suits it best. InfoNCE is read at the
-    temperature that makes its bound tightest and, if all were trained with it alone, also by the loss that each was
-    trained to.
+    The paper's two are added up, and also weighed as suits a linear fit best. InfoNCE is read at the temperature that
+    makes its bound tightest and, if all were trained with it alone, also by the loss that each was trained to.
     """
     target = column(records, accuracy)
     align, spread, tightest = (column(records, name) for name in ("alignment", "uniformity", "information"))
-    readings: list[tuple[str, NDArray[Any], list[NDArray[Any]]]] = [
-        ("alignment", align, [align]),
-        ("uniformity", spread, [spread]),
-        ("alignment + uniformity", align + spread, [align, spread]),
-        ("InfoMax: log(M + 1) − loss", tightest, [tightest]),
+    readings: list[tuple[str, NDArray[Any]]] = [
+        ("alignment", align),
+        ("uniformity", spread),
+        (SUM, align + spread),
+        ("the two, weighed", _fitted([align, spread], target)),
+        (INFOMAX, tightest),
     ]
     reached = [as_trained(record) for record in records]
     if None not in reached:
-        own = numpy.array(reached, dtype=float)
-        readings.append(("InfoMax, by the loss that it was trained to", own, [own]))
-    return [Explained(words, _rank(values, target), _share(fitted, target)) for words, values, fitted in readings]
+        readings.append(("InfoMax, by the loss that it was trained to", numpy.array(reached, dtype=float)))
+    return [Explained(words, _rank(values, target), _share(values, target)) for words, values in readings]
 
 
 def as_trained(record: Record) -> float | None:
@@ -85,9 +85,14 @@ def _rank(values: NDArray[Any], target: NDArray[Any]) -> float:
     return float(stats.spearmanr(values, target).statistic)
 
 
-def _share(values: Sequence[NDArray[Any]], target: NDArray[Any]) -> float:
+def _share(values: NDArray[Any], target: NDArray[Any]) -> float:
     """R² of the linear fit."""
-    design = numpy.column_stack([*values, numpy.ones_like(target)])
-    fitted = design @ numpy.linalg.lstsq(design, target, rcond=None)[0]
     spread = float(((target - target.mean()) ** 2).sum())
-    return 1 - float(((target - fitted) ** 2).sum()) / spread if spread else 0.0
+    return 1 - float(((target - _fitted([values], target)) ** 2).sum()) / spread if spread else 0.0
+
+
+def _fitted(values: Sequence[NDArray[Any]], target: NDArray[Any]) -> NDArray[Any]:
+    """What the best linear fit expects."""
+    design = numpy.column_stack([*values, numpy.ones_like(target)])
+    expected: NDArray[Any] = design @ numpy.linalg.lstsq(design, target, rcond=None)[0]
+    return expected

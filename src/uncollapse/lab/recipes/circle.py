@@ -121,7 +121,7 @@ def _judged(training: Training) -> dict[str, Any]:
     figures = hypersphere(x, y) | probing.linear(labelled.pop("train"), labelled)
     shown = parts["validation"]
     angles = torch.atan2(shown[OUTPUT][:, 1], shown[OUTPUT][:, 0])
-    distances = torch.histc((x - y).norm(dim=1), BINS, 0, 2)
+    distances = torch.histc((x - y).norm(dim=1).clamp(max=2), BINS, 0, 2)  # rounding goes beyond
     return {
         "figures": short(figures),
         "circle": {

@@ -89,8 +89,8 @@ def _judged(training: Training) -> dict[str, Any]:
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     data = config.data.strip("./").replace("/", "_") or "images"
-    what = words(asdict(config)) if config.epochs else "untrained"
-    return f"{data}-{what}-b{config.batch}-d{config.dim}-seed{config.seed}"[:120]
+    what = f"{words(asdict(config))}-b{config.batch}" if config.epochs else "untrained"
+    return f"{data}-{what}-d{config.dim}-seed{config.seed}"[:120]
 
 
 def pictures(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
@@ -129,10 +129,10 @@ CHOSEN = "validation_output_linear"
 
 def _row(config: Mapping[str, Any]) -> str:
     """The objective, and the batch and size of the output where they are not the usual ones."""
+    batch = SMALL["batch"] if config["width"] == SMALL["width"] else 768
+    odd = {"batch": config["batch"] != batch and config["epochs"], "dim": config["dim"] != 128}
     what = formula(config) if config["epochs"] else "untrained"
-    usual = (SMALL["batch"], 128) if config["width"] == SMALL["width"] else (768, 128)
-    odd = zip(("batch", "dim"), (config["batch"], config["dim"]), usual, strict=True)
-    return ", ".join([what, *(f"{name} {value}" for name, value, least in odd if value != least)])
+    return ", ".join([what, *(f"{name} {config[name]}" for name, is_odd in odd.items() if is_odd)])
 
 
 AXES: dict[str, Any] = {
