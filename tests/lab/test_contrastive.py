@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from uncollapse.lab import contrastive
+from uncollapse.lab.board import cells
 from uncollapse.lab.contrast_training import Training, hypersphere, reading
 from uncollapse.lab.models.small_alexnet import LAYERS
 from uncollapse.lab.recipes import RECIPES, circle, contrast
@@ -170,3 +171,25 @@ def test_an_encoder_may_be_judged_as_it_is_drawn() -> None:
     config = contrast.Config(**TINY | {"epochs": 0})
     assert record["config"] == dataclasses.asdict(config)  # what it would be trained for makes no other run
     assert contrast.name_of(config) == "digits-untrained-d8-seed0"
+
+
+def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_classes(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for at in range(24):
+        place = tmp_path / "mine" / ("a" if at % 2 else "b")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((20 + at, 24), 40.0 + at).convert("RGB").save(place / f"{at}.png")
+    settings = TINY | {"data": "mine", "batch": 8, "holdout": 0.25}
+    record = contrast.run(contrast.Config(**settings), Session(data_root=tmp_path))
+    assert {"alignment", "uniformity", "information"} <= record["figures"].keys()
+    assert not any("linear" in name or "knn" in name for name in record["figures"])
+    assert (record["data"]["train"], record["data"]["validation"]) == (18, 6)
+    assert cells(contrast.BOARDS["output"], [record]) == cells(contrast.BOARDS["output"], [])
+    with pytest.raises(UsageError, match="does not have pictures where they are looked for"):
+        contrastive.load(contrast.Config(**settings), Session(data_root=tmp_path))
+
+
+def test_a_batch_beyond_the_pictures_is_told() -> None:
+    with pytest.raises(UsageError, match="A batch of 2000 is more than the 1347 pictures to learn from"):
+        run(batch=2000)

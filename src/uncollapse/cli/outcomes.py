@@ -16,7 +16,8 @@ from rich.text import Text
 
 from uncollapse.cli import output
 
-SHARES = ("train", "validation", "dev", "test", "always")  # parts of the data whose figures are shown times 100
+PARTS = ("train", "validation", "dev", "test", "always")  # parts of the data
+SHARES = (*PARTS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and tasks, whose figures are shown times 100
 PER_SECOND = "_per_second"  # ends the name of a speed in a record's pace
 ENDLESS = 10_000  # columns, to find out how many a table would like to have
 DAY = 86_400  # seconds
@@ -200,7 +201,7 @@ def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
 
     if name in MEASURES:
         return MEASURES[name].short
-    if name not in SHARES:
+    if name not in PARTS:
         return name.replace("_", " ")
     metrics = {outcome.record.get("data", {}).get("metric") for outcome in outcomes}
     return f"{name}, {metrics.pop()}" if len(metrics) == 1 and None not in metrics else name

@@ -32,6 +32,7 @@ class Board:
     protocol; a cell with other ones says so, and is not judged beside the paper's number. free: settings that may
     differ from it all the same. row_of: the row of a config in words, where its fields alone would be hard to read.
     whole: the paper's groups are shown without any result of ours too. row_usual: what the protocol has in single rows.
+    row_name: what rows in words are called.
     """
 
     title: str
@@ -49,6 +50,7 @@ class Board:
     free: tuple[str, ...] = ()
     row_of: Callable[[Mapping[str, Any]], str] | None = None
     whole: bool = False
+    row_name: str = ""
     row_usual: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -145,7 +147,12 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
     Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
     protocol is the paper's, so it is asked for in groups that the paper has.
     """
-    mine = [r for r in records if all(setting(r, name) == fixed(value) for name, value in board.where.items())]
+    mine = [
+        r
+        for r in records
+        if all(setting(r, name) == fixed(value) for name, value in board.where.items())
+        and (board.figure in r["figures"] or not r["figures"])  # none at all: it did not stay finite
+    ]
     found: dict[Place, list[Record]] = defaultdict(list)
     for r in mine:
         found[board.place(r)].append(r)

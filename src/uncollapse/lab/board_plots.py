@@ -33,7 +33,7 @@ def figure_of_group(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
     axes.set_xlabel(board.columns, color=INK, parse_math=False)
-    axes.set_ylabel(f"{board.figure}{', %' if board.percent else ''}", color=INK, parse_math=False)
+    axes.set_ylabel(f"{board.figure.replace('_', ' ')}{', %' if board.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     lines, labels = axes.get_legend_handles_labels()
     if labels:

@@ -66,6 +66,11 @@ class Training:
         """Those of an epoch."""
         if len(self.views) < 2:
             raise UsageError(f"Pairs need two pictures to be told apart; there are {len(self.views)} to learn from.")
+        if self.config.batch > len(self.views):  # the learning rate is one for a batch of that size
+            raise UsageError(
+                f"A batch of {self.config.batch} is more than the {len(self.views)} pictures to learn from; "
+                f"take a smaller one, such as --batch {max(2, len(self.views) // 8)}."
+            )
         return self.views.batches(1_000_003 * self.config.seed + epoch, self.config.batch)
 
     def loss(self, encoder: nn.Module, batch: ImageBatch) -> Tensor:
@@ -116,8 +121,13 @@ class Training:
         return {name: torch.cat(rows) for name, rows in found.items()}
 
     def probes(self, encoder: nn.Module) -> dict[str, float]:
-        """Accuracies on what was held back and on the test pictures: linear and by five neighbours, on both layers."""
+        """Accuracies on what was held back and on the test pictures: linear and by five neighbours, on both layers.
+
+        None, where there are no classes to tell apart.
+        """
         parts = {}
+        if len(self.data.set.train.classes) < 2:
+            return {}
         for part in ("train", "validation", "test"):
             self.session.doing(f"looking at the {part} pictures")
             parts[part] = self.features(encoder, part)

@@ -136,9 +136,14 @@ class Data:
         return "-".join(part.fingerprint()[:8] for part in (self.learned, *self.parts.values()))
 
 
-def load(config: EncoderConfig, session: Session) -> Data:
-    """The pictures of a run. Those that are held back are not learned from, in no part."""
-    found = image_sets.load(config.data, session.data_root, config.class_list, config.unlabelled)
+def load(config: EncoderConfig, session: Session, labelled: bool = True) -> Data:
+    """The pictures of a run. Those that are held back are not learned from, in no part.
+
+    labelled: there must be classes to judge by; else a folder of nothing but pictures does, and has no part "test".
+    """
+    found = None if labelled or config.class_list else image_sets.load_plain(config.data, session.data_root)
+    if found is None:
+        found = image_sets.load(config.data, session.data_root, config.class_list, config.unlabelled)
     is_labelled = found.train.labels >= 0
     parts = split(found.train.chosen(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
     if any(len(parts[part]) < least for part, least in FEWEST.items()):  # said before it is trained
@@ -150,7 +155,7 @@ def load(config: EncoderConfig, session: Session) -> Data:
         numbers = torch.cat([learned.numbers, found.train.numbers[~is_labelled]])
         labels = torch.cat([learned.labels, found.train.labels[~is_labelled]])
         learned = Pictures(learned.source, numbers, labels, learned.classes)
-    return Data(found, learned, parts | {"test": found.test})
+    return Data(found, learned, parts | ({"test": found.test} if len(found.test) else {}))
 
 
 def build(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
@@ -163,7 +168,7 @@ def same_data(config: EncoderConfig, session: Session, record: Mapping[str, Any]
     """Whether a result is of the pictures at hand, and not of others that lie where its own did."""
     known = record.get("data", {}).get("fingerprint")
     try:
-        return known is None or bool(known == load(config, session).fingerprint())
+        return known is None or bool(known == load(config, session, labelled=False).fingerprint())
     except UsageError:  # they are not here: then they cannot be others
         return True
 

@@ -34,7 +34,7 @@ def by_group(made: Iterable[Cell]) -> dict[Any, dict[Any, list[Cell]]]:
 
 def corner(board: Board) -> str:
     """What stands above the names of the rows and before those of the columns."""
-    rows = board.rows if board.row_of is None else board.rows.partition("+")[0]
+    rows = board.rows if board.row_of is None else board.row_name or board.rows.partition("+")[0]
     return f"{rows} \\ {board.columns}"
 
 
@@ -66,7 +66,7 @@ def choice(cell: Cell) -> str:
 def legend(board: Board, made: Sequence[Cell], sign: str = REACHED) -> str:
     """How to read the tables. sign: what marks a cell that is at least the paper's."""
     unit = " in percent" if board.percent else ""
-    said = [f"{board.figure.capitalize()}{unit}: mean ± standard deviation (number of seeds)."]
+    said = [f"{board.figure.replace('_', ' ').capitalize()}{unit}: mean ± standard deviation (number of seeds)."]
     if any(cell.published for cell in made):
         sources = ", ".join(dict.fromkeys(c.published.source for c in made if c.published and c.published.source))
         said.append(f"Below it the published number{f' ({sources})' if sources else ''}. {sign}: at least that.")

@@ -79,6 +79,15 @@ def read(folder: Path, wanted: ClassList | None = None) -> tuple[Pictures, Pictu
     return _pictures(folder / "train", classes), _pictures(folder / part, classes), part
 
 
+def plain(folder: Path) -> Pictures | None:
+    """All pictures in a folder and in those within, as one class; None if there are none."""
+    there = folder.resolve()
+    names = sorted(_files(there.parent, there.name))
+    if not names:
+        return None
+    return Pictures.all_of(Files(there.parent, names), torch.zeros(len(names), dtype=torch.long), (there.name,))
+
+
 def _pictures(folder: Path, classes: tuple[str, ...]) -> Pictures:
     files = [sorted(_files(folder, name)) for name in classes]
     empty = [name for name, found in zip(classes, files, strict=True) if not found]

@@ -41,6 +41,17 @@ def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = 
     return ImageSet(folder.resolve().name, train, test, facts)
 
 
+def load_plain(data: str, root: Path | None) -> ImageSet | None:
+    """The pictures of a folder without parts and classes, to learn from only; None if `data` is no such folder."""
+    folder = ((root or Path()) / Path(data)).expanduser()
+    if data in NAMES or not folder.is_dir() or (folder / "train").is_dir() or (folder / "train.npz").is_file():
+        return None
+    found = image_folders.plain(folder)
+    if found is None:
+        return None
+    return ImageSet(folder.resolve().name, found, found.chosen(found.numbers[:0]), {"kind": "folder without classes"})
+
+
 def _whole(data: str, top: Path, folder: Path, unlabelled: bool) -> tuple[Pictures, Pictures, dict[str, Any]]:
     """A set that comes with all of its classes."""
     if (folder / "train.npz").is_file():
@@ -79,7 +90,7 @@ def _absent(data: str, top: Path, folder: Path) -> str:
         return f"There is no folder {top}; give --data-root the one that has the data, or take --data digits."
     layout = f"A folder has {image_folders.LAYOUT}, or {PACKED}."
     if folder.is_dir():
-        return f"There are no pictures in {folder.resolve()}. Give --data-root FOLDER, or --data digits. {layout}"
+        return f"{folder.resolve()} does not have pictures where they are looked for. {layout}"
     close = difflib.get_close_matches(data, NAMES, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"data must be one of {', '.join(NAMES)} or a folder in {top.resolve()}, got {data!r}.{hint} {layout}"

@@ -47,7 +47,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     session = session or Session()
     with threads(session.threads):
         session.doing("reading the pictures")
-        data = contrastive.load(config, session)
+        data = contrastive.load(config, session, labelled=False)
         encoder = contrastive.build(config)
 
         def loss(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
@@ -140,6 +140,7 @@ AXES: dict[str, Any] = {
     "rows": "contrast+temperature+negatives+align+alpha+uniform+t+batch+dim",
     "columns": "epochs",
     "row_of": _row,
+    "row_name": "objective",
     "by": CHOSEN,
 }
 PAPER_ROWS = {  # on the test pictures: output linear, output 5-NN, fc7 linear, fc7 5-NN

@@ -156,6 +156,7 @@ AXES: dict[str, Any] = {
     "rows": "contrast+temperature+align+alpha+uniform+t",
     "columns": "encoder",
     "row_of": formula,
+    "row_name": "objective",
 }
 FREE = ("class_list", "holdout", "precision", "neighbours")
 

@@ -185,7 +185,14 @@ QUICK: Mapping[str, Any] = {
 }
 
 OBJECTIVE = "contrast+temperature+negatives+align+alpha+uniform+t"
-AXES: dict[str, Any] = {"groups": "data", "rows": OBJECTIVE, "columns": "encoder", "row_of": variant, "chosen": ("lr",)}
+AXES: dict[str, Any] = {
+    "groups": "data",
+    "rows": OBJECTIVE,
+    "columns": "encoder",
+    "row_of": variant,
+    "row_name": "objective",
+    "chosen": ("lr",),
+}
 SOURCE = "Wang & Isola, on BookCorpus"
 PAPER_ROWS = {
     "mr": {"C(τ=0.075)": 77.51, "0.9·A(α=2) + 0.1·U(t=5)": 73.76},
