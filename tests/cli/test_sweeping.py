@@ -224,3 +224,22 @@ def test_bars_show_what_runs_and_what_is_left(tiny: ModuleType, tmp_path: Path) 
     last = shown.rpartition("Runs")[2]
     assert re.search(r"none-size120-s1-seed0--\w{10} .* starting", last)
     assert "none-size60" not in last
+
+
+def test_pictures_are_drawn_where_the_recipe_has_some(
+    run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    from uncollapse.lab.pages import Picture
+    from uncollapse.report.canvas import blank
+
+    def pictures(records: list[dict[str, object]]) -> Iterator[Picture]:
+        yield Picture("Dots", f"{len(records)} dots.", blank("", (2, 2))[0])
+
+    board = Board("Sizes", where={}, groups="scale", rows="size", columns="seed", figure="validation")
+    recipe = dataclasses.replace(tiny.RECIPE, boards={"sizes": board}, pictures=pictures)
+    monkeypatch.setitem(RECIPES._entries, tiny.NAME, recipe)
+    keep(tiny, tiny.RECIPE.config(size=1))
+    result = run("sweep", tiny.NAME, "--grid", "size=1")
+    assert result.stdout.endswith("Drawn: results/tiny-sweep/pictures.html\n")
+    assert "1 dots." in (tmp_path / "results" / tiny.NAME / "pictures.html").read_text(encoding="utf-8")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from uncollapse.lab.sweeping import Ended, Sweep
 
 BLANKS = r"\s+,\s*|\s*,\s+"  # beside a comma
+PICTURES = "pictures.html"  # beside the results
 WHAT, HOW = "Experiments", "Run"  # panels of the help
 GRID = "A grid of the recipe by name, or fields with values: 'data=cora,citeseer layers=2,4 seed=0-4'; repeatable."
 
@@ -100,6 +101,23 @@ def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
             typer.echo(line)
     if ended == "done" and agenda.records:
         typer.echo(sweep_words.where(agenda))
+        if drawn := _drawn(agenda):
+            typer.echo(f"Drawn: {drawn}")
+
+
+def _drawn(agenda: "Agenda") -> Path | None:
+    """The page with the pictures of all results, where the recipe has some and they can be drawn."""
+    recipe = agenda.recipe
+    if recipe.pictures is None:
+        return None
+    from uncollapse.lab.pages import write_page
+
+    records = agenda.results.all(recipe)
+    try:
+        path = agenda.results.folder / recipe.name / PICTURES
+        return write_page(next(iter(recipe.boards.values())), records, path, recipe.pictures(records))
+    except (ImportError, OSError):  # without matplotlib, or on a full disk: the results are there all the same
+        return None
 
 
 def _cells(
