@@ -94,7 +94,10 @@ def test_ctrl_c_ends_a_measurement_cleanly(run: Run, tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not started.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    try:
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()  # else one that goes on would do so for ever
     assert (process.returncode, stdout, stderr) == (130, "", "Interrupted.\n")
     assert not (tmp_path / "result").exists()
