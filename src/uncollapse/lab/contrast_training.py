@@ -1,6 +1,7 @@
 """How small encoders are trained on two views of each picture, and judged: the task, features, figures."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from uncollapse.lab.objectives import information
 from uncollapse.lab.schedules import steps as falling
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Task
+from uncollapse.lab.tasks import History, Settings, Task
+from uncollapse.lab.training import fit
 from uncollapse.loading.errors import UsageError
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import alignment, uniformity, uniformity_optimum
@@ -173,6 +175,16 @@ class Training:
             self.skipped[part] = self.skipped.get(part, 0) + skipped
 
         return Views(pictures, self.config.look, self.config.changes, self.session.workers, count)
+
+
+def learn(training: Training, experiment: str) -> History:
+    """Train the encoder, if it is to be trained at all. experiment: what its checkpoints are told apart by."""
+    config = training.config
+    if not config.epochs:
+        return History([], 0, "untrained", 0.0)
+    precision: Any = config.precision
+    settings = Settings(config.epochs, config.seed, precision=precision)
+    return fit(training.task(), settings, training.session, experiment, asdict(config))
 
 
 def hypersphere(x: Tensor, y: Tensor) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from uncollapse.lab import contrastive, keeping, probing
 from uncollapse.lab.board import Board, Published
 from uncollapse.lab.configs import identity, setting
-from uncollapse.lab.contrast_training import OUTPUT, Loss, Training, facts, hypersphere
+from uncollapse.lab.contrast_training import OUTPUT, Loss, Training, facts, hypersphere, learn
 from uncollapse.lab.contrastive import DATA, MODEL, TRAINING, EncoderConfig
 from uncollapse.lab.contrastive import same_data as same_data
 from uncollapse.lab.grids import Grid
@@ -108,7 +108,7 @@ def _labelled(encoder: Any, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
 
 def _learn(training: Training, experiment: str) -> History:
     config: Any = training.config
-    return contrast.learn(training, experiment) if config.learned != "random" else History([], 0, "untrained", 0.0)
+    return learn(training, experiment) if config.learned != "random" else History([], 0, "untrained", 0.0)
 
 
 def _judged(training: Training) -> dict[str, Any]:

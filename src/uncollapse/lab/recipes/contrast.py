@@ -6,14 +6,14 @@ back from training; the test pictures are read once, at the end.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from uncollapse.lab import contrastive, keeping
 from uncollapse.lab.board import Board, Published
 from uncollapse.lab.configs import identity
-from uncollapse.lab.contrast_training import Training, facts, reading
+from uncollapse.lab.contrast_training import Training, facts, hypersphere, learn, reading
 from uncollapse.lab.contrastive import ContrastConfig
 from uncollapse.lab.contrastive import cost as cost
 from uncollapse.lab.contrastive import same_data as same_data
@@ -21,9 +21,7 @@ from uncollapse.lab.grids import Grid
 from uncollapse.lab.objectives import formula, objective, words
 from uncollapse.lab.records import record, short, summary
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import History, Settings
 from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "contrast"
@@ -70,19 +68,10 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         )
 
 
-def learn(training: Training, experiment: str) -> History:
-    """Train the encoder, if it is to be trained at all."""
-    config, precision = training.config, training.config.precision
-    if not config.epochs:
-        return History([], 0, "untrained", 0.0)
-    settings = Settings(config.epochs, config.seed, precision=cast(Any, precision))
-    return fit(training.task(), settings, training.session, experiment, asdict(config))
-
-
 def _judged(training: Training) -> dict[str, Any]:
     """The figures of a trained encoder, and its diagnosis."""
     pair = training.pairs(training.encoder, "validation")
-    figures = training.evaluate(training.encoder) | reading(*pair) | training.probes(training.encoder)
+    figures = hypersphere(*pair) | reading(*pair) | training.probes(training.encoder)
     return {"figures": short(figures), "diagnosis": {"after": summary(training.diagnosis(training.encoder))}}
 
 

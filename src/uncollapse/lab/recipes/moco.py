@@ -14,7 +14,7 @@ from torch import nn
 from uncollapse.lab import contrastive, keeping, momentum
 from uncollapse.lab.board import Board, Published
 from uncollapse.lab.configs import identity
-from uncollapse.lab.contrast_training import facts
+from uncollapse.lab.contrast_training import facts, learn
 from uncollapse.lab.contrastive import same_data as same_data
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.momentum import MomentumConfig, MomentumTraining
@@ -24,9 +24,7 @@ from uncollapse.lab.online_probe import OnlineProbe
 from uncollapse.lab.recipes import contrast
 from uncollapse.lab.records import record, short, summary
 from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Settings
 from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "moco"
@@ -52,10 +50,8 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         session.doing("reading the pictures")
         data = contrastive.load(config, session)
         training = MomentumTraining(momentum.following(config), config, data, session)
-        precision: Any = config.precision
-        settings = Settings(config.epochs, config.seed, precision=precision)
         experiment = f"{identity(NAME, config)}-{data.fingerprint()}"
-        history = fit(training.task(), settings, session, experiment, asdict(config))
+        history = learn(training, experiment)
         encoder = training.encoder.encoder
         keeping.keep_weights(session, encoder, config)
         found = _judged(training, experiment)
