@@ -14,7 +14,7 @@ from uncollapse.lab.configs import build
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.recipes import RECIPES, asymptotics, potentials
 from uncollapse.lab.selecting import Record
-from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, save
+from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, legend_below, save
 
 SETS = {
     "uniform": "random",
@@ -124,7 +124,7 @@ def _draw_estimators(points: dict[int, Record]) -> Path:
         axes.plot([], [], MARKERS[0], color=QUIET, markerfacecolor="none", label="points that minimise the loss")
         axes.axhline(optimum, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="closed-form optimum")
         _logarithmic(axes, "n", "log of the mean potential", f"On the {NAMES[dim]}", y=False)
-    _legend_below(figure, panels[0])
+    legend_below(figure, panels[0], 8)
     return save(figure, image("estimators"))
 
 
@@ -146,7 +146,7 @@ def _draw_rates(records: list[Record], kind: str) -> Path:
         guide = np.array(negatives[[len(negatives) // 2, -1]])
         axes.plot(guide, high * 0.3 * (guide / guide[0]) ** power, color=QUIET, linestyle=(0, (4, 3)), label=told)
         _logarithmic(axes, "negatives M", words if temperature == temperatures[0] else "", f"τ = {temperature:g}")
-    _legend_below(figure, panels[-1])
+    legend_below(figure, panels[-1], 8)
     return save(figure, image(f"asymptotics_{kind}"))
 
 
@@ -167,7 +167,7 @@ def _draw_terms(records: list[Record]) -> Path:
         _sums(axes, 1 / temperature)
         _titled(axes, "alignment term, −E x·y/τ", f"τ = {temperature:g}")
     panels[0].set_ylabel("uniformity term, E log E exp(x·x⁻/τ)", color=INK)
-    _legend_below(figure, panels[-1])
+    legend_below(figure, panels[-1], 8)
     return save(figure, image("asymptotics_terms"))
 
 
@@ -209,11 +209,3 @@ def _titled(axes: Any, below: str, title: str) -> None:
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_xlabel(below, color=INK)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
-
-
-def _legend_below(figure: Any, axes: Any) -> None:
-    """One for all panels: inside, it would cover lines."""
-    lines, labels = axes.get_legend_handles_labels()
-    place = {"loc": "outside lower left", "ncols": min(len(labels), 8)}
-    for text in figure.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place).get_texts():
-        text.set_parse_math(False)

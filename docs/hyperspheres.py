@@ -23,7 +23,7 @@ from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.recipes.circle import LEARNED, PUBLISHED
 from uncollapse.lab.recipes.contrast import JUDGES, PARTS
 from uncollapse.lab.selecting import Record
-from uncollapse.report.canvas import INK, LINE, blank, colour, save
+from uncollapse.report.canvas import INK, LINE, blank, colour, legend_below, save
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
 LAYERS = ("mean_cosine", "effective_rank")  # measures that show a collapse from layer to layer
@@ -219,8 +219,7 @@ def _draw_collapse(found: dict[str, Record]) -> Path:
         axes.set_title(NAMES[measure], fontsize=10, color=INK, loc="left")
         axes.grid(axis="y", color=LINE, linewidth=0.8)
     panels[1].set_yscale("log")
-    lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9)
+    legend_below(figure, panels[0])
     return save(figure, image("collapse"))
 
 

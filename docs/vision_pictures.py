@@ -8,7 +8,7 @@ import numpy as np
 import visions  # the module beside this one
 
 from uncollapse.lab.selecting import Record
-from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank, colour, save
+from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank, colour, legend_below, save
 
 BY_LAYER = {
     "mean_cosine": "a. Similarity of patches",
@@ -39,7 +39,7 @@ def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path
             axes.plot(lines.mean(0), label=_told(way, len(of)), **_look(number))
             axes.fill_between(range(lines.shape[1]), lines.min(0), lines.max(0), color=colour(number), alpha=0.15, lw=0)
         _titled(axes, title, "block")
-    _legend_below(figure, panels[0])
+    legend_below(figure, panels[0])
     return save(figure, path)
 
 
@@ -63,7 +63,7 @@ def _draw_spectra(where: str, found: dict[str, list[Record]], path: Path) -> Pat
     sums.axhline(100 * MARKED, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     _titled(values, "Each, % of the sum", "dimension, largest first")
     _titled(sums, f"Added up, % of the sum; dots: where {MARKED:.0%} is reached", "dimensions")
-    _legend_below(figure, values)
+    legend_below(figure, values)
     return save(figure, path)
 
 
@@ -91,11 +91,3 @@ def _titled(axes: Any, title: str, below: str) -> None:
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_xlabel(below, color=INK)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
-
-
-def _legend_below(figure: Any, axes: Any) -> None:
-    """One for all panels: inside, it would cover lines."""
-    lines, labels = axes.get_legend_handles_labels()
-    place = {"loc": "outside lower left", "ncols": min(len(labels), 5)}
-    for text in figure.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place).get_texts():
-        text.set_parse_math(False)

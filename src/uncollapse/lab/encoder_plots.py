@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from uncollapse.lab.explaining import ACCURACY, FEWEST, INFOMAX, SUM, Explained, column, comparable, explained
 from uncollapse.lab.pages import Picture
 from uncollapse.lab.selecting import Record
-from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank
+from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank, legend_below
 
 KINDS = {"InfoNCE alone": "o", "alignment and uniformity": "D", "mixtures of all": "s", "one of the two alone": "X"}
 SCALE = "viridis"
@@ -56,7 +56,8 @@ def scatter(records: Sequence[Record]) -> Any:
     ):
         _points(axes, records, values, accuracy, accuracy)
         _titled(axes, _with_rank(title, readings[name]), along, "accuracy on validation, %")
-    _legend(figure, plane)
+    for marker in legend_below(figure, plane).legend_handles:
+        marker.set(facecolor=QUIET, array=None)  # shapes tell kinds apart; colours tell accuracies
     return figure
 
 
@@ -193,10 +194,3 @@ def _titled(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y, color=INK, parse_math=False)
     axes.grid(color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    lines, labels = axes.get_legend_handles_labels()
-    place = {"loc": "outside lower left", "ncols": len(labels), "frameon": False}
-    for marker in figure.legend(lines, labels, fontsize=9, labelcolor=INK, **place).legend_handles:
-        marker.set(facecolor=QUIET, array=None)  # shapes tell kinds apart; colours tell accuracies

@@ -41,6 +41,16 @@ def legend(axes: Any) -> None:
             text.set_parse_math(False)
 
 
+def legend_below(figure: Any, axes: Any, columns: int = 5) -> Any:
+    """One legend for all panels, below them: inside, it would cover lines. It is that of one of the axes."""
+    lines, labels = axes.get_legend_handles_labels()
+    place = {"loc": "outside lower left", "ncols": min(len(labels), columns)}
+    made = figure.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place)
+    for text in made.get_texts():
+        text.set_parse_math(False)
+    return made
+
+
 def evenly(count: int, most: int) -> range:
     """At most so many of the first `count` numbers, evenly spaced: where ticks have room."""
     return range(0, count, max(1, -(-count // most)))
