@@ -16,7 +16,7 @@ demo: $(STAMP)
 	@$(BIN)/uncollapse demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ import uncollapse as uc
 from uncollapse import inputs, streams
 from uncollapse.cli import app
 from uncollapse.monitor import CollapseWarning, Monitor, Rule
-from uncollapse.monitoring import checks, ranks
+from uncollapse.monitoring import checks, wrappers
 
 DIM = 16
 
@@ -119,7 +119,7 @@ def test_compiled_training_is_the_same_and_compiled_as_often() -> None:
 def test_wrappers_are_taken_off() -> None:
     model = encoder()
     inner = nn.DataParallel(torch.compile(model, backend="eager"))
-    assert ranks.unwrapped(torch.compile(inner, backend="eager")) is model
+    assert wrappers.unwrapped(torch.compile(inner, backend="eager")) is model
 
 
 def test_held_batches_stay_the_same_and_are_bounded() -> None:
@@ -475,7 +475,7 @@ def test_a_run_of_another_model_is_not_taken_up(tmp_path: Path) -> None:
 
 def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
     (tmp_path / "monitor.jsonl").write_text('{"step": 0\n{"step": 1}\n')
-    with pytest.raises(ValueError, match="line 1 is not JSON"):
+    with pytest.raises(ValueError, match="line 1 is no measurement"):
         Monitor([batch()], every=1, folder=tmp_path).step(encoder(), 5)
 
 

@@ -86,7 +86,11 @@ def real_count(x: Tensor, mask: Tensor | None) -> Tensor:
 def centred(x: Tensor, mask: Tensor | None) -> Tensor:
     """`prepared` x minus the mean of its real tokens. What rounding leaves of equal entries becomes exactly 0."""
     total = x.sum(-2, keepdim=True, dtype=torch.float64)
-    mean = (total / real_count(x, mask).clamp(min=1)[..., None, None]).to(x.dtype)
+    return around_mean(x, (total / real_count(x, mask).clamp(min=1)[..., None, None]).to(x.dtype), mask)
+
+
+def around_mean(x: Tensor, mean: Tensor, mask: Tensor | None) -> Tensor:
+    """x minus a mean that broadcasts to it, 0 in rows that are not real and where only rounding is left."""
     shift = x - mean
     noise = shift.detach().abs() <= 8 * torch.finfo(torch.float64).eps * mean.detach().abs()
     shift = shift.masked_fill(noise, 0)

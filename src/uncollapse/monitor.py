@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from uncollapse import processes
 from uncollapse.diagnosing import diagnose
 from uncollapse.diagnosis import Diagnosis
-from uncollapse.monitoring import checks, journal, ranks
+from uncollapse.monitoring import checks, journal, wrappers
 from uncollapse.monitoring.curves import curves, scalars, values
 from uncollapse.monitoring.rules import Rule
 from uncollapse.monitoring.sinks import Sink, sinks
@@ -176,7 +177,7 @@ class Monitor:
                 self._begin(done)
             return self._measured(model, step, epoch, log) if due else None
 
-        record = ranks.together(work)
+        record = processes.together(work, "The monitor")
         self.should_stop = (self.should_stop and not start) or (record is not None and record.stop)
         self._began = self._began or time.perf_counter()
         if record is not None:
@@ -199,7 +200,7 @@ class Monitor:
         if not self._wanted(step):
             return None
         started, state = time.perf_counter(), self._state.copy()  # nothing counts before it is written
-        found, error = self._diagnosed(ranks.unwrapped(model))
+        found, error = self._diagnosed(wrappers.unwrapped(model))
         if found is not None and not self._fits:
             checks.check_fit(found, self.rules, self.measures, state.reference)
             self._fits = True
@@ -230,7 +231,7 @@ class Monitor:
 
     def _diagnosed(self, model: nn.Module) -> tuple[Diagnosis | None, Exception | None]:
         """The diagnosis, or why there is none."""
-        ranks.check_whole(model)
+        wrappers.check_whole(model)
         try:
             with checks.random_kept():
                 return diagnose(model, self._batches, baseline=0, **self.options), None
@@ -277,7 +278,7 @@ class Monitor:
     def _warn(self, record: Record) -> None:
         """One warning a rule, and one when measurements, a logger or `save` fail; in the first process."""
         failing, self._failing = self._failing, record.error is not None
-        if not ranks.is_first():
+        if not processes.is_first():
             return
         if record.error is not None and not failing and not record.met:  # a rule that was met says it
             said = f"Step {record.step}: the model could not be measured. {record.error}"

@@ -178,14 +178,19 @@ def _prepared(
     dtypes = [t.dtype for t in (q, k, v) if t is not None]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     same = k is q
-    q, k = q.to(dtype), k.to(dtype)
-    inputs.check_temperature(temperature)
-    if isinstance(temperature, Tensor):  # perhaps learnable: each side takes its root
-        root = temperature.to(dtype).rsqrt()
-        q, k, temperature = q * root, k * root, 1.0
+    q, k, tau = tempered(q.to(dtype), k.to(dtype), temperature)
     batch = _batch_shape(q, k, v, None if bias is None else bias.unsqueeze(-1))
     b2 = None if bias is None else _flat(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
-    return (_flat(q, batch), None if same else _flat(k, batch), b2), float(temperature), batch
+    return (_flat(q, batch), None if same else _flat(k, batch), b2), tau, batch
+
+
+def tempered(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, float]:
+    """q, k and τ as a number. A tensor may be learnable: each side then takes its root, and τ is 1."""
+    inputs.check_temperature(temperature)
+    if not isinstance(temperature, Tensor):
+        return q, k, float(temperature)
+    root = temperature.to(q.dtype).rsqrt()
+    return q * root, k * root, 1.0
 
 
 def _records_gradients(*tensors: Tensor | None) -> bool:

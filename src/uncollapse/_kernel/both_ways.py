@@ -31,7 +31,7 @@ def log_sums_operator(q: Tensor, k: Tensor, temperature: float, no_self: bool) -
 
 
 @torch.library.custom_op("uncollapse::log_sums_backward", mutates_args=())
-def _log_sums_backward(
+def log_sums_backward(
     d_row: Tensor,
     d_column: Tensor,
     row: Tensor,
@@ -41,6 +41,7 @@ def _log_sums_backward(
     temperature: float,
     no_self: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of q and k, also where `row` and `column` are sums over more keys and queries than these."""
     with torch.autocast(q.device.type, enabled=False):
         if _applies(q, k, temperature):
             grid = Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device)
@@ -115,7 +116,7 @@ def _(q: Tensor, k: Tensor, temperature: float, no_self: bool) -> tuple[Tensor, 
     return q.new_empty(q.shape[:2]), k.new_empty(k.shape[:2])
 
 
-_log_sums_backward.register_fake(lambda *args: (torch.empty_like(args[4]), torch.empty_like(args[5])))
+log_sums_backward.register_fake(lambda *args: (torch.empty_like(args[4]), torch.empty_like(args[5])))
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -124,7 +125,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _gradient(ctx: Any, d_row: Tensor, d_column: Tensor) -> tuple[Tensor | None, ...]:
-    return *_log_sums_backward(d_row, d_column, *ctx.saved_tensors, ctx.temperature, ctx.no_self), None, None
+    return *log_sums_backward(d_row, d_column, *ctx.saved_tensors, ctx.temperature, ctx.no_self), None, None
 
 
 log_sums_operator.register_autograd(_gradient, setup_context=_remember)

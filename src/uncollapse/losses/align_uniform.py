@@ -5,15 +5,16 @@ import math
 import torch
 from torch import Tensor
 
+from uncollapse import ring
 from uncollapse.inputs import as_full, unit_rows
 from uncollapse.losses.checks import check_pair, check_rows
-from uncollapse.metrics.hypersphere import PAPER, log_potential, mean_distance
+from uncollapse.metrics.hypersphere import PAPER, distances, log_potential
 from uncollapse.pairwise import Pairs, all_pairs
 from uncollapse.registry import loss
 
 
 @loss(needs=("tokens", "pairs"), paper=PAPER)
-def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = True) -> Tensor:
+def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = True, gather: bool = False) -> Tensor:
     """Draw the two views of an example together.
 
         mean over i of ‖x_i − y_i‖^α
@@ -25,6 +26,8 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
         y: second views (..., n, d), row by row those of x.
         alpha: the exponent, positive.
         normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
+        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+            every process; gradients are made for the mean over processes that DistributedDataParallel takes.
 
     Returns:
         A scalar, float32 (float64 for float64 inputs). Where x_i = y_i the gradient is zero for every alpha.
@@ -34,10 +37,10 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
     >>> align_loss(x, x.flip(0))
     tensor(2.)
     """
-    check_pair(x, y)
+    check_pair(x, y, gather=gather)
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}.")
-    return mean_distance(x, y, alpha, None, normalize).mean()
+    return ring.mean(distances(x, y, alpha, None, normalize), gather)
 
 
 @loss(needs=("tokens",), paper=PAPER)
@@ -50,6 +53,7 @@ def uniform_loss(
     within: bool = True,
     normalize: bool = True,
     exclude_self: bool = True,
+    gather: bool = False,
 ) -> Tensor:
     """Spread rows over the unit sphere.
 
@@ -67,6 +71,9 @@ def uniform_loss(
         within: with a queue, count the pairs of rows as well.
         normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
         exclude_self: leave out the pairs i = j, as the authors do. Without a queue only.
+        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+            every process; gradients are made for the mean over processes that DistributedDataParallel takes. Rows
+            (n, d) of all processes are one set, and a queue is the same in all; of (..., n, d) each element is a set.
 
     Returns:
         A scalar, float32 (float64 for float64 inputs); 0 for identical rows and for a single row, if no queue is given.
@@ -79,32 +86,34 @@ def uniform_loss(
     """
     if not t > 0:
         raise ValueError(f"t must be positive, got {t}.")
-    check_rows(x)
+    check_rows(x, gather=gather)
     if y is not None:
-        check_pair(x, y)
+        check_pair(x, y, gather=gather)
     if queue is not None:
         _check_queue(queue, x, exclude_self)
+    across = gather and x.dim() == 2  # the rows of all processes are one set
     values = []
     for rows in (x,) if y is None else (x, y):
         if queue is None:
-            values.append(log_potential(rows, t, None, exclude_self, normalize).mean())
+            each = log_potential(rows, t, None, exclude_self, normalize, across)
         else:
-            values.append(_with_queue(rows, queue, t, within, normalize).mean())
+            each = _with_queue(rows, queue, t, within, normalize, across)
+        values.append(ring.mean(each, gather and not across))
     return values[0] if y is None else (values[0] + values[1]) / 2
 
 
-def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool) -> Tensor:
+def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool, gather: bool) -> Tensor:
     """(...): the logarithm of the mean potential of x against the queue and, if asked for, within x."""
-    n, keys = x.shape[-2], queue.shape[0]
-    outer = _against(x, queue, t, normalize)
+    n, keys = int(ring.total(torch.tensor(x.shape[-2], device=x.device), gather)), queue.shape[0]
+    outer = _against(x, queue, t, normalize, gather)
     inner = n * (n - 1) // 2 if within else 0
     if not inner:
         return outer - math.log(n * keys)
-    own = log_potential(x, t, None, True, normalize) + math.log(inner)
+    own = log_potential(x, t, None, True, normalize, gather) + math.log(inner)
     return torch.logaddexp(outer, own) - math.log(n * keys + inner)
 
 
-def _against(x: Tensor, queue: Tensor, t: float, normalize: bool) -> Tensor:
+def _against(x: Tensor, queue: Tensor, t: float, normalize: bool, gather: bool) -> Tensor:
     """(...): log Σ_ik exp(−t‖x_i − q_k‖²) = log Σ_ik exp(2t x_i·q_k − t‖x_i‖² − t‖q_k‖²)."""
     full = as_full(x)
     if normalize:
@@ -112,7 +121,7 @@ def _against(x: Tensor, queue: Tensor, t: float, normalize: bool) -> Tensor:
     else:  # the three terms of a distance cancel: give them more digits
         rows, queue = full.double(), queue.double()
     sums = all_pairs(rows, queue, None, 1 / (2 * t), Pairs(), -t * queue.square().sum(-1))[1]
-    return torch.logsumexp(sums - t * rows.square().sum(-1), -1).to(full.dtype)
+    return ring.log_total(sums - t * rows.square().sum(-1), gather).to(full.dtype)
 
 
 def _check_queue(queue: Tensor, x: Tensor, exclude_self: bool) -> None:

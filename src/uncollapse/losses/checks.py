@@ -5,17 +5,17 @@ from torch import Tensor
 from uncollapse.inputs import check_tokens
 
 
-def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x") -> None:
-    """Raise unless x is a float tensor (..., n, d) with at least one row, and mask fits it."""
+def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x", gather: bool = False) -> None:
+    """Raise unless x is a float tensor (..., n, d) with at least one row, unless others have some, and mask fits it."""
     check_tokens(x, mask, name)
-    if x.numel() == 0:
+    if x.numel() == 0 and not gather:
         raise ValueError(f"{name} must have at least one row, got shape {tuple(x.shape)}.")
 
 
-def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y")) -> None:
+def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y"), gather: bool = False) -> None:
     """Raise unless x and y are rows of one shape: row i of x belongs to row i of y."""
-    check_rows(x, name=names[0])
-    check_rows(y, name=names[1])
+    check_rows(x, name=names[0], gather=gather)
+    check_rows(y, name=names[1], gather=gather)
     if x.shape != y.shape:
         raise ValueError(
             f"{names[0]} and {names[1]} must have the same shape, row i of one belongs to row i of the other; "

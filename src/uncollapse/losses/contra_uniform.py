@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from uncollapse import processes, ring
 from uncollapse.inputs import check_temperature, prepared, real_count, unit_rows
 from uncollapse.losses.checks import check_matrix, check_rows
 from uncollapse.metrics.similarity import CONTRA_NORM
@@ -19,6 +21,7 @@ def contra_uniform_loss(
     mask: Tensor | None = None,
     normalize: bool = True,
     form: Literal["mean", "published"] = "mean",
+    gather: bool = False,
 ) -> Tensor:
     """Uniformity of the tokens of each sequence (ContraNorm, arXiv 2303.06562, Eq. 3).
 
@@ -35,6 +38,9 @@ def contra_uniform_loss(
         mask: (..., n) bool, True = real. Other tokens may hold anything and have no influence.
         normalize: divide rows by their length first; a row of zeros stays so.
         form: see above.
+        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+            every process; gradients are made for the mean over processes that DistributedDataParallel takes. Rows
+            (n, d) of all processes are one matrix; of (..., n, d) each sequence stays in its process.
 
     Returns:
         A scalar, float32 (float64 for float64 inputs); for identical rows log n + 1/τ, the maximum for normalised ones.
@@ -46,16 +52,28 @@ def contra_uniform_loss(
     """
     if form not in ("mean", "published"):
         raise ValueError(f"form is 'mean' or 'published', got {form!r}.")
-    check_rows(x, mask)
+    check_rows(x, mask, gather=gather)
     check_temperature(temperature)
     if form == "published":
         check_matrix(x)
     h = prepared(x, mask)
     h = unit_rows(h) if normalize else h
+    across = gather and h.dim() == 2 and processes.count() > 1
+    if across and mask is not None:
+        h, mask = h[mask], None
     each = logsumexp(h, h, temperature=temperature, mask=mask)  # (..., n)
+    if across:
+        each = ring.joined(each, ring.log_sum(h, h, temperature))
     if mask is not None:
         each = each.masked_fill(~mask, 0)
     if form == "published":
-        return each.sum()
+        return ring.total(each.sum(), gather)
+    if across:
+        return ring.mean(each)
     real = real_count(h, mask)  # (...)
-    return (each.sum(-1) / real.clamp(min=1)).sum() / (real > 0).sum().clamp(min=1)
+    summed = torch.stack([(each.sum(-1) / real.clamp(min=1)).sum(), (real > 0).sum().to(h.dtype)])
+    return _ratio(*ring.total(summed, gather))
+
+
+def _ratio(whole: Tensor, count: Tensor) -> Tensor:
+    return whole / count.detach().clamp(min=1)

@@ -1,11 +1,13 @@
 """InfoNCE in linear memory: one positive against many negatives, which come from the batch, a queue or the caller."""
 
+from functools import reduce
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from uncollapse import processes, ring
 from uncollapse.inputs import as_full, check_temperature, unit_rows
 from uncollapse.losses.checks import check_matrix, check_pair
 from uncollapse.pairwise import Pairs, all_pairs, log_sums, logsumexp
@@ -26,6 +28,7 @@ def info_nce(
     queue: Tensor | None = None,
     symmetric: bool = False,
     normalize: bool = True,
+    gather: bool = False,
 ) -> Tensor:
     """Tell the partner of each row from its negatives.
 
@@ -45,6 +48,9 @@ def info_nce(
         symmetric: the mean of both directions, x against y and y against x. "both" is symmetric as it is. Not with a
             queue, which holds keys of one direction only.
         normalize: divide rows by their length first; a row of zeros stays so.
+        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+            every process; gradients are made for the mean over processes that DistributedDataParallel takes. A
+            queue is the same in all; given negatives are those of a process's own rows.
 
     Returns:
         A scalar ≥ 0, float32 (float64 for float64 inputs). Without negatives (one pair) it is 0, its gradient too.
@@ -54,41 +60,53 @@ def info_nce(
     >>> info_nce(x, x, temperature=1.0)  # log(1 + 2/e)
     tensor(0.5514)
     """
-    _check(x, y, temperature, negatives, queue, symmetric)
+    check_pair(x, y, gather=gather)
+    _check(x, temperature, negatives, queue, symmetric)
     given = [as_full(t) for t in (x, y, negatives, queue) if isinstance(t, Tensor)]
     rows = [unit_rows(t) for t in given] if normalize else given
     x, y, others = rows[0], rows[1], rows[2:]
-    if isinstance(negatives, str) and negatives == "both":
-        return _both_views(x, y, temperature).mean()
+    across = gather and processes.count() > 1
     own = isinstance(negatives, str)
-    if symmetric and own:
-        return _both_directions(x, y, temperature).mean()
-    each = _one_direction(x, y, temperature, own, others)
-    return (each + _one_direction(y, x, temperature, own, others)).mean() / 2 if symmetric else each.mean()
+    if own and negatives == "both":
+        each = _both_views(x, y, temperature, across)
+    elif own and symmetric:
+        each = _both_directions(x, y, temperature, across)
+    else:
+        each = _one_direction(x, y, temperature, own, others, across)
+        if symmetric:
+            each = (each + _one_direction(y, x, temperature, own, others, across)) / 2
+    return ring.mean(each, gather)
 
 
-def _one_direction(x: Tensor, y: Tensor, temperature: float | Tensor, own: bool, others: list[Tensor]) -> Tensor:
+def _one_direction(
+    x: Tensor, y: Tensor, temperature: float | Tensor, own: bool, others: list[Tensor], across: bool
+) -> Tensor:
     """(B,): x_i and y_i against the rest of y, where `own`, and against the rows of `others`."""
     sums = [logsumexp(x, y, temperature=temperature, exclude="self")] if own else []
+    if own and across:
+        sums.append(ring.log_sum(x, y, temperature))
     for keys in others:
         queries = x if keys.dim() == 2 else x.unsqueeze(-2)  # (B, 1, d) against (B, M, d)
         sums.append(logsumexp(queries, keys, temperature=temperature).reshape(x.shape[0]))
-    negative = sums[0] if len(sums) == 1 else torch.logaddexp(*sums)
-    return against(_positive(x, y, temperature), negative)
+    return against(_positive(x, y, temperature), reduce(ring.joined, sums))
 
 
-def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
+def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
     """(2B,): x_i and y_i against the rest of y, and against the rest of x."""
     negative = torch.cat(log_sums(x, y, temperature, exclude_self=True))
+    if across:
+        negative = ring.joined(negative, torch.cat(ring.log_sums(x, y, temperature)))
     return against(_positive(x, y, temperature).repeat(2), negative)
 
 
-def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
+def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
     """(2B,): every row of both views and its partner against all rows but these two."""
     z = torch.cat([x, y])
     row = torch.arange(z.shape[0], device=z.device)
     pairs = Pairs(no_self=True, excluded=torch.stack([row, row.roll(x.shape[0])]))
     negative = all_pairs(z, z, None, temperature, pairs)[1]
+    if across:
+        negative = ring.joined(negative, ring.log_sum(z, z, temperature))
     return against(_positive(x, y, temperature).repeat(2), negative)
 
 
@@ -103,13 +121,11 @@ def against(positive: Tensor, negative: Tensor) -> Tensor:
 
 def _check(
     x: Tensor,
-    y: Tensor,
     temperature: float | Tensor,
     negatives: str | Tensor,
     queue: Tensor | None,
     symmetric: bool,
 ) -> None:
-    check_pair(x, y)
     check_matrix(x)
     check_temperature(temperature)
     if isinstance(negatives, Tensor):

@@ -1,6 +1,7 @@
 """How far nodes of a graph have been smoothed into each other. All is computed in float64."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse import inputs
+from uncollapse import inputs, processes, ring
 from uncollapse.pairwise import check_pairs
 from uncollapse.registry import metric
 
@@ -87,7 +88,7 @@ def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
 
 
 @metric(needs=("tokens", "labels"), better="higher", bounds=(0, None), paper=DGN)
-def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
+def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> Tensor:
     """Mean distance between classes over mean distance within classes.
 
         mean_{a<b} D_ab / mean_a D_aa,   D_ab = mean of ‖x_i − x_j‖ over i ∈ a, j ∈ b, i ≠ j
@@ -99,6 +100,7 @@ def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
         x: nodes (n, d).
         labels: (n,) integers, at least two classes; one class at least must have two nodes. Classes with a single node
             have no distance within and are left out of the lower mean.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value, without a gradient.
 
     Returns:
         A scalar, in float32 or float64. If all distances within classes are 0 it is inf, and 0 if those between them
@@ -109,37 +111,64 @@ def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
     tensor(4.)
     """
     nodes = _nodes(x)
-    group, sizes = _groups(labels, len(nodes))
+    group, sizes = _groups(labels, len(nodes), gather)
     between, within = nodes.new_zeros(()), nodes.new_zeros(())
-    height = max(1, TILE // len(nodes))
-    for start in range(0, len(nodes), height):
-        given = nodes, group, sizes, slice(start, start + height)
+    for rows in _tiles(nodes, nodes):
+        given = nodes[rows], group[rows], nodes, group, sizes
         sums = checkpoint(_distance_sums, *given, use_reentrant=False, preserve_rng_state=False)
         within, between = within + sums[0], between + sums[1]
+    if gather and processes.count() > 1:
+        within, between = _spread_sums(nodes, group, sizes, within.detach(), between.detach())
     within, between = within / (sizes > 1).sum(), between / (len(sizes) * (len(sizes) - 1))
     apart = torch.where(between > 0, math.inf, 0.0)
     return torch.where(within > 0, between / torch.where(within > 0, within, 1), apart).to(inputs.full_dtype(x))
 
 
-def _distance_sums(nodes: Tensor, group: Tensor, sizes: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-    """What some rows add to Σ_a D_aa and Σ_{a≠b} D_ab: each distance over the number of pairs of its two classes."""
-    distance = torch.cdist(nodes[rows], nodes, compute_mode="donot_use_mm_for_euclid_dist")
-    same, size = group[rows, None] == group, sizes[group].to(nodes.dtype)
+def _tiles(nodes: Tensor, others: Tensor) -> Iterator[slice]:
+    """Some of the nodes at a time, so that their distances to the others fit."""
+    height = max(1, TILE // max(1, len(others)))
+    return (slice(start, start + height) for start in range(0, len(nodes), height))
+
+
+def _spread_sums(nodes: Tensor, group: Tensor, sizes: Tensor, within: Tensor, between: Tensor) -> tuple[Tensor, Tensor]:
+    """`_distance_sums` over all processes, from those of the pairs within this one."""
+    with torch.no_grad():
+        for (others, their_group), _ in ring.around([nodes, group]):
+            for rows in _tiles(nodes, others):
+                sums = _distance_sums(nodes[rows], group[rows], others, their_group, sizes)
+                within, between = within + sums[0], between + sums[1]
+        return ring.total(within), ring.total(between)
+
+
+def _distance_sums(
+    nodes: Tensor, group: Tensor, others: Tensor, their_group: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What some nodes add to Σ_a D_aa and Σ_{a≠b} D_ab: each distance over the number of pairs of its two classes."""
+    distance = torch.cdist(nodes, others, compute_mode="donot_use_mm_for_euclid_dist")
+    same, size, their_size = group[:, None] == their_group, sizes[group].double(), sizes[their_group].double()
     pairs_within = (size * (size - 1)).clamp(min=1)  # 0 for a class of one node, which has no distance to share
-    within = ((distance * same).sum(-1) / pairs_within[rows]).sum()
-    between = ((distance.masked_fill(same, 0) / size).sum(-1) / size[rows]).sum()
+    within = ((distance * same).sum(-1) / pairs_within).sum()
+    between = ((distance.masked_fill(same, 0) / their_size).sum(-1) / size).sum()
     return within, between
 
 
-def _groups(labels: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The class of each node, counted from 0, and the size of each class."""
+def _groups(labels: Tensor, n: int, gather: bool) -> tuple[Tensor, Tensor]:
+    """The class of each node, counted from 0, and the size of each class, also of the nodes of other processes."""
     if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"labels must be integers of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}.")
-    _, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    names, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    if gather and processes.count() > 1:
+        there = processes.everywhere((names.tolist(), sizes.tolist()))
+        whole = Counter({name: 0 for some, _ in there for name in some})
+        for some, counted in there:
+            whole.update(dict(zip(some, counted, strict=True)))
+        place = {name: number for number, name in enumerate(sorted(whole))}
+        group = torch.tensor([place[name] for name in names.tolist()], device=labels.device, dtype=torch.int64)[group]
+        sizes = torch.tensor([whole[name] for name in place], device=labels.device)
     if len(sizes) < 2 or int(sizes.max()) < 2:
         raise ValueError(
             f"labels must name at least two classes, one of them with two nodes or more, got {len(sizes)} classes of "
-            f"{n} nodes; there is no distance within or between classes to compare."
+            f"{int(sizes.sum())} nodes; there is no distance within or between classes to compare."
         )
     return group, sizes
 

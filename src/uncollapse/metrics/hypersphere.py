@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uncollapse import inputs
+from uncollapse import inputs, processes, ring
 from uncollapse.pairwise import Pairs, all_pairs
 from uncollapse.registry import metric
 
@@ -17,7 +17,13 @@ PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.1024
 
 @metric(needs=("tokens", "pairs"), better=None, bounds=(0, None), paper=PAPER)
 def alignment(
-    x: Tensor, y: Tensor, alpha: float = 2.0, *, mask: Tensor | None = None, normalize: bool = True
+    x: Tensor,
+    y: Tensor,
+    alpha: float = 2.0,
+    *,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    gather: bool = False,
 ) -> Tensor:
     """Mean distance of positive pairs.
 
@@ -32,6 +38,7 @@ def alignment(
         alpha: the exponent, positive.
         mask: (..., n) bool, True = a real pair.
         normalize: divide each row by its length first; a zero row stays zero.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 without a real pair.
@@ -49,12 +56,21 @@ def alignment(
         raise ValueError(f"alpha must be positive, got {alpha}.")
     inputs.check_finite(inputs.prepared(x, mask), "x")
     inputs.check_finite(inputs.prepared(y, mask), "y")
-    return mean_distance(x, y, alpha, mask, normalize)
+    ring.check_set(x, gather)
+    each = distances(x, y, alpha, mask, normalize)
+    summed = ring.total(each.sum(-1), gather)
+    return summed / ring.total(inputs.real_count(inputs.as_full(x), mask), gather).clamp(min=1)
 
 
 @metric(better="lower", bounds=(None, 0), paper=PAPER)
 def uniformity(
-    x: Tensor, t: float = 2.0, *, mask: Tensor | None = None, exclude_self: bool = True, normalize: bool = True
+    x: Tensor,
+    t: float = 2.0,
+    *,
+    mask: Tensor | None = None,
+    exclude_self: bool = True,
+    normalize: bool = True,
+    gather: bool = False,
 ) -> Tensor:
     """Logarithm of the mean Gaussian potential over all pairs of rows.
 
@@ -69,6 +85,7 @@ def uniformity(
         mask: (..., n) bool, True = a real row.
         exclude_self: leave out the pairs i = j, as the authors do. Otherwise the value is never below the optimum.
         normalize: divide each row by its length first; a zero row stays zero. Otherwise distances are taken in float64.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 with fewer than two real rows.
@@ -78,12 +95,19 @@ def uniformity(
     tensor(-8.)
     """
     check_sharpness(t)
-    return log_potential(inputs.tokens(x, mask), t, mask, exclude_self, normalize)
+    ring.check_set(x, gather)
+    return log_potential(inputs.tokens(x, mask), t, mask, exclude_self, normalize, gather)
 
 
 @metric(better="lower", bounds=(0, 1), paper=PAPER)
 def pairwise_potential(
-    x: Tensor, t: float = 2.0, *, mask: Tensor | None = None, exclude_self: bool = True, normalize: bool = True
+    x: Tensor,
+    t: float = 2.0,
+    *,
+    mask: Tensor | None = None,
+    exclude_self: bool = True,
+    normalize: bool = True,
+    gather: bool = False,
 ) -> Tensor:
     """Mean Gaussian potential over all pairs of rows: exp of `uniformity`, with the same arguments.
 
@@ -98,7 +122,7 @@ def pairwise_potential(
     >>> pairwise_potential(torch.zeros(2, 3))
     tensor(1.)
     """
-    return uniformity(x, t, mask=mask, exclude_self=exclude_self, normalize=normalize).exp()
+    return uniformity(x, t, mask=mask, exclude_self=exclude_self, normalize=normalize, gather=gather).exp()
 
 
 def uniformity_optimum(d: int, t: float = 2.0) -> float:
@@ -138,20 +162,23 @@ def check_sharpness(t: float) -> None:
         raise ValueError(f"t must be positive and finite, got {t}.")
 
 
-def mean_distance(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
-    """`alignment` without its checks, for the losses: the gradient at equal rows is 0."""
+def distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
+    """(..., n): what `alignment` is the mean of, 0 for rows that are not real; the gradient at equal rows is 0."""
     x, y = inputs.prepared(x, mask), inputs.prepared(y, mask)
     if normalize:
         x, y = inputs.unit_rows(x), inputs.unit_rows(y)
     squared = (x - y).square().sum(-1)
     apart = squared != 0  # NaN is apart, and stays NaN
-    distance = torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
-    return distance.sum(-1) / inputs.real_count(x, mask).clamp(min=1)
+    return torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
 
 
-def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
+def log_potential(
+    x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool, gather: bool = False
+) -> Tensor:
     """`uniformity` without its checks, for the losses. Differentiable once."""
     x = inputs.prepared(x, mask)
+    if gather and processes.count() > 1:
+        return _spread_potential(x if mask is None else x[mask], t, exclude_self, normalize)
     if x.numel() == 0:
         return x.sum((-2, -1))
     # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
@@ -162,6 +189,19 @@ def log_potential(x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, 
     count = inputs.real_count(points, mask)
     pairs = count * (count - 1 if exclude_self else count)
     return (log_sum - pairs.clamp(min=1).log()).masked_fill(pairs < 1, 0).to(x.dtype)
+
+
+def _spread_potential(x: Tensor, t: float, exclude_self: bool, normalize: bool) -> Tensor:
+    """The same for rows (n, d) of one set that is spread over processes."""
+    points = inputs.unit_rows(x) if normalize else ring.centred(x.double(), None)
+    fall = -t * points.square().sum(-1)  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
+    own = all_pairs(points, points, None, 1 / (2 * t), Pairs(no_self=exclude_self), fall)[1]
+    sums = ring.joined(own, ring.log_sum(points, points, 1 / (2 * t), fall)) + fall
+    n = int(ring.total(torch.tensor(len(x), device=x.device)))
+    pairs = n * (n - 1 if exclude_self else n)
+    if pairs < 1:
+        return ring.total(x.sum()) * 0
+    return (ring.log_total(sums) - math.log(pairs)).to(x.dtype)
 
 
 class _LogPotentialSum(torch.autograd.Function):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse import inputs
+from uncollapse import inputs, processes, ring
 from uncollapse.registry import metric
 
 TILE = 1 << 22  # largest number of cosines that are held at once
@@ -15,7 +15,9 @@ ROGUE = "All Bark and No Bite: Rogue Dimensions in Transformer Language Models, 
 
 
 @metric(better="lower", bounds=(-1, 1), paper=CONTRA_NORM)
-def mean_cosine(x: Tensor, mask: Tensor | None = None, *, absolute: bool = False, center: bool = False) -> Tensor:
+def mean_cosine(
+    x: Tensor, mask: Tensor | None = None, *, absolute: bool = False, center: bool = False, gather: bool = False
+) -> Tensor:
     """Mean cosine of all pairs of different tokens.
 
         1/(n(n−1)) Σ_{i≠j} cos(x_i, x_j) = (‖Σ_i x̂_i‖² − n) / (n(n−1)),   x̂_i = x_i/‖x_i‖
@@ -25,8 +27,10 @@ def mean_cosine(x: Tensor, mask: Tensor | None = None, *, absolute: bool = False
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
-        absolute: take |cos|, as the later version of DiversePatch does. That takes O(n²d), in memory linear in n.
+        absolute: take |cos|, as the later version of DiversePatch does. That takes O(n²d), in memory linear in n. Over
+            several processes it has no gradient.
         center: subtract the mean of the real tokens first, which removes a direction that all tokens share.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 with fewer than two real tokens. A zero token has cosine 0 with every other.
@@ -35,14 +39,15 @@ def mean_cosine(x: Tensor, mask: Tensor | None = None, *, absolute: bool = False
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]))
     tensor(0.3333)
     """
+    ring.check_set(x, gather)
     x = inputs.tokens(x, mask)
     if center:
-        x = inputs.centred(x, mask)
-    return pair_cosine(x, inputs.real_count(x, mask), absolute)
+        x = ring.centred(x, mask, gather)
+    return pair_cosine(x, inputs.real_count(x, mask), absolute, gather)
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
-def token_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
+def token_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = False) -> Tensor:
     """Squared distance of the tokens from their mean, summed.
 
         Var(X) = ‖(I − eeᵀ)X‖_F² = Σ_i ‖x_i − x̄‖²,   e = 1/√n
@@ -52,6 +57,7 @@ def token_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 with fewer than two real tokens and for equal tokens.
@@ -60,11 +66,12 @@ def token_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> token_variance(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
     tensor(2.)
     """
-    return inputs.centred(inputs.tokens(x, mask), mask).square().sum((-2, -1))
+    ring.check_set(x, gather)
+    return ring.total(ring.centred(inputs.tokens(x, mask), mask, gather).square().sum((-2, -1)), gather)
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
-def feature_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
+def feature_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = False) -> Tensor:
     """Variance over the features of each token, summed over tokens.
 
         Σ_i 1/(d−1) Σ_c (x_ic − mean_c x_ic)²
@@ -75,6 +82,7 @@ def feature_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 without a real token and for d = 1.
@@ -83,14 +91,14 @@ def feature_variance(x: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> feature_variance(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
     tensor(2.)
     """
+    ring.check_set(x, gather)
     x = inputs.tokens(x, mask)
-    if x.shape[-1] == 1 or x.numel() == 0:
-        return (x * 0).sum((-2, -1))
-    return x.var(-1).sum(-1)
+    alone = x.shape[-1] == 1 or x.numel() == 0
+    return ring.total((x * 0).sum((-2, -1)) if alone else x.var(-1).sum(-1), gather)
 
 
 @metric(better="lower", bounds=(0, 1), paper=DECORR)
-def feature_correlation(x: Tensor, mask: Tensor | None = None) -> Tensor:
+def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool = False) -> Tensor:
     """Mean absolute Pearson correlation of all pairs of different features.
 
         1/(d(d−1)) Σ_{a≠b} |ρ(x_·a, x_·b)|
@@ -100,6 +108,7 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None) -> Tensor:
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 with fewer than two real tokens or one feature. A constant feature has
@@ -109,12 +118,15 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> feature_correlation(torch.tensor([[1.0, 0.0, 1.0], [-1.0, 0.0, -1.0]]))
     tensor(0.3333)
     """
+    ring.check_set(x, gather)
+    if gather and processes.count() > 1:
+        return _spread_correlation(inputs.tokens(x, mask), mask)
     columns = inputs.centred(inputs.tokens(x, mask), mask).mT  # (..., d, n)
     return pair_cosine(columns, columns.new_full(columns.shape[:-2], columns.shape[-2]), absolute=True)
 
 
 @metric(better="lower", bounds=(0, 1), paper=ROGUE)
-def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3) -> Tensor:
+def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: bool = False) -> Tensor:
     """Share of the variance over tokens that lies in the k features of largest variance.
 
         Σ_{c ∈ top k} v_c / Σ_c v_c,   v_c = Σ_i (x_ic − x̄_c)²
@@ -125,6 +137,7 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3) -> Tenso
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
         k: number of features, at least 1; more than d count as d.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), in float32 or float64; 0 where there is no variance.
@@ -135,28 +148,39 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3) -> Tenso
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
-    shift = inputs.centred(inputs.tokens(x, mask), mask)
+    ring.check_set(x, gather)
+    shift = ring.centred(inputs.tokens(x, mask), mask, gather)
     spread: Tensor = torch.linalg.vector_norm(shift, dim=-2, dtype=torch.float64)  # whose squares do not overflow
-    variance = spread.square()
+    variance = ring.total(spread.square(), gather)
     total = variance.sum(-1)
     largest = variance.topk(min(k, x.shape[-1]), -1).values.sum(-1)
     return (largest / torch.where(total > 0, total, 1)).to(shift.dtype)
 
 
-def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False) -> Tensor:
+def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool = False) -> Tensor:
     """Mean cosine of pairs of different rows of x (..., n, d), `count` (...) of which are real and the others zero."""
     inverse = inputs.inverse_norms(x)
-    selves = (inverse > 0).sum(-1)
+    selves, count = ring.total((inverse > 0).sum(-1), gather), ring.total(count, gather)
     with torch.autocast(x.device.type, enabled=False):
         if absolute:
-            total = (_absolute_sum(x * inverse[..., None]) - selves).clamp(min=0)
+            total = (_absolute_sum(x * inverse[..., None], gather) - selves).clamp(min=0)
         else:
-            total = (inverse[..., None, :] @ x).square().sum((-2, -1)) - selves  # O(nd)
+            total = ring.total(inverse[..., None, :] @ x, gather).square().sum((-2, -1)) - selves  # O(nd)
     mean: Tensor = total / (count * (count - 1)).clamp(min=1)
     return mean.masked_fill(count < 2, 0)
 
 
-def _absolute_sum(unit: Tensor) -> Tensor:
+def _spread_correlation(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`feature_correlation` of rows (n, d) that are spread over processes: from the covariance, summed over them."""
+    shift = ring.centred(x, mask).double()
+    gram = ring.total(shift.mT @ shift)
+    inverse = torch.where(gram.diagonal() > 0, gram.diagonal(), 1).rsqrt() * (gram.diagonal() > 0)
+    correlation = (gram * inverse * inverse[:, None]).abs().clamp(max=1)
+    d = x.shape[-1]
+    return ((correlation.sum() - correlation.diagonal().sum()) / max(1, d * (d - 1))).to(x.dtype)
+
+
+def _absolute_sum(unit: Tensor, gather: bool) -> Tensor:
     """Σ_ij |u_i·u_j| of unit rows (..., n, d), in row tiles that the backward pass computes again."""
     n = unit.shape[-2]
     height = max(1, TILE // max(1, unit.numel() // unit.shape[-1])) if unit.numel() else 1
@@ -164,7 +188,14 @@ def _absolute_sum(unit: Tensor) -> Tensor:
     for start in range(0, n, height):
         rows, behind = unit[..., start : start + height, :], unit[..., start:, :]
         total = total + checkpoint(_tile_sum, rows, behind, use_reentrant=False, preserve_rng_state=False)
-    return total
+    if not gather or processes.count() == 1:
+        return total
+    unit, total = unit.detach(), total.detach()
+    for (others,), _ in ring.around([unit]):
+        height = max(1, TILE // len(others))
+        for start in range(0, n, height):
+            total = total + (unit[start : start + height] @ others.mT).abs().sum()
+    return ring.total(total)
 
 
 def _tile_sum(rows: Tensor, behind: Tensor) -> Tensor:

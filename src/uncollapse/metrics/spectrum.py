@@ -7,7 +7,7 @@ as a singular value decomposition. Singular values below about 2e-7 of the large
 import torch
 from torch import Tensor
 
-from uncollapse import inputs
+from uncollapse import inputs, ring
 from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.registry import metric
 
@@ -38,12 +38,12 @@ def singular_values(x: Tensor, mask: Tensor | None = None, *, center: bool = Fal
     >>> singular_values(torch.diag(torch.tensor([1.0, 3.0, 0.0])))
     tensor([3., 1., 0.])
     """
-    sigma: Tensor = torch.linalg.svdvals(_matrix(x, mask, center))
+    sigma: Tensor = torch.linalg.svdvals(_matrix(x, mask, center, False))
     return sigma.to(inputs.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
-def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False, gather: bool = False) -> Tensor:
     """Effective rank: the exponential of the entropy of the singular values.
 
         exp(−Σ_k p_k log p_k),   p_k = σ_k / Σ_l σ_l
@@ -54,6 +54,7 @@ def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = Fals
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
         center: subtract the mean of the real tokens first.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), from 1 (all tokens on one line) to min(n, d), in float32 or float64; 0 for a zero matrix or no real
@@ -63,11 +64,11 @@ def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = Fals
     >>> effective_rank(torch.eye(4))
     tensor(4.)
     """
-    return rank_from_singular_values(_spectrum(x, mask, center)[0]).to(inputs.full_dtype(x))
+    return rank_from_singular_values(_spectrum(x, mask, center, gather)[0]).to(inputs.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=STABLE)
-def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False, gather: bool = False) -> Tensor:
     """Stable rank: the squared Frobenius norm over the squared spectral norm.
 
         ‖X‖_F² / σ_1²
@@ -78,6 +79,7 @@ def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) 
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
         center: subtract the mean of the real tokens first.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real token.
@@ -86,7 +88,7 @@ def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) 
     >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
     tensor(1.5000)
     """
-    sigma, _ = _spectrum(x, mask, center)
+    sigma, _ = _spectrum(x, mask, center, gather)
     if sigma.shape[-1] == 0:
         return sigma.sum(-1).to(inputs.full_dtype(x))
     squared = sigma.square()
@@ -94,7 +96,7 @@ def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False) 
 
 
 @metric(better="higher", bounds=(0, None), paper=PARTICIPATION)
-def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
+def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool = False, gather: bool = False) -> Tensor:
     """Participation ratio: how many directions share the variance.
 
         (Σ_k σ_k²)² / Σ_k σ_k⁴
@@ -105,6 +107,7 @@ def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool =
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
         center: subtract the mean of the real tokens first; usual for this measure.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real token.
@@ -113,13 +116,15 @@ def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool =
     >>> participation_ratio(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     tensor(2.)
     """
-    gram = _gram(_scaled(x, mask, center)[0])
+    gram = _gram(_scaled(x, mask, center, gather)[0], gather)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     return _ratio(trace.square(), gram.square().sum((-2, -1))).to(inputs.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=RANKME)
-def rankme(x: Tensor, mask: Tensor | None = None, *, center: bool = False, eps: float = 1e-7) -> Tensor:
+def rankme(
+    x: Tensor, mask: Tensor | None = None, *, center: bool = False, eps: float = 1e-7, gather: bool = False
+) -> Tensor:
     """RankMe: effective rank of an embedding matrix, with ε added to each singular value.
 
         exp(−Σ_k p_k log p_k),   p_k = (σ_k + ε) / Σ_l (σ_l + ε),   k = 1 … min(n, d)
@@ -132,6 +137,7 @@ def rankme(x: Tensor, mask: Tensor | None = None, *, center: bool = False, eps: 
         mask: (..., n) bool, True = real; n above is the number of real rows.
         center: subtract the mean of the real rows first.
         eps: ε ≥ 0.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real row, where ε alone would say
@@ -143,8 +149,8 @@ def rankme(x: Tensor, mask: Tensor | None = None, *, center: bool = False, eps: 
     """
     if not eps >= 0:
         raise ValueError(f"eps must not be negative, got {eps}.")
-    sigma, scale = _spectrum(x, mask, center)
-    rows = x.shape[-2] if mask is None else mask.sum(-1, keepdim=True)
+    sigma, scale = _spectrum(x, mask, center, gather)
+    rows = ring.total(inputs.real_count(x.double(), mask), gather)[..., None]
     exists = torch.arange(sigma.shape[-1], device=x.device) < rows
     shifted = (sigma * scale[..., None] + eps) * exists
     empty = (sigma == 0).all(-1)
@@ -162,37 +168,46 @@ def rank_from_singular_values(sigma: Tensor) -> Tensor:
     return entropy.exp().clamp(max=sigma.shape[-1]).masked_fill(total.squeeze(-1) <= 0, 0)
 
 
-def gram_spectrum(matrix: Tensor) -> Tensor:
-    """Singular values (..., min(n, d)) of a float64 matrix (..., n, d), largest first; those within rounding are 0."""
-    squared: Tensor = torch.linalg.eigvalsh(_gram(matrix)).flip(-1)
+def gram_spectrum(matrix: Tensor, gather: bool = False) -> Tensor:
+    """Singular values (..., min(n, d)) of a float64 matrix (..., n, d), largest first; those within rounding are 0.
+
+    With `gather` the rows (n, d) of all processes are one matrix.
+    """
+    squared: Tensor = torch.linalg.eigvalsh(_gram(matrix, gather)).flip(-1)
+    if gather:
+        squared = squared[: int(ring.total(torch.tensor(len(matrix), device=matrix.device)))]
     present = squared > NOISE * squared[..., :1]
     return torch.where(present, squared, 1).sqrt() * present
 
 
-def _matrix(x: Tensor, mask: Tensor | None, center: bool) -> Tensor:
+def _matrix(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> Tensor:
     """x checked, in float64, with zeros for masked rows: they leave the singular values as they are."""
+    ring.check_set(x, gather)
     x = inputs.tokens(x, mask).double()
-    return inputs.centred(x, mask) if center else x
+    return ring.centred(x, mask, gather) if center else x
 
 
-def _scaled(x: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
     """`_matrix` over a scale (...), so that squares neither under- nor overflow; those of float32 inputs never do."""
-    matrix = _matrix(x, mask, center)
-    if x.dtype != torch.float64 or x.numel() == 0:
+    matrix = _matrix(x, mask, center, gather)
+    if x.dtype != torch.float64 or (x.numel() == 0 and not gather):
         return matrix, matrix.new_ones(matrix.shape[:-2])
-    peak = matrix.detach().abs().amax((-2, -1))
+    peak = matrix.detach().abs().amax((-2, -1)) if x.numel() else matrix.new_zeros(())
+    peak = ring.largest(peak, gather)
     scale = torch.where(peak > 0, peak, 1)
     return matrix / scale[..., None, None], scale
 
 
-def _spectrum(x: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+def _spectrum(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
     """Singular values (..., min(n, d)) of the scaled matrix, largest first, and the scale (...)."""
-    matrix, scale = _scaled(x, mask, center)
-    return gram_spectrum(matrix), scale
+    matrix, scale = _scaled(x, mask, center, gather)
+    return gram_spectrum(matrix, gather), scale
 
 
-def _gram(x: Tensor) -> Tensor:
-    """The smaller of X Xᵀ and XᵀX."""
+def _gram(x: Tensor, gather: bool) -> Tensor:
+    """The smaller of X Xᵀ and XᵀX; the latter if the rows of all processes are gathered."""
+    if gather:
+        return ring.total(x.mT @ x)
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from uncollapse import inputs
+from uncollapse import inputs, processes, ring
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.registry import metric
 
@@ -12,7 +12,7 @@ ALPHA_REQ = "α-ReQ: Assessing Representation Quality by Measuring Eigenspectrum
 
 
 @metric(needs=("views",), better="higher", bounds=(0, None), paper=LIDAR)
-def lidar(x: Tensor, *, delta: float = 1e-4) -> Tensor:
+def lidar(x: Tensor, *, delta: float = 1e-4, gather: bool = False) -> Tensor:
     """LiDAR: effective rank of the spread between samples, measured in units of the spread between views of one.
 
         exp(−Σ_k p_k log p_k),   p = λ/Σλ,   λ the eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½)
@@ -23,6 +23,7 @@ def lidar(x: Tensor, *, delta: float = 1e-4) -> Tensor:
     Args:
         x: embeddings (n, q, d) of q ≥ 2 views of each of n ≥ 2 samples.
         delta: δ > 0; it acts as a least spread between views, so the value depends on the scale of x.
+        gather: take the samples of all processes as one set; every process gets the value.
 
     Returns:
         A scalar, from 1 to min(n − 1, d), in float32 or float64; 0 if all samples have the same mean.
@@ -32,14 +33,16 @@ def lidar(x: Tensor, *, delta: float = 1e-4) -> Tensor:
     >>> lidar(views)
     tensor(2.)
     """
-    if x.dim() != 3 or min(x.shape[:2]) < 2:
+    several = gather and processes.count() > 1
+    if x.dim() != 3 or x.shape[1] < 2 or (len(x) < 2 and not several):
         raise ValueError(f"x must have shape (n, q, d) with at least 2 samples and 2 views, got {tuple(x.shape)}.")
     if not delta > 0:
         raise ValueError(f"delta must be positive, got {delta}.")
     views = inputs.tokens(x, None).double()
     within = inputs.centred(views, None).flatten(0, 1)  # (nq, d)
-    between = inputs.centred(views.mean(1), None) / len(x) ** 0.5  # (n, d)
-    spread = within.mT @ within / len(within)
+    n = ring.total(views.new_tensor(float(len(x))), gather)
+    between = ring.centred(views.mean(1), None, gather) / n.sqrt()  # (n, d)
+    spread = ring.total(within.mT @ within, gather) / (n * x.shape[1])
     root, failed = torch.linalg.cholesky_ex(
         spread + delta * torch.eye(x.shape[-1], dtype=spread.dtype, device=x.device)
     )
@@ -47,11 +50,11 @@ def lidar(x: Tensor, *, delta: float = 1e-4) -> Tensor:
         raise ValueError(f"delta = {delta} is lost beside the spread of the views; scale x down or raise delta.")
     # λ are the squared singular values of R⁻¹(M − μ)ᵀ/√n, for any root RRᵀ = Σ_w
     whitened = torch.linalg.solve_triangular(root, between.mT, upper=False)
-    return rank_from_singular_values(gram_spectrum(whitened).square()).to(inputs.full_dtype(x))
+    return rank_from_singular_values(gram_spectrum(whitened.mT, several).square()).to(inputs.full_dtype(x))
 
 
 @metric(better=None, paper=ALPHA_REQ)
-def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None) -> Tensor:
+def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None, gather: bool = False) -> Tensor:
     """α-ReQ: how fast the eigenvalues of the covariance fall.
 
         α = −slope of log λ_k against log k, by least squares over k = low … high,   λ_1 ≥ λ_2 ≥ …
@@ -62,6 +65,7 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None) -> Tensor:
         x: embeddings (n, d).
         low: the first index, counted from 1.
         high: the last index; None is min(n − 1, d, 100). State the range where values are compared.
+        gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
         A scalar, in float32 or float64. Vanishing eigenvalues are left out of the fit; it is an error if fewer than two
@@ -76,13 +80,13 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None) -> Tensor:
         raise ValueError(
             f"x must have shape (n, d), got {tuple(x.shape)}; flatten batches first, for example x.flatten(0, 1)."
         )
-    there = min(x.shape[0] - 1, x.shape[1])
+    there = min(int(ring.total(torch.tensor(len(x), device=x.device), gather)) - 1, x.shape[1])
     high = min(there, 100) if high is None else high
     if not 1 <= low < high <= there:
         raise ValueError(f"1 ≤ low < high ≤ min(n − 1, d) = {there} is needed, got low = {low} and high = {high}.")
-    matrix = inputs.centred(inputs.tokens(x, None).double(), None)
-    peak = matrix.detach().abs().amax()
-    sigma = gram_spectrum(matrix / torch.where(peak > 0, peak, 1))[low - 1 : high]
+    matrix = ring.centred(inputs.tokens(x, None).double(), None, gather)
+    peak = ring.largest(matrix.abs().amax() if x.numel() else matrix.new_zeros(()), gather)
+    sigma = gram_spectrum(matrix / torch.where(peak > 0, peak, 1), gather)[low - 1 : high]
     index = torch.arange(low, high + 1, dtype=sigma.dtype, device=x.device)[sigma > 0].log()
     if len(index) < 2:
         raise ValueError(

@@ -17,6 +17,7 @@ from uncollapse.diagnosis import Diagnosis
 from uncollapse.measures import MEASURES
 from uncollapse.monitoring.curves import curves, values
 from uncollapse.monitoring.rules import Rule
+from uncollapse.names import did_you_mean
 
 OURS = {"model", "batches", "pairs", "max_batches", "baseline", "progress", "example"}  # not passed on to `diagnose`
 OPTIONS = [name for name in inspect.signature(diagnose).parameters if name not in OURS]
@@ -28,7 +29,8 @@ def check_plan(every: int | None, measures: Sequence[str], rules: Sequence[Rule]
         raise ValueError(f"every must be at least 1, or None for evaluations only, got {every}.")
     unknown = [name for name in measures if name not in MEASURES]
     if unknown:
-        raise ValueError(f"No measure is named {unknown[0]!r}. There are: {', '.join(MEASURES)}.")
+        hint = did_you_mean(unknown[0], MEASURES)
+        raise ValueError(f"No measure is named {unknown[0]!r}.{hint} There are: {', '.join(MEASURES)}.")
     wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
     if wrong is not None:
         raise ValueError(f"rules must be a list of uc.Rule, got {type(wrong).__name__} in it.")
@@ -44,7 +46,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raise if `diagnose` does not have these options, or a monitor does not pass them on."""
     strange = [name for name in options if name not in OPTIONS]
     if strange:
-        raise TypeError(f"Monitor has no option {strange[0]!r}. Those of diagnose are: {', '.join(OPTIONS)}.")
+        hint = did_you_mean(strange[0], OPTIONS)
+        raise TypeError(f"Monitor has no option {strange[0]!r}.{hint} Those of diagnose are: {', '.join(OPTIONS)}.")
 
 
 def held(batches: Iterable[Any], most: int) -> list[Any]:

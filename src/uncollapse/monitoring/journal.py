@@ -5,11 +5,13 @@ takes up are dropped, and the last one left says the rest.
 """
 
 import json
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from uncollapse import files
 from uncollapse.diagnosis import Diagnosis
 from uncollapse.monitoring.curves import values
 from uncollapse.monitoring.state import State
@@ -32,11 +34,11 @@ class Journal:
         texts = self.lines.read_bytes().removesuffix(b"\n").split(b"\n")  # a cut may go through a character
         for number, text in enumerate(texts, 1):
             try:
-                found.append(json.loads(text.decode("utf-8")))
-            except ValueError as error:
+                found.append(_record(text))
+            except (ValueError, RecursionError) as error:
                 if number < len(texts):
                     raise ValueError(
-                        f"{self.lines}, line {number} is not JSON ({error}); mend or remove it."
+                        f"{self.lines}, line {number} is no measurement ({error}); mend or remove it."
                     ) from error
                 warnings.warn(f"The last line of {self.lines} was cut off and is dropped.", stacklevel=2)
         return found
@@ -70,9 +72,7 @@ class Journal:
         if not self.lines.exists():
             return  # no run was here, so no file is ours
         if lines:
-            part = self.lines.with_name(LINES + ".part")
-            part.write_text("".join(map(_line, lines)), encoding="utf-8")
-            part.replace(self.lines)
+            files.write(self.lines, "".join(map(_line, lines)))
         else:
             for name in (LINES, FIRST):
                 (self.folder / name).unlink(missing_ok=True)
@@ -80,14 +80,29 @@ class Journal:
             (self.folder / COLLAPSE).unlink(missing_ok=True)  # of a measurement that was dropped
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write a line; it is in the file when this returns."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.lines.open("a", encoding="utf-8") as file:
-            file.write(_line(line))
+        """Write a line; it is in the file when this returns, or nothing of it: a part would spoil the next one."""
+        with files.telling(self.lines):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.lines.open("ab", buffering=0) as file:
+                before, text = file.seek(0, os.SEEK_END), _line(line).encode("utf-8")
+                try:
+                    while text:
+                        text = text[file.write(text) :]
+                except OSError:
+                    file.truncate(before)
+                    raise
 
     def keep(self, name: str, diagnosis: Diagnosis, facts: dict[str, Any]) -> None:
         """Write a diagnosis with facts of the run among its settings; never half a file."""
         replace(diagnosis, settings={**diagnosis.settings, "monitor": facts}).save(self.folder / name)
+
+
+def _record(text: bytes) -> dict[str, Any]:
+    """What a line says. ValueError if that is no measurement: a torn one may still be JSON."""
+    record = json.loads(text.decode("utf-8"))
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "met" not in record.get("state", ()):
+        raise ValueError("it has no step, or no state")
+    return record
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from uncollapse.diagnosis import Layer
 from uncollapse.inputs import NotFiniteError
 from uncollapse.measures import MEASURES
 from uncollapse.monitoring.curves import label
+from uncollapse.names import did_you_mean
 from uncollapse.sites import OUTPUT
 
 FINITE = "finite"  # not a measure: met when a layer holds NaN or infinite numbers
@@ -51,9 +52,12 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.measure not in (*MEASURES, FINITE):
-            raise ValueError(f"No measure is named {self.measure!r}. There are: {', '.join(MEASURES)}, {FINITE}.")
+            hint = did_you_mean(self.measure, (*MEASURES, FINITE))
+            raise ValueError(f"No measure is named {self.measure!r}.{hint} There are: {', '.join(MEASURES)}, {FINITE}.")
         if self.then not in ACTIONS:
-            raise ValueError(f"then must be one of {', '.join(ACTIONS)}, got {self.then!r}.")
+            raise ValueError(
+                f"then must be one of {', '.join(ACTIONS)}, got {self.then!r}.{did_you_mean(self.then, ACTIONS)}"
+            )
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
         if self.measure == FINITE:
@@ -129,7 +133,8 @@ class Rule:
         if isinstance(self.layer, int) and -len(blocks) <= self.layer < len(blocks):
             return [blocks[self.layer]]  # from the end, or where layers have names of their own
         names = ", ".join(layer.name for layer in here)
-        raise ValueError(f"{self!r}: there is no such layer. There are: {names}; blocks count from 0.")
+        hint = did_you_mean(name, (layer.name for layer in here))
+        raise ValueError(f"{self!r}: there is no such layer.{hint} There are: {names}; blocks count from 0.")
 
     def met(self, layers: Sequence[Layer], reference: Mapping[str, Mapping[str, float]]) -> str | None:
         """What happened, in a sentence, if the rule holds for these layers; `reference` are the first values."""
