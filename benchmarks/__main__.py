@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import attaching, diagnosing, graphs, hypersphere, targets, text, vision
+from benchmarks import attaching, diagnosing, gathering, graphs, hypersphere, streaming, targets, text, vision
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -27,9 +27,11 @@ GROUPS = {
     "text": text.training,
     "vision": vision.training,
     "hypersphere": hypersphere.training,
+    "gather": gathering.training,
+    "streaming": streaming.reading,
 }
 
-WHOLE = ("diagnose", "attach", "graphs", "text", "vision", "hypersphere")  # whole models, kept apart
+WHOLE = ("diagnose", "attach", "graphs", "text", "vision", "hypersphere", "gather", "streaming")  # kept apart
 KERNEL = [x for x in GROUPS if x not in WHOLE]
 
 
@@ -37,14 +39,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=KERNEL)
     parser.add_argument("--out", type=Path, help="default for the default groups: results/benchmarks.json")
+    parser.add_argument("--rows", type=int, default=streaming.ROWS, help="of the file that `streaming` reads")
     args = parser.parse_args()
+    groups = GROUPS | {"streaming": lambda: streaming.reading(args.rows)}
     out = args.out or (Path("results/benchmarks.json") if args.only == KERNEL else None)
     if args.only in (["text"], ["vision"], ["hypersphere"]):
         torch.set_num_threads(1)  # as their recipes train
     results: list[Result] = []
     console = Console()
     for group in args.only:
-        for result in GROUPS[group]():
+        for result in groups[group]():
             results.append(result)
             console.print(f"{result.name}: {result.measured:.3g} {result.unit}", highlight=False)
     console.print(table(results))
@@ -67,7 +71,13 @@ def table(results: list[Result]) -> Table:
 def record(results: list[Result], groups: list[str]) -> dict[str, object]:
     return {
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "config": {"groups": groups, "threads": torch.get_num_threads(), "cores": os.cpu_count(), "seed": 0},
+        "config": {
+            "groups": groups,
+            "threads": torch.get_num_threads(),
+            "cores": os.cpu_count(),
+            "load": load(),
+            "seed": 0,
+        },
         "versions": {"uncollapse": uc.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "processor": _processor(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -83,6 +93,11 @@ def record(results: list[Result], groups: list[str]) -> dict[str, object]:
             for r in results
         ],
     }
+
+
+def load() -> float:
+    """How many programs wanted the processors lately, this one included; beyond their number, times are too long."""
+    return round(os.getloadavg()[0], 1)
 
 
 def _processor() -> str:

@@ -6,6 +6,7 @@ import hyperspheres
 import texts
 import vision_pictures
 
+import concepts
 import graphs  # the modules beside this one
 from uncollapse import Diagnosis, report
 
@@ -32,7 +33,7 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
-    for path in (*graphs.draw(), *texts.draw(), *vision_pictures.draw(), *hyperspheres.draw()):
+    for path in (*concepts.draw(), *graphs.draw(), *texts.draw(), *vision_pictures.draw(), *hyperspheres.draw()):
         print(path.relative_to(ROOT))
 
 

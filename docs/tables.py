@@ -1,6 +1,7 @@
 """Tables of the documentation, made from the registries and from results/: an mkdocs hook.
 
-A comment `<!-- table: NAME -->` on a page is replaced by the table called NAME.
+A comment `<!-- table: NAME -->` on a page is replaced by the table called NAME, and `<!-- printed -->` by what the code
+above it printed.
 """
 
 import json
@@ -17,21 +18,28 @@ from uncollapse.registry import CURES, LOSSES, METRICS
 
 sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its folder, and that is no package
 
+import commands
+import comparisons
 import hyperspheres
 import judging
+import printed
 import real_models
+import scales
 import texts
+import tunings
 import visions
 
+import concepts
 import graphs
 
 RESULTS = Path(__file__).parents[1] / "results"
 PLACE = re.compile(r"<!-- table: (\w+) -->")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the tables of a page. An unknown name fails the build."""
-    return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
+    filled = printed.fill(markdown, page.file.src_uri)
+    return PLACE.sub(lambda found: TABLES[found[1]](), filled)
 
 
 def metrics() -> str:
@@ -109,6 +117,11 @@ def vision_costs() -> str:
 def hypersphere_speed() -> str:
     """What the contrastive losses take beside those of other libraries, and in a training step."""
     return _benchmarks("benchmarks_hypersphere.json") or graphs.NOT_RUN
+
+
+def streaming() -> str:
+    """How fast a large file of embeddings is measured, and in how much memory."""
+    return _benchmarks("benchmarks_streaming.json") or graphs.NOT_RUN
 
 
 def mending() -> str:
@@ -205,16 +218,23 @@ TABLES: dict[str, Callable[[], str]] = {
     "backbones": backbones,
     "diverse_patch": diverse_patch,
     **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
+    **{name: _of(concepts.PARTS, name) for name in concepts.PARTS},
+    **{name: _of(comparisons.PARTS, name) for name in comparisons.PARTS},
     **{name: _of(judging.PARTS, name) for name in judging.PARTS},
     **{name: _of(graphs.PARTS, name) for name in graphs.PARTS},
+    **{name: _of(scales.PARTS, name) for name in scales.PARTS},
     **{name: _of(texts.PARTS, name) for name in texts.PARTS},
     **{name: _of(visions.PARTS, name) for name in visions.PARTS},
+    **{name: _of(tunings.PARTS, name) for name in tunings.PARTS},
     **{name: _of(hyperspheres.PARTS_OF_PAGE, name) for name in hyperspheres.PARTS_OF_PAGE},
     **graphs.TEXTS,
     **texts.TEXTS,
     **visions.TEXTS,
+    **tunings.TEXTS,
     **hyperspheres.TEXTS,
     "text_costs": text_costs,
     "vision_costs": vision_costs,
     "hypersphere_speed": hypersphere_speed,
+    "streaming": streaming,
+    "commands": commands.commands,
 }

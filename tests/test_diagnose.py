@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import uncollapse as uc
-from uncollapse import gauge
+from uncollapse import spread
 from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis import Layer
 
@@ -148,7 +148,7 @@ def test_outputs_do_not_change_under_measurement() -> None:
 
 
 def test_memory_does_not_grow_with_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gauge, "VALUES", 64)  # all samples are full soon; what waits for them is empty every 16 batches
+    monkeypatch.setattr(spread, "VALUES", 64)  # all samples are full soon; what waits is empty every 16 batches
     model = encoder(2, 16)
     alive: dict[int, int] = {}
 

@@ -1,5 +1,6 @@
 """Files of embeddings, read in parts."""
 
+import os
 from pathlib import Path
 
 import numpy
@@ -49,6 +50,73 @@ def test_rows_come_back_exactly_and_in_even_parts(tmp_path: Path, kind: str) -> 
         parts = list(rows.parts(size))
         assert {len(part) for part in parts[:-1]} <= {size}
         assert torch.equal(torch.cat(parts), torch.from_numpy(ROWS))
+
+
+@pytest.mark.parametrize("kind", KINDS + PARQUET)
+def test_shares_are_the_rows_in_order(tmp_path: Path, kind: str) -> None:
+    rows = open_rows(*write(tmp_path, kind, ROWS))
+    for of in (1, 2, 7):
+        shares = [rows.share(number, of) for number in range(of)]
+        assert sum(share.count for share in shares) == rows.count
+        assert sum(share.size for share in shares) <= rows.size <= rows.paths[0].stat().st_size
+        parts = [torch.cat(list(share.parts(500))) for share in shares]
+        assert [len(part) for part in parts] == [share.count for share in shares]
+        assert torch.equal(torch.cat(parts), torch.from_numpy(ROWS))
+    assert list(open_rows(*write(tmp_path, kind, ROWS[:2])).share(0, 3).parts()) == []
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz packed", "safetensors", "parquet lists"])
+def test_files_of_a_folder_are_read_as_one(tmp_path: Path, kind: str) -> None:
+    folder, key = tmp_path / "parts", None
+    folder.mkdir()
+    for number, rows in enumerate(numpy.array_split(ROWS, 3)):
+        path, key = write(tmp_path, kind, rows)
+        path.rename(folder / f"{number}{path.suffix}")
+    (folder / "_SUCCESS").touch()
+    (folder / f".hidden{path.suffix}").touch()
+    for place in (folder, folder / f"*{path.suffix}", folder / f"[0-9]{path.suffix}"):
+        found = open_rows(place, key)
+        assert (found.count, found.dim, len(found.paths)) == (len(ROWS), 7, 3)
+        assert torch.equal(torch.cat(list(found.parts(999))), torch.from_numpy(ROWS))
+        assert torch.equal(torch.cat(list(found.share(1, 2).parts())), torch.from_numpy(ROWS[len(ROWS) // 2 :]))
+    assert open_rows(folder / f"0{path.suffix}", key).count == len(numpy.array_split(ROWS, 3)[0])
+
+
+def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    for path, says in ((tmp_path / "none", "There is no .npy"), (tmp_path / "*.npy", "There is no .npy")):
+        with pytest.raises(UsageError, match=says):
+            open_rows(path)
+    numpy.save(tmp_path / "a.npy", ROWS)
+    numpy.save(tmp_path / "b.npy", ROWS[:, :3])
+    with pytest.raises(UsageError, match=r"same number of features, got 7 in a.npy and 3 in b.npy"):
+        open_rows(tmp_path / "?.npy")
+    numpy.savez(tmp_path / "c.npz", ROWS)
+    with pytest.raises(UsageError, match="of one kind"):
+        open_rows(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "x.npy", ROWS)
+    parts = open_rows(tmp_path / "x.npy").parts()
+    next(parts)
+    os.truncate(tmp_path / "x.npy", 100_000)
+    with pytest.raises(UsageError, match="no intact"):
+        list(parts)
+
+
+def test_wide_rows_come_in_smaller_parts(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "x.npy", numpy.ones((300, 1 << 15), "float16"))
+    rows = open_rows(tmp_path / "x.npy")
+    assert [len(part) for part in rows.parts()] == [128, 128, 44]
+    assert rows.part_count() == 3
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f2", "longdouble", ">i4"])
+def test_numbers_that_torch_has_no_name_for(tmp_path: Path, dtype: str) -> None:
+    x = (8 * ROWS[:5]).round().astype(dtype)
+    numpy.save(tmp_path / "x.npy", x)
+    assert torch.equal(next(open_rows(tmp_path / "x.npy").parts()).double(), torch.from_numpy(x.astype("float64")))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS + PARQUET if kind != "npy by column"])

@@ -221,12 +221,15 @@ def test_passes_of_albert() -> None:
     [
         (
             {"layers": ("first", "lost")},
-            "no layer 'lost'. There are: \"first\", \"last\", 'embed', and numbers from -3",
+            r"no layer 'lost'. Did you mean 'last'\? There are: .first., .last., 'embed', and numbers from -3",
         ),
         ({"layers": 3}, "no layer 3"),
         ({"layers": ()}, "at least one layer"),
         ({"layers": "final"}, "no layer 'final'"),
-        ({"at": "attention.nowhere"}, "no place 'attention.nowhere'. There are: block, "),
+        (
+            {"at": "attention.nowhere"},
+            r"no place 'attention.nowhere'. Did you mean 'attention.norm'\? There are: block, ",
+        ),
         ({"modules": ["layer.*"]}, "No module of TransformerEncoder is named"),
     ],
 )

@@ -6,64 +6,30 @@
 True
 """
 
-from typing import Any
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from uncollapse import cures, losses, metrics, pairwise
-from uncollapse.attachment import Attachment, attach, attachments, detach, places
-from uncollapse.cure_files import load_cure, save_cure
-from uncollapse.cures import *  # noqa: F403
-from uncollapse.diagnosing import diagnose, diagnose_activations, diagnose_rows
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.inner import Tokens, tokens
-from uncollapse.losses import *  # noqa: F403
-from uncollapse.metrics import *  # noqa: F403
-from uncollapse.moments import Moments
-from uncollapse.monitor import CollapseWarning, Monitor, Rule
-from uncollapse.registry import CURES, LOSSES, METRICS
-from uncollapse.reservoir import Reservoir
+if TYPE_CHECKING:
+    from uncollapse.cures import *  # noqa: F403
+    from uncollapse.losses import *  # noqa: F403
+    from uncollapse.metrics import *  # noqa: F403
+    from uncollapse.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Entries of the registries that no list below names: those of files that were added to the folders."""
-    for registry in (METRICS, CURES, LOSSES):
-        if name in registry:
-            return registry[name].function
-    for entry in CURES.values():
-        if name == entry.layer.__name__:
-            return entry.layer
-    raise AttributeError(f"module 'uncollapse' has no attribute {name!r}")
+    """A public name or a module, imported when it is first asked for: without them, the command line starts at once."""
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name.startswith("__") and name != "__all__":  # which Python and its tools ask every module for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = importlib.import_module(f"{__name__}.public")
+    globals().update({known: getattr(public, known) for known in public.__all__})
+    return getattr(public, name)
 
 
-__all__ = [
-    "CURES",
-    "LOSSES",
-    "METRICS",
-    "Attachment",
-    "CollapseWarning",
-    "Diagnosis",
-    "Moments",
-    "Monitor",
-    "Reservoir",
-    "Rule",
-    "Tokens",
-    "__version__",
-    "attach",
-    "attachments",
-    "cures",
-    "detach",
-    "diagnose",
-    "diagnose_activations",
-    "diagnose_rows",
-    "load_cure",
-    "losses",
-    "metrics",
-    "pairwise",
-    "places",
-    "save_cure",
-    "tokens",
-    *cures.__all__,
-    *losses.__all__,
-    *metrics.__all__,
-]
+def __dir__() -> list[str]:
+    """All public names, for editors."""
+    return sorted({*globals(), *importlib.import_module(f"{__name__}.public").__all__})

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from uncollapse import finite, inputs, processes
 from uncollapse.diagnosis import Layer
 from uncollapse.gauge import Gauge, Plan
+from uncollapse.inputs import NotFiniteError
+from uncollapse.names import did_you_mean
 from uncollapse.sites import OUTPUT, Context, Site, Stack, as_sets
 from uncollapse.watching import Watch
 
@@ -57,6 +61,11 @@ class Capture:
         names = ["embed", *(block.name for block in self.stack.blocks), "final"]
         return names.index(key[0])
 
+    def gather(self) -> None:
+        """Join what all processes measured, in the first one; all must call this."""
+        own = processes.merged(_Measured(self.gauges, self._paths))
+        self.gauges, self._paths = own.gauges, own.paths
+
     def sequences(self) -> int:
         """How many sequences (images, graphs) were seen."""
         return max((gauge.sets for gauge in self.gauges.values()), default=0)
@@ -84,10 +93,10 @@ class Capture:
         if site.what == "attention":
             name = self._attention.get((site, call))
             if name is not None and self.view != "second":
-                self._measure((name, OUTPUT, 0), site, lambda gauge: gauge.update_attention(x, self.context))
+                self._measure((name, OUTPUT, 0), site, x, lambda gauge: gauge.update_attention(x, self.context))
             return
         for key in self._keys(site, call):
-            self._measure(key, site, lambda gauge: self._update(gauge, x))
+            self._measure(key, site, x, lambda gauge: self._update(gauge, x))
 
     def _keys(self, site: Site, call: int) -> Iterator[Key]:
         """The layers that a site is, at this call of it."""
@@ -96,7 +105,7 @@ class Capture:
         elif (site, 0) in self._wanted:  # a layer that the model runs again
             yield from ((name, place, call) for name, place in self._wanted[site, 0] if name != "embed")
 
-    def _measure(self, key: Key, site: Site, update: Any) -> None:
+    def _measure(self, key: Key, site: Site, x: Tensor, update: Any) -> None:
         if key not in self.gauges:
             self.gauges[key] = Gauge(self.plan)
         if site.what == "tokens":
@@ -104,7 +113,17 @@ class Capture:
         try:
             update(self.gauges[key])
         except ValueError as error:
-            raise ValueError(f"At {key[0]} ({site.side} of {site.path or 'the model'}): {error}") from error
+            place = "" if key[1] == OUTPUT else f"{key[1]}, "
+            where = f"At {key[0]} ({place}{site.side} of {site.path or 'the model'})"
+            if isinstance(error, NotFiniteError):
+                raise NotFiniteError(f"{where}: {self._not_finite(site, x)}") from error
+            raise ValueError(f"{where}: {error}") from error
+
+    def _not_finite(self, site: Site, x: Tensor) -> str:
+        """How many numbers are not finite, those of padding left out."""
+        if site.what == "tokens":
+            x = inputs.prepared(*as_sets(x, self.stack.layout, self.context, prefix=self.plan.prefix))
+        return finite.counted(*finite.count(x))
 
     def _update(self, gauge: Gauge, x: Tensor) -> None:
         context, layout = self.context, self.stack.layout
@@ -123,11 +142,27 @@ class Capture:
             gauge.pool(views, mask)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What a process measured."""
+
+    gauges: dict[Key, Gauge]
+    paths: dict[Key, str]
+
+    def merge(self, other: "_Measured") -> "_Measured":
+        """Both, the layers of this one first."""
+        shared = self.gauges.keys() & other.gauges.keys()
+        joined = {key: self.gauges[key].merge(other.gauges[key]) for key in shared}
+        return _Measured({**self.gauges, **other.gauges, **joined}, {**self.paths, **other.paths})
+
+
 def _wanted_sites(stack: Stack, places: tuple[str, ...]) -> dict[tuple[Site, int], list[tuple[str, str]]]:
     """(site, call) -> the layers that it is, as (name, place); a site may be two of them."""
     unknown = [place for place in places if place not in stack.places()]
     if unknown:
-        raise ValueError(f"No place {unknown[0]!r} in {stack.architecture}. There are: {', '.join(stack.places())}.")
+        known = stack.places()
+        hint = did_you_mean(unknown[0], known)
+        raise ValueError(f"No place {unknown[0]!r} in {stack.architecture}.{hint} There are: {', '.join(known)}.")
     wanted: dict[tuple[Site, int], list[tuple[str, str]]] = {}
     ends = [("embed", stack.embed, 0), ("final", stack.final, 0)]
     blocks = [(block.name, block.places[place], block.call, place) for block in stack.blocks for place in places]

@@ -17,7 +17,7 @@ NARROW = 0.25  # share of the open dimensions below which tokens count as narrow
 FALLEN = 0.5, 0.4  # also narrow: below half of an earlier layer's share and below this share
 SHARES = ("rank_share", "dataset_rank_share")
 NOISE = 1e-4  # 1 − cosine below which what is left of a spread is rounding, and its rank says nothing
-NOUNS = {"pyg": ("nodes", "a graph"), "embeddings": ("rows", "a part")}  # others have tokens of a sequence
+NOUNS = {"pyg": ("nodes", "a graph"), "embeddings": ("rows", "a sample")}  # others have tokens of a sequence
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,32 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from uncollapse import backbones, files, running
+from uncollapse import backbones, files, running, stored
 from uncollapse.attachment import Attachment, attach, attachments
 from uncollapse.registry import CURES
 
 SCHEMA = 1
 DESCRIPTION, WEIGHTS = "uncollapse.json", "uncollapse.safetensors"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cure in a file: what to say to `attach`, and of which model. root: the part that it was said of."""
+
+    root: str
+    cure: str
+    options: Mapping[str, Any]
+    at: tuple[str, ...]
+    layers: tuple[int, ...]
+    part: str | None
+    modules: tuple[str, ...] | None
+    layout: str | None
+    tokens: str
+    causal: bool
+    family: str
+    architecture: str
+    blocks: int
+    padding: str = "masked"  # files of earlier versions do not say it
 
 
 def save_cure(model: nn.Module, folder: str | Path) -> Path:
@@ -101,26 +122,28 @@ def _described(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
     }
 
 
-def _attached(model: nn.Module, entry: Mapping[str, Any]) -> Attachment:
-    asked = {name: entry[name] for name in ("part", "modules", "layout", "tokens", "causal")}
-    asked["padding"] = entry.get("padding", "masked")  # files of earlier versions do not say it
-    if entry["cure"] in CURES and CURES[entry["cure"]].acts_on != "edges":
-        asked["layers"] = entry["layers"]
-    return attach(_root(model, entry), entry["cure"], at=entry["at"], **asked, **entry["options"])
+def _attached(model: nn.Module, entry: Entry) -> Attachment:
+    asked: dict[str, Any] = {"part": entry.part, "modules": entry.modules, "layout": entry.layout}
+    asked |= {"tokens": entry.tokens, "causal": entry.causal, "padding": entry.padding}
+    if entry.cure in CURES and CURES[entry.cure].acts_on != "edges":
+        asked["layers"] = list(entry.layers)
+    try:
+        return attach(_root(model, entry), entry.cure, at=list(entry.at), **asked, **entry.options)
+    except (KeyError, TypeError) as error:  # an option that the cure does not have, or of another kind
+        raise ValueError(f"The saved cure {entry.cure!r} cannot be attached: {error}.") from error
 
 
-def _root(model: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
+def _root(model: nn.Module, entry: Entry) -> nn.Module:
     """The part that the cure was attached to, or the model itself if it has no such part, as one without a head."""
     parts: dict[str, nn.Module] = dict(model.named_modules())
-    return parts.get(str(entry["root"]), model)
+    return parts.get(entry.root, model)
 
 
-def _check(model: nn.Module, entry: Mapping[str, Any]) -> None:
+def _check(model: nn.Module, entry: Entry) -> None:
     """Raise if the model is another one than the cure was in."""
-    stack = backbones.find(
-        _root(model, entry), part=entry["part"], layers=entry["modules"], layout=entry["layout"], by="modules"
-    )
-    saved = (entry["architecture"], entry["blocks"])
+    layout: Any = entry.layout
+    stack = backbones.find(_root(model, entry), part=entry.part, layers=entry.modules, layout=layout, by="modules")
+    saved = (entry.architecture, entry.blocks)
     given = (stack.architecture, len(stack.blocks))
     if saved != given:
         raise ValueError(
@@ -142,7 +165,7 @@ def _fill(done: tuple[Attachment, ...], weights: Mapping[str, Tensor]) -> None:
             tensor.copy_(weights[key])
 
 
-def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
     """What the two files say, if they belong together."""
     for name in (DESCRIPTION, WEIGHTS):
         if not (folder / name).is_file():
@@ -153,12 +176,17 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
             )
     content = (folder / WEIGHTS).read_bytes()
     try:
-        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        schema, entries, digest = described["schema"], described["cures"], described["sha256"]
+        described = stored.parsed((folder / DESCRIPTION).read_bytes())
+        schema = described["schema"]
+        if type(schema) is int and schema != SCHEMA:
+            raise ValueError(f"it has schema {schema}, and this version of uncollapse reads {SCHEMA}")
+        entries = [stored.read(Entry, entry, "a cure") for entry in described["cures"]]
+        digest = described["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error!r}.") from error
-    if schema != SCHEMA:
-        raise ValueError(f"{folder / DESCRIPTION} has schema {schema}; this version of uncollapse reads {SCHEMA}.")
+        raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error}.") from error
     if digest != hashlib.sha256(content).hexdigest():
         raise ValueError(f"{folder / WEIGHTS} is not the file that {DESCRIPTION} was written with: one was replaced.")
-    return entries, safetensors.torch.load(content)
+    try:
+        return entries, safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} is no intact safetensors file: {error}.") from error

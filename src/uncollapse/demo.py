@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from uncollapse import backbones, loading, report
+from uncollapse import backbones, files, loading, report
 from uncollapse.cli import output
 from uncollapse.cli.waiting import Waiting
 from uncollapse.diagnosing import diagnose
@@ -50,7 +50,7 @@ def main(out: Path = Path("demo"), config: vit_digits.Config | None = None) -> i
     started, console, config = time.perf_counter(), output.console(), config or vit_digits.Config()
     output.check_writable(out)
     _check_libraries()
-    pages, minilm = [], _minilm_folder()
+    pages, minilm = [], minilm_folder()
     if minilm is None:
         output.paragraph(console, f"MiniLM is left out, because its package is not installed: {INSTALL_MINILM}")
     else:
@@ -71,7 +71,7 @@ def _check_libraries() -> None:
         )
 
 
-def _minilm_folder() -> Path | None:
+def minilm_folder() -> Path | None:
     """Where the files of MiniLM are; nothing of its package is imported."""
     package = find_spec(MINILM)
     places = package.submodule_search_locations if package else None
@@ -104,7 +104,7 @@ def _pair(console: Console, config: vit_digits.Config, out: Path) -> Path:
         for norm, trained in zip(NORMS, pair, strict=True):
             trained.diagnosis.save(out / f"vit_{norm}.json")
         records = json.dumps([trained.record for trained in pair], indent=1)
-        (out / "training.json").write_text(records + "\n", encoding="utf-8")
+        files.write(out / "training.json", records + "\n")
         page = report.write([trained.diagnosis for trained in pair], out / "report.html")
     for trained in pair:
         output.paragraph(console, f"{trained.diagnosis.model}:")

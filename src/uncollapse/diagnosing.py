@@ -12,15 +12,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse import backbones, running, sphere, verdict
+from uncollapse import backbones, processes, running, verdict
 from uncollapse.attachment import attachments
-from uncollapse.bootstrap import Bootstrap
 from uncollapse.capture import Capture
 from uncollapse.case import Subject
-from uncollapse.diagnosis import Diagnosis, Layer, Summary
+from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.finite import first_fault
 from uncollapse.gauge import Gauge, Plan, chosen_tokens
-from uncollapse.metrics.hypersphere import SHARPEST, check_sharpness
-from uncollapse.metrics.intervals import check_exponent, uniformity_gap
+from uncollapse.inputs import NotFiniteError
+from uncollapse.monitoring import wrappers
 from uncollapse.sites import OUTPUT, Context, Layout, Stack, as_sets
 
 LIBRARIES = ("torch", "transformers", "timm", "torch_geometric")  # whose versions a diagnosis names, if they are in use
@@ -48,6 +48,7 @@ def diagnose(
     example: Sequence[str] = (),
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    gather: bool = False,
 ) -> Diagnosis:
     """Measure every layer of a model while it runs over some batches, and say where and how it collapses.
 
@@ -77,6 +78,9 @@ def diagnose(
         example: the tokens of the first sequence as text, for the heat map.
         seed: of all sampling.
         progress: called with the number of batches done, after each.
+        gather: share the batches with the other processes of `torch.distributed`, which all call this with the same
+            ones: of N processes each measures every N-th batch. What is measured of all tokens or sequences comes out
+            as in one process, samples are others; all get the diagnosis. The random copy is the first one's.
 
     Returns:
         A Diagnosis: `print(d)`, `d.verdict`, `d.layers`, `d.save("d.json")`, `d.report("report.html")`.
@@ -95,60 +99,74 @@ def diagnose(
     stack = stack if embed else replace(stack, embed=None)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
-    capture = Capture(model, stack, places, plan)
-    second = None if pairs is None else iter(pairs)
+    me, count = (processes.rank(), processes.count()) if gather else (0, 1)
+    if count > 1:
+        wrappers.check_whole(model)
+    capture = Capture(model, stack, places, replace(plan, seed=seed + me))  # samples that are merged need other seeds
+    second = None if pairs is None else islice(iter(pairs), me, None, count)
     done = 0
     random: tuple[Layer, ...] = ()
-    with running.undisturbed(model, device) as home:
-        twin, why = _twin(model, stack, places, plan) if baseline else (None, "")
-        for batch in _limited(batches, max_batches):
+    with running.undisturbed(model, device) as home, processes.heeding():
+        twin, why = _twin(model, stack, places, plan) if baseline and me == 0 else (None, "")
+        for number, batch in enumerate(islice(_limited(batches, max_batches), me, None, count)):
             batch = running.moved(batch, home)
-            _measure(capture, call, batch, None if second is None else running.moved(_partner(second, done), home))
+            view = None if second is None else running.moved(partner(second, number), home)
+            _measure(capture, call, batch, view, number * count + me)
             if twin is not None:
-                _measure(twin, call, batch)
-            done += 1
+                twin, why = _with_twin(twin, call, batch, number * count)
+            done = number + 1
             if twin is not None and done >= baseline:
                 random, twin = _bare(twin.layers()), None  # the random model is not needed any more
             if progress is not None:
-                progress(done)
+                progress(done * count)
+        compared = min(baseline, done)  # batches that the random copy saw
+        if count > 1:
+            done = int(processes.summed([done])[0])
+            capture.gather()
     if twin is not None:
         random = _bare(twin.layers())
-    measured = capture.layers()
-    if not measured:
-        raise ValueError(f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it.")
-    _check_enough(measured[-1].tokens)
-    subject = Subject(
-        stack.family,
-        stack.architecture,
-        capture.context.causal,
-        stack.places(),
-        one_graph=stack.layout == "nodes" and capture.context.batch is None,
-        no_twin=why,
-        modules=() if layers is None else ((layers,) if isinstance(layers, str) else tuple(layers)),
-    )
-    return Diagnosis(
-        model=name or type(model).__name__,
-        architecture=stack.architecture,
-        family=stack.family,
-        parameters=sum(p.numel() for p in model.parameters()),
-        data=data,
-        batches=done,
-        sequences=capture.sequences(),
-        tokens=measured[0].tokens,
-        layers=measured,
-        verdict=verdict.judge(measured, random, subject, capture.sequences()),
-        baseline=random,
-        example=_chosen(example),
-        settings={
-            **_settings(plan, places),
-            "baseline_batches": min(baseline, done) if random else 0,
-            **_cures(model),
-            **stack.facts,
-        },
-        versions=_versions(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(time.perf_counter() - started, 3),
-    )
+
+    def judged() -> Diagnosis:
+        measured = capture.layers()
+        if not measured:
+            raise ValueError(
+                f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it."
+            )
+        check_enough(measured[-1].tokens)
+        subject = Subject(
+            stack.family,
+            stack.architecture,
+            capture.context.causal,
+            stack.places(),
+            one_graph=stack.layout == "nodes" and capture.context.batch is None,
+            no_twin=why,
+            modules=() if layers is None else ((layers,) if isinstance(layers, str) else tuple(layers)),
+        )
+        return Diagnosis(
+            model=name or type(model).__name__,
+            architecture=stack.architecture,
+            family=stack.family,
+            parameters=sum(p.numel() for p in model.parameters()),
+            data=data,
+            batches=done,
+            sequences=capture.sequences(),
+            tokens=measured[0].tokens,
+            layers=measured,
+            verdict=verdict.judge(measured, random, subject, capture.sequences()),
+            baseline=random,
+            example=_chosen(example),
+            settings={
+                **_settings(plan, places),
+                "baseline_batches": compared if random else 0,
+                **_cures(model),
+                **stack.facts,
+            },
+            versions=_versions(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.perf_counter() - started, 3),
+        )
+
+    return processes.together(judged, "The diagnosis") if gather else judged()
 
 
 def diagnose_activations(
@@ -188,94 +206,21 @@ def diagnose_activations(
         gauge.update_means(sets, real)
         layers.append(gauge.layer(title, OUTPUT, ""))
         count = gauge.sets
-    _check_enough(layers[-1].tokens)
+    check_enough(layers[-1].tokens)
     subject = Subject("activations", "activations", causal, (OUTPUT,))
-    return _of_layers(tuple(layers), subject, count, name, data, _chosen(example), started, plan)
+    about = (subject, count, name, data, _chosen(example), time.perf_counter() - started)
+    return of_layers(tuple(layers), *about, _settings(plan, (OUTPUT,)))
 
 
-def diagnose_rows(
-    rows: Iterable[Tensor],
-    *,
-    pairs: Iterable[Tensor] | None = None,
-    t: float = 2.0,
-    alpha: float = 2.0,
-    level: float = 0.95,
-    draws: int = 1000,
-    name: str = "embeddings",
-    data: str = "",
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
-) -> Diagnosis:
-    """Measure a stream of embeddings, such as a file that does not fit into memory: one layer, one pass.
-
-    Alignment is over all pairs, uniformity over a uniform sample of at most 1,024 rows. Both come with an interval, in
-    `layer.intervals` and in the cautions of the verdict; `uniformity_gap` is the distance to the optimum in percent.
-
-    Args:
-        rows: parts (m, d) of the embeddings. Measures of a sequence are those of a part.
-        pairs: the second views of the same rows, in parts of the same sizes, for alignment.
-        t: sharpness of the potential in uniformity. alpha: exponent of the distances in alignment.
-        level: of the intervals. draws: resamples that they are made from; 0 for no intervals.
-        name, data, seed, progress: as in `diagnose`.
-
-    >>> import torch, uncollapse as uc
-    >>> d = uc.diagnose_rows(torch.randn(4096, 16).split(512))
-    >>> d.verdict.kind, d.tokens
-    ('none', 4096)
-    >>> interval = d.layers[0].intervals["uniformity"]
-    >>> interval.low < d.layers[0]["uniformity"] < interval.high
-    True
-    """
-    started = time.perf_counter()
-    plan, context = _rows_plan(t, alpha, level, draws, seed), Context()
-    gauge, second = Gauge(plan), None if pairs is None else iter(pairs)
-    for done, part in enumerate(rows):
-        if part.dim() != 2:
-            raise ValueError(f"Embeddings come in parts of shape (m, d), got {tuple(part.shape)}.")
-        gauge.update(part[None], None, context)
-        if second is not None:
-            gauge.pool(part[:, None], None)
-            gauge.pair(_partner(second, done)[:, None], None)
-        if progress is not None:
-            progress(done + 1)
-    if gauge.tokens == 0:
-        raise ValueError("There are no embeddings: the stream has no rows.")
-    _check_enough(gauge.tokens)
-    subject = Subject("embeddings", "embeddings", False, (OUTPUT,))
-    layer = _as_rows(gauge.layer(name, OUTPUT, ""), t)
-    found = _of_layers((layer,), subject, gauge.sets, name, data, (), started, plan)
-    told = (*sphere.sentences(layer, t, alpha), *found.verdict.cautions)
-    asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
-    return replace(found, verdict=replace(found.verdict, cautions=told), settings={**found.settings, **asked})
-
-
-def _rows_plan(t: float, alpha: float, level: float, draws: int, seed: int) -> Plan:
-    check_sharpness(t)
-    if t > SHARPEST:  # said before anything is read
-        raise ValueError(f"t must be at most {SHARPEST:g}, up to which the optimum is known, got {t}.")
-    check_exponent(alpha)
-    if draws < 0:
-        raise ValueError(f"draws is the number of resamples, or 0 for no intervals, got {draws}.")
-    bootstrap = Bootstrap(level, draws, seed) if draws else None
-    return replace(_full_plan(2, seed), t=t, alpha=alpha, bootstrap=bootstrap)
-
-
-def _as_rows(layer: Layer, t: float) -> Layer:
-    """The layer of embeddings: with the distance to the optimum, and without a second uniformity of the same rows."""
-    gap = Summary(uniformity_gap(layer["uniformity"], layer.dim, t))
-    kept = {name: found for name, found in layer.measures.items() if name != "pooled_uniformity"}
-    return replace(layer, measures={**kept, "uniformity_gap": gap})
-
-
-def _of_layers(
+def of_layers(
     layers: tuple[Layer, ...],
     subject: Subject,
     sets: int,
     name: str,
     data: str,
     example: tuple[str, ...],
-    started: float,
-    plan: Plan,
+    seconds: float,
+    settings: dict[str, Any],
 ) -> Diagnosis:
     """A diagnosis of layers that no model of ours computed."""
     return Diagnosis(
@@ -290,10 +235,10 @@ def _of_layers(
         layers=layers,
         verdict=verdict.judge(layers, (), subject, sets),
         example=example,
-        settings=_settings(plan, (OUTPUT,)),
+        settings=settings,
         versions=_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(time.perf_counter() - started, 3),
+        seconds=round(seconds, 3),
     )
 
 
@@ -310,16 +255,34 @@ def _full_plan(rank_samples: int, seed: int) -> Plan:
     return replace(_plan(rank_samples, False, "all", seed), all_tokens=True)
 
 
-def _measure(capture: Capture, call: running.Call, batch: Any, partner: Any = None) -> None:
-    """Run the model on a batch, and on its second view, under hooks."""
+def _measure(capture: Capture, call: running.Call, batch: Any, partner: Any = None, done: int = 0) -> None:
+    """Run the model on a batch, and on its second view, under hooks. done: batches before it."""
     capture.view = "first" if partner is None else "first of two"
-    capture.graphs = _graphs(batch)
-    with capture:
-        call(capture.model, batch)
+    _run(capture, call, batch, f"batch {done + 1}")
     if partner is not None:
-        capture.view, capture.graphs = "second", _graphs(partner)
+        capture.view = "second"
+        _run(capture, call, partner, f"the second view of batch {done + 1}")
+
+
+def _run(capture: Capture, call: running.Call, batch: Any, words: str) -> None:
+    """Run the model on a batch. Where a layer is not finite, another pass looks for the module at which that begins."""
+    capture.graphs = _graphs(batch)
+    try:
         with capture:
-            call(capture.model, partner)
+            call(capture.model, batch)
+    except NotFiniteError as error:
+        with capture.stack.running(capture.model):
+            begins = first_fault(capture.model, lambda: call(capture.model, batch))
+        raise NotFiniteError(f"{error} in {words}.{'' if begins is None else f' {begins}'}") from error
+
+
+def _with_twin(twin: Capture, call: running.Call, batch: Any, done: int) -> tuple[Capture | None, str]:
+    """Measure the random model too; where it is not finite, as in half precision, there is none, and why."""
+    try:
+        _measure(twin, call, batch, done=done)
+    except NotFiniteError as error:
+        return None, f"with random weights it is not finite ({error})"
+    return twin, ""
 
 
 def _graphs(batch: Any) -> Tensor | None:
@@ -338,7 +301,8 @@ def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -
         return None, str(error)
 
 
-def _check_enough(tokens: int) -> None:
+def check_enough(tokens: int) -> None:
+    """Raise unless there are two tokens at least."""
     if tokens < 2:
         raise ValueError(f"Collapse is about how tokens differ; there must be at least two, got {tokens}.")
 
@@ -357,7 +321,8 @@ def _limited(batches: Iterable[Any], most: int | None) -> Iterator[Any]:
     return islice(iter(batches), most)
 
 
-def _partner(pairs: Iterator[Any], number: int) -> Any:
+def partner(pairs: Iterator[Any], number: int) -> Any:
+    """The next second view, for the batch of this number."""
     try:
         return next(pairs)
     except StopIteration:

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import math
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from uncollapse import files
+from uncollapse import files, stored
 from uncollapse.bootstrap import Interval
 from uncollapse.measures import MEASURES
+from uncollapse.sites import OUTPUT
 
 SCHEMA = 1
 SHOWN = (  # measures of the table for a terminal, where they were taken
@@ -182,14 +182,19 @@ class Diagnosis:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The diagnosis that `to_json` wrote. ValueError if the text is something else."""
-        state = json.loads(text)
+        return cls.of(stored.parsed(text))
+
+    @classmethod
+    def of(cls, state: Any) -> Self:
+        """The diagnosis that a value of JSON describes. ValueError if it is something else."""
         if not isinstance(state, dict) or "schema" not in state:
             raise ValueError("it has no schema, so it was not written by Diagnosis.save.")
         if state["schema"] != SCHEMA:
             raise ValueError(f"it has schema {state['schema']}, and this version of uncollapse reads {SCHEMA}.")
         try:
-            found: Self = read(cls, state)
-        except (KeyError, TypeError) as error:
+            found: Self = stored.read(cls, state)
+            _check(found)
+        except ValueError as error:
             raise ValueError(f"it does not fit the schema ({error}).") from error
         return found
 
@@ -218,6 +223,12 @@ class Diagnosis:
         title = f"{self.model} on {self.data}" if self.data else self.model
         title = "\nwith ".join([title, *self.settings.get("cures", ())])
         table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+        if len(self.layers) == 1:  # upright: many columns would not fit into a narrow terminal
+            table.add_column("measure", no_wrap=True)
+            table.add_column(Text(self.layers[0].name), justify="right")
+            for name in shown:
+                table.add_row(MEASURES[name].short, _number(self.layers[0][name]))
+            return table
         table.add_column("layer", no_wrap=True)
         for name in shown:
             table.add_column(MEASURES[name].short, justify="right")
@@ -236,25 +247,18 @@ class Diagnosis:
         return captured.get().rstrip()
 
 
-def read(cls: Any, state: Any) -> Any:
-    """A dataclass of this module from what `dataclasses.asdict` and JSON made of it; unknown or missing keys raise."""
-    kinds = typing.get_type_hints(cls)
-    unknown = set(state) - {f.name for f in dataclasses.fields(cls)}
-    if unknown:
-        raise TypeError(f"unknown entry {min(unknown)!r}")
-    return cls(**{name: _value(kinds[name], value) for name, value in state.items()})
-
-
-def _value(kind: Any, value: Any) -> Any:
-    """A value of a field of this type: nested dataclasses, tuples and mappings of them; plain values as they are."""
-    if dataclasses.is_dataclass(kind):
-        return read(kind, value)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        return tuple(_value(inner[0], item) for item in value)
-    if origin is Mapping and dataclasses.is_dataclass(inner[1]):
-        return {key: read(inner[1], item) for key, item in value.items()}
-    return value
+def _check(found: Diagnosis) -> None:
+    """Raise ValueError if the parts of a diagnosis that was read do not fit each other."""
+    if not any(layer.place == OUTPUT for layer in found.layers):
+        raise ValueError("it has no layer after a block")
+    for layer in (*found.layers, *found.baseline):
+        if len(layer.spectrum) != len(layer.spectrum_ranks):
+            raise ValueError(f"{layer.name} has {len(layer.spectrum)} singular values and other ranks of them")
+        if any(len(row) != len(layer.heatmap) for row in layer.heatmap):
+            raise ValueError(f"{layer.name} has a heat map that is no square")
+    cures = found.settings.get("cures", [])
+    if not isinstance(cures, list) or not all(isinstance(cure, str) for cure in cures):
+        raise ValueError("its settings have cures that are no list of texts")
 
 
 def _number(value: float) -> str:

@@ -1,34 +1,88 @@
 """Files that are there as a whole or not at all, whoever else writes and whenever the power goes."""
 
+import errno
 import os
+import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
+from typing import IO
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: what a kill left stays there
+    fcntl = None
+
+PART = re.compile(r"\.[0-9a-f]{32}\.part")  # a file before it gets its name
+ROOM = "Make room on that disk, or name a folder on another one."
+OTHER = "Name a folder that can be written to."
+ADVICE = {
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EROFS: OTHER,
+    errno.EACCES: OTHER,
+    errno.EPERM: OTHER,
+    errno.ENAMETOOLONG: "Give it a shorter name.",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or name a folder on another disk.",
+}
+
+
+class NotWrittenError(OSError):
+    """A file that cannot be written. Its sentence names the file, says why and what to do."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}. {ADVICE.get(self.errno or 0, 'Name another one.')}"
+
+
+@contextmanager
+def telling(path: str | Path) -> Iterator[None]:
+    """Within, what the system refuses is told as the fate of this file: its own words may name another one, or none."""
+    try:
+        yield
+    except NotWrittenError:
+        raise  # told already, of a file within
+    except OSError as error:
+        raise NotWrittenError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file, and its folder if there is none. Another process sees the old content or the new, never a part.
 
     The content is on the disk before it gets its name, so that a crash leaves the old file. Several processes may write
-    the same file: the last one wins.
+    the same file: the last one wins. What a killed one has half written in this folder is removed. What is no letter,
+    as names of files may have, becomes a question mark.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{uuid.uuid4().hex}.part")  # a name of its own, and short: the file's own may be long
-    try:
-        with part.open("xb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:  # Ctrl-C too leaves no litter
-        part.unlink(missing_ok=True)
-        raise
-    keep_names(path.parent)
+    with telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
+        part, file = _new_part(path.parent)
+        try:
+            with file:
+                file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+                if fcntl is not None:  # while it is locked: nobody takes it for something that was left behind
+                    os.replace(part, path)
+            if fcntl is None:  # where an open file cannot be renamed
+                os.replace(part, path)
+        except BaseException:  # Ctrl-C too leaves no litter
+            part.unlink(missing_ok=True)
+            raise
+        keep_names(path.parent)
     return path
+
+
+def at_home(path: str | Path) -> Path:
+    """A path whose ~ at the beginning is the user's folder; where there is no such user, it is the path itself."""
+    return Path(os.path.expanduser(path))
 
 
 def user_cache() -> Path:
     """Where what can be made or fetched again is kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
-    return Path(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse").expanduser()
+    return at_home(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse")
 
 
 def keep_names(folder: Path) -> None:
@@ -39,3 +93,28 @@ def keep_names(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _new_part(folder: Path) -> tuple[Path, IO[bytes]]:
+    """A new file, locked while it is open: it is in use. Its name is short, whatever that of the file is."""
+    while True:
+        part = folder / f".{uuid.uuid4().hex}.part"
+        file = part.open("xb")
+        if fcntl is None:
+            return part, file
+        with suppress(OSError):  # a disk without locks: then nothing is swept there either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return part, file
+        file.close()  # somebody swept it between the two calls
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes were writing: parts that nobody holds."""
+    if fcntl is None:
+        return
+    for name in os.listdir(folder):
+        if PART.fullmatch(name):
+            with suppress(OSError), (folder / name).open("rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)

@@ -1,26 +1,27 @@
 """Statistics of one layer over a stream of batches, in memory that does not grow with their number."""
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from uncollapse import inputs, metrics, outliers
-from uncollapse.bootstrap import Bootstrap, Interval, mean_interval
 from uncollapse.diagnosis import Layer, Summary
 from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.moments import Moments
 from uncollapse.reservoir import Reservoir
 from uncollapse.sites import Context
+from uncollapse.spread import Spread
+from uncollapse.sums import Sum
 
 WIDEST = 1536  # features up to which the moments of all tokens are kept: 36 MiB a layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch that enter measures of the dataset, or twice the features if that is more
 SAMPLE = 1024  # tokens kept for what is not a moment
 FIRST = 8  # sequences of the first batch whose ranks are taken, at least, so that short runs have some
-VALUES = 4096  # values of sequences kept for quantiles
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CURVE = 256  # singular values that a diagnosis stores
 SIDE = 48  # tokens on a side of a heat map
 
@@ -32,7 +33,7 @@ class Plan:
     rank_samples: sequences of each batch but the first, which gives eight at least, whose ranks and robust measures are
     taken. attention: whether maps are measured. prefix: whether CLS, distillation and register tokens count.
     all_tokens: whether measures of the dataset see every token of a batch, or a sample of them. seed: of all sampling.
-    t, alpha: of uniformity and alignment. bootstrap: how intervals of these two are made; None for none.
+    t, alpha: of uniformity and alignment.
     """
 
     rank_samples: int = 2
@@ -42,41 +43,6 @@ class Plan:
     seed: int = 0
     t: float = 2.0
     alpha: float = 2.0
-    bootstrap: Bootstrap | None = None
-
-
-class Spread:
-    """Mean, deviation and quantiles of a stream of numbers; quantiles come from a uniform sample of 4,096."""
-
-    def __init__(self, seed: int) -> None:
-        self._moments, self._sample = Moments(1), Reservoir(VALUES, 1, seed)
-        self._waiting: list[Tensor] = []  # a few values at a time are not worth the work of adding them
-
-    def update(self, values: Tensor) -> None:
-        """Add values (...)."""
-        self._waiting.append(values.detach().reshape(-1, 1))
-        if sum(map(len, self._waiting)) >= VALUES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._waiting:
-            rows = torch.cat(self._waiting).double().cpu()
-            self._moments.update(rows)
-            self._sample.update(rows)
-            self._waiting.clear()
-
-    def summary(self) -> Summary:
-        """What a diagnosis stores."""
-        self._flush()
-        mean, deviation = float(self._moments.mean()), float(self._moments.variance().sqrt())
-        wanted = torch.tensor(QUANTILES, dtype=torch.float64)
-        quantiles = torch.quantile(self._sample.rows[:, 0].double(), wanted).tolist()
-        return Summary(mean, deviation, tuple(quantiles), self._moments.count)
-
-    def interval(self, most: float, asked: Bootstrap) -> Interval:
-        """The interval of the mean of numbers from 0 to `most`; every number counts, the sample tells their shape."""
-        found = self.summary()
-        return mean_interval(self._sample.rows[:, 0], found.mean, found.std, found.count, most, asked)
 
 
 class Gauge:
@@ -86,14 +52,14 @@ class Gauge:
         self.plan = plan
         self.sets = 0
         self.tokens = 0
-        self.heatmap: tuple[tuple[float, ...], ...] = ()
+        self._picture: tuple[int, tuple[tuple[float, ...], ...]] | None = None  # the seed of the part, and its heat map
         self._spreads: dict[str, Spread] = {}
         self._moments: Moments | None = None
         self._sample: Reservoir | None = None
         self._pooled: Tensor | None = None  # of the last batch, until its second view comes
         self._views: Reservoir | None = None
         self._distances = Spread(plan.seed)  # of the two views of a set
-        self._means: Tensor | None = None  # sum of the mean tokens of sets at length one
+        self._means: Sum | None = None  # of the mean tokens of sets at length one
         self._mean_count = 0
         self._chooser = torch.Generator().manual_seed(plan.seed)
 
@@ -101,8 +67,8 @@ class Gauge:
         """Add the sets of tokens x (b, n, d) of a batch, of which mask (b, n) tells the real ones."""
         x = inputs.tokens(x.detach(), mask)
         sample = self._rows(x)
-        if not self.heatmap:
-            self.heatmap = cosines(x[0], None if mask is None else mask[0])
+        if self._picture is None:
+            self._picture = self.plan.seed, cosines(x[0], None if mask is None else mask[0])
         self.sets += len(x)
         self.tokens += x.shape[:-1].numel() if mask is None else int(mask.sum())
         rows = self._some(x, mask)
@@ -116,7 +82,8 @@ class Gauge:
     def update_means(self, x: Tensor, mask: Tensor | None) -> None:
         """Add the mean tokens of the sets x (b, n, d), by which whole sets are compared."""
         unit = inputs.unit_rows(pooled(x.detach(), mask).double())
-        self._means = unit.sum(0) if self._means is None else self._means + unit.sum(0)
+        self._means = self._means or Sum.zero(unit.shape[-1], device=unit.device)
+        self._means.add(unit.sum(0))
         self._mean_count += len(unit)
 
     def update_graph(self, nodes: Tensor, edge_index: Tensor) -> None:
@@ -148,48 +115,51 @@ class Gauge:
         self._distances.update(squares.pow(self.plan.alpha / 2))
         self._pooled = None
 
+    def merge(self, other: "Gauge") -> "Gauge":
+        """What both gathered, as a new object with the plan of the smaller seed; any order and nesting gives the same.
+
+        Measures of all tokens and of sets come out as if one gauge had seen everything; samples are samples of both
+        streams. ValueError for another width, another plan but for the seed, or the same seed on both sides.
+        """
+        if self.plan.seed == other.plan.seed or replace(self.plan, seed=other.plan.seed) != other.plan:
+            raise ValueError(f"Gauges to merge need one plan and different seeds, got {self.plan} and {other.plan}.")
+        if self._pooled is not None or other._pooled is not None:
+            raise ValueError("A gauge still waits for the second views of its last batch; merge after `pair`.")
+        first, second = sorted((self, other), key=lambda gauge: gauge.plan.seed)
+        merged = Gauge(first.plan)
+        merged.sets, merged.tokens = first.sets + second.sets, first.tokens + second.tokens
+        merged._picture = min((gauge._picture for gauge in (first, second) if gauge._picture), default=None)
+        merged._spreads = _merged_spreads(first._spreads, second._spreads)
+        merged._moments = _both(first._moments, second._moments)
+        merged._sample, merged._views = _both(first._sample, second._sample), _both(first._views, second._views)
+        merged._distances = first._distances.merge(second._distances)
+        merged._means, merged._mean_count = _both(first._means, second._means), first._mean_count + second._mean_count
+        merged._chooser.set_state(first._chooser.get_state())
+        return merged
+
     def layer(self, name: str, place: str, path: str) -> Layer:
         """What was gathered, as a part of a diagnosis."""
         assert self._sample is not None
+        assert self._picture is not None
         measures = {key: spread.summary() for key, spread in self._spreads.items()}
-        sigma = self._moments.spectrum(center=True) if self._moments else _sample_spectrum(self._sample.rows)
+        sigma = spectrum_of(self._moments, self._sample.rows)
         measures.update({key: Summary(float(value)) for key, value in self._of_dataset(sigma).items()})
         spectrum, ranks = thinned(sigma)
         about = (name, place, path, self._sample.dim, self.tokens)
-        return Layer(*about, measures, spectrum, ranks, self.heatmap, self._intervals(self._sample.rows))
+        return Layer(*about, measures, spectrum, ranks, self._picture[1])
 
     def _of_dataset(self, sigma: Tensor) -> dict[str, Tensor]:
-        """Measures of all tokens, whose singular values are at hand: they take the most time in wide layers."""
+        """Measures of all tokens, of their pairs and of the means of sets."""
         assert self._sample is not None
-        rows, moments = self._sample.rows, self._moments
-        found = {"dataset_rank_share": outliers.sample_rank_share(rows)}
-        found["uniformity"] = metrics.uniformity(rows, self.plan.t)
-        found["dataset_rank"] = rank_from_singular_values(sigma)
-        if moments is None:  # too wide for moments: the sample has to do
-            found["feature_correlation"] = metrics.feature_correlation(rows)
-            found["outlier_share"] = metrics.outlier_share(rows)
-        else:
-            found["feature_correlation"] = moments.feature_correlation()
-            found["outlier_share"] = moments.outlier_share()
+        found = of_dataset(self._moments, self._sample.rows, sigma, self.plan.t)
         if (
             self._means is not None and self._mean_count > 1
         ):  # the closed form of the mean cosine, see `metrics.mean_cosine`
             n = self._mean_count
-            found["pooled_cosine"] = ((self._means.square().sum() - n) / (n * (n - 1))).clamp(-1, 1)
+            found["pooled_cosine"] = ((self._means.value.square().sum() - n) / (n * (n - 1))).clamp(-1, 1)
         if self._views is not None:
             found["alignment"] = torch.tensor(self._distances.summary().mean, dtype=torch.float64)
             found["pooled_uniformity"] = metrics.uniformity(self._views.rows, self.plan.t)
-        return found
-
-    def _intervals(self, rows: Tensor) -> dict[str, Interval]:
-        """How sure uniformity and alignment are, if that was asked for."""
-        plan, asked = self.plan, self.plan.bootstrap
-        if asked is None:
-            return {}
-        level, draws, seed = asked.level, asked.draws, asked.seed
-        found = {"uniformity": metrics.uniformity_interval(rows, plan.t, level=level, draws=draws, seed=seed)}
-        if self._views is not None:
-            found["alignment"] = self._distances.interval(2.0**plan.alpha, asked)
         return found
 
     def _rows(self, x: Tensor) -> Reservoir:
@@ -274,5 +244,31 @@ def thinned(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
     return tuple(float(f"{value:.6g}") for value in (sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
 
 
-def _sample_spectrum(rows: Tensor) -> Tensor:
-    return gram_spectrum(inputs.centred(rows.double(), None))
+def spectrum_of(moments: Moments | None, rows: Tensor) -> Tensor:
+    """Singular values of all tokens minus their mean; of a sample of them if they are too wide for moments."""
+    return moments.spectrum(center=True) if moments else gram_spectrum(inputs.centred(rows.double(), None))
+
+
+def of_dataset(moments: Moments | None, rows: Tensor, sigma: Tensor, t: float) -> dict[str, Tensor]:
+    """Measures of all tokens: `rows` is a sample of them, `sigma` are their singular values, the slowest of it."""
+    found = {"dataset_rank_share": outliers.sample_rank_share(rows)}
+    found["uniformity"] = metrics.uniformity(rows, t)
+    found["dataset_rank"] = rank_from_singular_values(sigma)
+    if moments is None:  # too wide for moments: the sample has to do
+        found["feature_correlation"] = metrics.feature_correlation(rows)
+        found["outlier_share"] = metrics.outlier_share(rows)
+    else:
+        found["feature_correlation"] = moments.feature_correlation()
+        found["outlier_share"] = moments.outlier_share()
+    return found
+
+
+def _both(first: Any, second: Any) -> Any:
+    """What was merged of two, of which one or both may be absent; never an object that a part still fills."""
+    if first is None or second is None:
+        return copy.deepcopy(second if first is None else first)
+    return first.merge(second)
+
+
+def _merged_spreads(first: dict[str, Spread], second: dict[str, Spread]) -> dict[str, Spread]:
+    return {name: _both(first.get(name), second.get(name)) for name in {**first, **second}}

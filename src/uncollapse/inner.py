@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse import backbones, running
+from uncollapse.names import did_you_mean
 from uncollapse.sites import OUTPUT, Context, Layout, Site, Stack, fitted, known_layout, sets_of
 from uncollapse.watching import Watch
 
@@ -188,20 +189,27 @@ class Tokens:
 
 def _spot(stack: Stack, layer: LayerName, at: str) -> Spot:
     if at not in stack.places():
-        raise ValueError(f"{stack.architecture} has no place {at!r}. There are: {', '.join(stack.places())}.")
+        hint = did_you_mean(at, stack.places())
+        raise ValueError(f"{stack.architecture} has no place {at!r}.{hint} There are: {', '.join(stack.places())}.")
     if layer == "final" and stack.final is not None:
         return Spot(stack.final, 0, 1)
     names = {block.name: number for number, block in enumerate(stack.blocks)}
     known = {**names, "embed": 0, "first": 0, "last": -1}
     number = known.get(layer) if isinstance(layer, str) else layer
     if number is None or not -len(names) <= number < len(names) or (layer == "embed" and stack.embed is None):
-        raise ValueError(f"{stack.architecture} has no layer {layer!r}. {_listed(stack)}")
+        hint = did_you_mean(layer, (*names, "first", "last", *_ends(stack))) if isinstance(layer, str) else ""
+        raise ValueError(f"{stack.architecture} has no layer {layer!r}.{hint} {_listed(stack)}")
     block = stack.blocks[number]
     calls = sum(other.path == block.path for other in stack.blocks)
     return Spot(stack.embed if layer == "embed" and stack.embed else block.places[at], block.call, calls)
 
 
+def _ends(stack: Stack) -> list[str]:
+    return [name for name, site in (("embed", stack.embed), ("final", stack.final)) if site is not None]
+
+
 def _listed(stack: Stack) -> str:
-    ends = [name for name, site in (("embed", stack.embed), ("final", stack.final)) if site is not None]
     count = len(stack.blocks)
-    return f'There are: "first", "last", {", ".join(map(repr, ends))}, and numbers from {-count} to {count - 1}.'
+    return (
+        f'There are: "first", "last", {", ".join(map(repr, _ends(stack)))}, and numbers from {-count} to {count - 1}.'
+    )

@@ -1,26 +1,28 @@
 """Mergeable statistics of a stream of vectors.
 
 A model's tokens do not fit into memory; their count, sum and Gram matrix do, and give the spectrum of all rows stacked,
-their ranks, mean cosine and correlations. Parts that were measured apart are merged afterwards. Sums are float64 and
-compensated: each is kept as a value and the remainder that the value lost to rounding, so that a sum over many small
-updates is as good as one over a few large ones. Without the remainder, a long stream of identical rows seems to vary.
+their ranks, mean cosine and correlations. Parts that were measured apart are merged afterwards, exactly. Sums are
+float64 and compensated (`sums.py`), so that a sum over many small updates is as good as one over a few large ones.
+Without that, a long stream of identical rows seems to vary.
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from uncollapse.metrics.spectrum import rank_from_singular_values
 from uncollapse.streams import check_entries, check_keys, check_positive, chunks, flat_rows, read_integer, read_tensor
+from uncollapse.sums import PARTS, Sum
 
 LARGEST = 1e140  # entries up to here: their squares can be summed without overflow
+BEYOND = 1e300  # no sum gets there
 SMALLEST = 1e-140  # rows no longer than this have no direction: the squares of their entries vanish
 # Relative rounding of a sum of squares. Identical rows are the worst case, they round alike: up to 126 eps were seen.
 NOISE = 256 * torch.finfo(torch.float64).eps
 NARROWEST = 64  # columns of a block of the Gram matrix, at least: narrower products are slow
-BLOCK = 1 << 15  # numbers that are accumulated at a time
+SUMS = ("sum", "gram", "unit_sum")
 
 
 class Moments:
@@ -61,27 +63,22 @@ class Moments:
         self.dim = dim
         self.count = 0
         self.unit_count = 0
-        make: dict[str, Any] = {"dtype": torch.float64, "device": device or "cpu"}
-        with torch.inference_mode(False):  # so that it can be updated outside of inference mode as well
-            # (2, ...): the value and its remainder
-            self._sum = torch.zeros(2, dim, **make)
-            self._gram = torch.zeros(2, dim, dim, **make)
-            self._unit_sum = torch.zeros(2, dim, **make)
+        self._sums = {name: Sum.zero(*shape, device=device) for name, shape in _shapes(dim).items()}
 
     @property
     def sum(self) -> Tensor:
         """Σ_i x_i, (d,)."""
-        return self._sum[0]
+        return self._sums["sum"].value
 
     @property
     def gram(self) -> Tensor:
         """Σ_i x_i x_iᵀ, (d, d)."""
-        return self._gram[0]
+        return self._sums["gram"].value
 
     @property
     def unit_sum(self) -> Tensor:
         """Σ_i x_i/‖x_i‖ over the nonzero rows, (d,)."""
-        return self._unit_sum[0]
+        return self._sums["unit_sum"].value
 
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the real rows of x.
@@ -97,34 +94,32 @@ class Moments:
         flat = flat_rows(x, mask, self.dim)
         check_entries(flat, LARGEST)
         for rows in chunks(flat):
-            self._add(rows.to(self._sum.device).to(torch.float64))
+            self._add(rows.to(self.sum.device).to(torch.float64))
 
     def _add(self, rows: Tensor) -> None:
         length = torch.linalg.vector_norm(rows, dim=-1)
         pointing = length > SMALLEST
         self.count += rows.shape[0]
         self.unit_count += int(pointing.sum())
-        _accumulate(self._sum, rows.sum(0))
-        _accumulate(self._gram, _gram(rows))
-        _accumulate(self._unit_sum, torch.where(pointing, 1 / length, 0.0) @ rows)
+        self._sums["sum"].add(rows.sum(0))
+        self._sums["gram"].add(_gram(rows))
+        self._sums["unit_sum"].add(torch.where(pointing, 1 / length, 0.0) @ rows)
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both streams together, as a new object on this one's device.
 
-        `a.merge(b)` equals `b.merge(a)` to the last bit. Where rows are integers and sums stay below 2⁵³, any nesting
-        of merges and any split into batches gives the same count, sum and gram to the last bit. Otherwise nesting
-        changes the last bit at most, and the split into batches up to 1e-13 of the norm: the rounding inside a matrix
-        product. Another dim is a ValueError.
+        Merging is exact: the sums of the parts are added without rounding, so any order and nesting of merges gives the
+        same bits; sums may differ in size by 10³¹ and more (see `sums.Sum`). The split of a stream into batches changes
+        sums by up to 1e-13 of their norm, the rounding inside a matrix product; where rows are integers and sums stay
+        below 2⁵³ it changes nothing. Another dim is a ValueError.
         """
         if self.dim != other.dim:
             raise ValueError(f"Moments to merge need the same dim, got {self.dim} and {other.dim}.")
-        merged = Moments(self.dim, self._sum.device)
+        merged = Moments.__new__(Moments)
+        merged.dim = self.dim
         merged.count = self.count + other.count
         merged.unit_count = self.unit_count + other.unit_count
-        for name in ("_sum", "_gram", "_unit_sum"):
-            pair, (term, rest) = getattr(merged, name), getattr(other, name).to(merged._sum.device)
-            pair.copy_(getattr(self, name))
-            _accumulate(pair, term, rest)
+        merged._sums = {name: self._sums[name].merge(other._sums[name]) for name in SUMS}
         return merged
 
     def __add__(self, other: "Moments") -> "Moments":
@@ -193,28 +188,21 @@ class Moments:
         return _ratio(spread.topk(min(k, self.dim)).values.sum(), spread.sum())
 
     def state(self) -> dict[str, Tensor | int]:
-        """A copy of everything, for storage: ints, and sums (2, ...) as value and remainder."""
-        return {
-            "count": self.count,
-            "unit_count": self.unit_count,
-            "sum": self._sum.clone(),
-            "gram": self._gram.clone(),
-            "unit_sum": self._unit_sum.clone(),
-        }
+        """A copy of everything, for storage: ints, and sums (2, ...) or, after a merge, (3, ...), as in `sums.Sum`."""
+        sums = {name: total.parts.clone() for name, total in self._sums.items()}
+        return {"count": self.count, "unit_count": self.unit_count, **sums}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
         """The moments that `state()` described; ints may come as one-element tensors. ValueError if it is invalid."""
-        check_keys(state, ("count", "unit_count", "sum", "gram", "unit_sum"))
-        total = read_tensor(state, "sum", torch.float64, (2, None))
-        dim = total.shape[1]
-        moments = cls(dim, total.device)
+        check_keys(state, ("count", "unit_count", *SUMS))
+        total = read_tensor(state, "sum", torch.float64, (None, None))
+        sums = {name: _read_sum(state, name, shape) for name, shape in _shapes(total.shape[1]).items()}
+        moments = cls(total.shape[1], total.device)  # only now: a state may declare any width
+        moments._sums = sums
         moments.count, moments.unit_count = read_integer(state, "count"), read_integer(state, "unit_count")
         if moments.unit_count > moments.count:
             raise ValueError(f"unit_count is at most count, got {moments.unit_count} and {moments.count}.")
-        moments._sum.copy_(total)
-        moments._gram.copy_(read_tensor(state, "gram", torch.float64, (2, dim, dim)))
-        moments._unit_sum.copy_(read_tensor(state, "unit_sum", torch.float64, (2, dim)))
         if bool((moments.gram.diagonal() < 0).any()):
             raise ValueError(
                 "The diagonal of gram holds sums of squares, got negative values: this is no state of Moments."
@@ -245,24 +233,17 @@ def _gram(rows: Tensor) -> Tensor:
     return gram
 
 
-def _accumulate(pair: Tensor, term: Tensor, rest: Tensor | None = None) -> None:
-    """pair (2, d, ...) += term + rest in place, a few rows at a time, so that the ten passes stay in the cache."""
-    step = max(1, BLOCK * term.shape[0] // term.numel())
-    for start in range(0, term.shape[0], step):
-        part = slice(start, start + step)
-        _two_sum(pair[0, part], pair[1, part], term[part], None if rest is None else rest[part])
+def _shapes(dim: int) -> dict[str, tuple[int, ...]]:
+    return dict(zip(SUMS, ((dim,), (dim, dim), (dim,)), strict=True))
 
 
-def _two_sum(value: Tensor, remainder: Tensor, term: Tensor, rest: Tensor | None) -> None:
-    """Knuth's TwoSum; what rounding took is then carried from the remainder into the value."""
-    total = value + term
-    seen = total - value
-    lost = (total - seen).neg_().add_(value).add_(term - seen)
-    if rest is not None:
-        remainder += rest
-    remainder += lost
-    torch.add(total, remainder, out=value)
-    remainder -= total.sub_(value).neg_()
+def _read_sum(state: Mapping[str, Tensor | int], name: str, shape: tuple[int, ...]) -> Sum:
+    parts = read_tensor(state, name, torch.float64, (None, *shape))
+    if not 2 <= len(parts) <= PARTS or bool((parts.abs() > BEYOND).any()):
+        raise ValueError(
+            f"{name} holds a sum as 2 to {PARTS} numbers of at most {BEYOND:g}: this is no state of Moments."
+        )
+    return Sum(parts.clone())
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:

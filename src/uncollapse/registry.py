@@ -3,13 +3,15 @@
 Contract tests, `diagnose` and the command line read the facts; nothing else keeps a list of names.
 """
 
-import difflib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+from uncollapse.names import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")
@@ -67,36 +69,54 @@ class Loss:
     paper: str
 
 
+@dataclass(frozen=True)
+class Later(Generic[E]):
+    """An entry that is made when it is asked for."""
+
+    make: Callable[[], E]
+
+
 class Registry(Mapping[str, E]):
-    """Entries by name, in the order in which they were added."""
+    """Entries by name, in the order in which they were added.
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._entries: dict[str, E] = {}
+    package: where they are registered; it is imported when the first of them is asked for.
+    """
 
-    def add(self, name: str, entry: E) -> None:
+    def __init__(self, kind: str, package: str | None = None) -> None:
+        self._kind, self._package = kind, package
+        self._entries: dict[str, E | Later[E]] = {}
+
+    def add(self, name: str, entry: E | Later[E]) -> None:
         """Add an entry; a name is given once."""
         if name in self._entries:
             raise ValueError(f"A {self._kind} named {name!r} is registered already. Choose another name.")
         self._entries[name] = entry
 
     def __getitem__(self, name: str) -> E:
-        if name not in self._entries:
-            close = difflib.get_close_matches(name, self._entries, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise KeyError(f"No {self._kind} is named {name!r}.{hint} There are: {', '.join(self._entries)}.")
-        return self._entries[name]
+        there = self._there()
+        if name not in there:
+            hint = did_you_mean(name, there)
+            raise KeyError(f"No {self._kind} is named {name!r}.{hint} There are: {', '.join(there)}.")
+        entry = there[name]
+        if isinstance(entry, Later):
+            entry = there[name] = entry.make()
+        return entry
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._there())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._there())
+
+    def _there(self) -> dict[str, E | Later[E]]:
+        if self._package is not None and self._package not in sys.modules:
+            importlib.import_module(self._package)
+        return self._entries
 
 
-METRICS: Registry[Metric] = Registry("metric")
-CURES: Registry[Cure] = Registry("cure")
-LOSSES: Registry[Loss] = Registry("loss")
+METRICS: Registry[Metric] = Registry("metric", "uncollapse.metrics")
+CURES: Registry[Cure] = Registry("cure", "uncollapse.cures")
+LOSSES: Registry[Loss] = Registry("loss", "uncollapse.losses")
 
 
 def discover(package: str, path: Iterable[str]) -> None:

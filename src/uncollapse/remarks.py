@@ -61,7 +61,7 @@ def _about_amounts(case: Case) -> Iterator[tuple[int, str]]:
         yield 1, f"The rank share of the dataset comes from {SAMPLE} {noun}, fewer than the {dim} features."
     if dim < SMALLEST:
         yield 1, f"{dim} features are few: a rank that is low is not far from one that is full."
-    if case.sequences < 8 and seen < 512 * case.sequences:
+    if case.sequences < 8 and seen < 512 * case.sequences and case.subject.family != "embeddings":
         few = "one set was" if case.sequences == 1 else f"{case.sequences} sets were"
         yield 1, f"Only {few} seen; how much they differ is not known well."
     if "rank_share" not in case.last.measures:
@@ -85,8 +85,9 @@ def _about_sequences(case: Case) -> Iterator[tuple[int, str]]:
 
 def _dimensions(case: Case, evidence: Evidence) -> tuple[float, int]:
     """How many dimensions a share stands for, and how many there could be."""
-    rows = case.last.tokens if evidence.measure == "dataset_rank_share" else case.last.tokens / max(1, case.sequences)
-    most = max(1, int(min(rows - 1, case.last.dim, SAMPLE - 1 if evidence.measure == "dataset_rank_share" else rows)))
+    sampled = evidence.measure == "dataset_rank_share" or case.subject.family == "embeddings"
+    rows = case.last.tokens if sampled else case.last.tokens / max(1, case.sequences)
+    most = max(1, int(min(rows - 1, case.last.dim, SAMPLE - 1 if sampled else rows)))
     return evidence.value * most, most
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.autograd.function import once_differentiable
 
 from uncollapse import inputs, processes
 from uncollapse._kernel import both_ways, walk
@@ -83,6 +84,12 @@ def counts(rows: int, device: torch.device) -> list[int]:
     found[processes.rank()] = rows
     distributed.all_reduce(found)
     return list(map(int, found.tolist()))
+
+
+def row_count(x: Tensor, gather: bool = True) -> int:
+    """How many rows x (..., n, d) has, with those of all processes if they are gathered: this waits for a GPU."""
+    rows = x.shape[-2]
+    return rows if not gather or processes.count() == 1 else sum(counts(rows, x.device))
 
 
 def joined(own: Tensor, others: Tensor) -> Tensor:
@@ -161,6 +168,7 @@ class _Total(torch.autograd.Function):
         return x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.contiguous().clone()  # what all processes ask of this sum
         distributed.all_reduce(gradient)
@@ -183,6 +191,7 @@ class _OthersLogSum(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_found: Tensor) -> tuple[Tensor | None, ...]:
         q, k, bias, found = ctx.saved_tensors
         log_sum = found[None]
@@ -216,6 +225,7 @@ class _OthersLogSums(torch.autograd.Function):
         return row, column
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_row: Tensor, d_column: Tensor) -> tuple[Tensor | None, ...]:
         q, k, row, column = ctx.saved_tensors
         dq, dk = torch.zeros_like(q), torch.zeros_like(k)

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first"]
+from uncollapse.choices import Layout as Layout
+
 Side = Literal["input", "output"]
 BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  # what "auto" means
 

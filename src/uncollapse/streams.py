@@ -57,6 +57,17 @@ def check_keys(state: Mapping[str, Tensor | int], names: tuple[str, ...]) -> Non
         raise ValueError(f"The state has the keys {', '.join(names)}, got {', '.join(sorted(state)) or 'none'}.")
 
 
+def named_state(states: Mapping[str, Mapping[str, Tensor | int]]) -> dict[str, Tensor | int]:
+    """Several states as one: `count` of `moments` is called `moments.count`."""
+    return {f"{owner}.{name}": value for owner, state in states.items() for name, value in state.items()}
+
+
+def inner_state(state: Mapping[str, Tensor | int], owner: str) -> dict[str, Tensor | int]:
+    """What `named_state` was given under this name; empty if there is none."""
+    begin = f"{owner}."
+    return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
+
+
 def read_integer(state: Mapping[str, Tensor | int], name: str) -> int:
     """An integer of the state, also where storage made a tensor of it."""
     value = state[name]
@@ -65,6 +76,11 @@ def read_integer(state: Mapping[str, Tensor | int], name: str) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} is an integer of at least 0, got {value!r}.")
     return value
+
+
+def read_number(state: Mapping[str, Tensor | int], name: str) -> float:
+    """A number of the state, which storage keeps as a tensor."""
+    return float(read_tensor(state, name, torch.float64, ()))
 
 
 def read_tensor(

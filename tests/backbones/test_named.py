@@ -74,7 +74,7 @@ def test_ids_are_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (["body.block.3"], r"named 'body\.block\.3'. Close to it: body\.blocks\.3, "),
+        (["body.block.3"], r"named 'body\.block\.3'. Did you mean 'body\.blocks\.3' or "),
         (["body.blocks.1", "bdoy.*"], r"named 'bdoy\.\*'"),
         (["blocks.*"], r"Series of blocks: 11 × Sequential in body\.blocks\. .*layers=\['body\.blocks\.\*'\]"),
         ([""], "named ''"),

@@ -1,5 +1,6 @@
 """uncollapse embeddings."""
 
+import io
 import os
 import re
 import subprocess
@@ -10,10 +11,13 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import Result
 
 import uncollapse as uc
 from uncollapse.diagnosis import Diagnosis, Layer
+
+from ..launched import ended, start  # noqa: TID252
 
 Run = Callable[..., Result]
 
@@ -67,6 +71,63 @@ def test_options_change_what_is_measured(run: Run, rows: torch.Tensor, tmp_path:
 
 def test_without_pairs_it_is_said_what_is_missing(run: Run, rows: torch.Tensor) -> None:
     assert "Alignment was not measured: it needs a second view" in run("embeddings", "x.npy", "--draws", "0").stdout
+
+
+def test_the_pace_stands_beside_that_of_a_plain_read(run: Run, rows: torch.Tensor) -> None:
+    told = run("embeddings", "x.npy", "--draws", "0", "--json").stderr
+    pace = r"5,000 rows in [\d.]+ s: [\d,]+ rows/s, [\d.]+ GB/s\. "
+    assert re.search(pace + r"A plain read of the file: [\d.]+ GB/s \(0\.00 GB from (disk|memory)", told)
+
+
+def test_a_narrow_terminal_shows_all_of_the_table(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "y.npy", rows.numpy())
+    told = run("embeddings", "x.npy", "--pairs", "y.npy", "--draws", "0", "--json").stdout
+    console = Console(width=60, file=io.StringIO())
+    console.print(Diagnosis.from_json(told).table())
+    table = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in table
+    for name in ("robust cosine", "dataset share", "uniformity", "alignment"):
+        assert re.search(rf"^ +{name} +-?\d", table, re.MULTILINE), name
+
+
+def test_a_folder_of_files(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for number, part in enumerate(rows.split(1700)):
+        numpy.save(tmp_path / "parts" / f"{number}.npy", part.numpy())
+    whole, parts = (Diagnosis.from_json(run("embeddings", x, "--json").stdout) for x in ("x.npy", "parts"))
+    assert parts.data == "parts, 3 files: 5000 rows"
+    for name, found in whole.layers[0].measures.items():
+        assert parts.layers[0][name] == pytest.approx(found.mean, rel=1e-9), name
+
+
+def in_two_processes(*arguments: str) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of both processes."""
+    started, store = start(2, "-m", "uncollapse", "embeddings", *arguments, "--json")
+    found = ended(started)
+    del store  # which they met in
+    return found
+
+
+def test_two_processes_read_a_share_each_and_the_first_tells(rows: torch.Tensor, tmp_path: Path) -> None:
+    y = rows + 0.1 * rows.flip(1)
+    numpy.save(tmp_path / "y.npy", y.numpy())
+    (code, told, beside), other = in_two_processes("x.npy", "--pairs", "y.npy")
+    assert (code, other[:2]) == (0, (0, ""))
+    assert "5,000 rows in" in beside
+    found, expected = Diagnosis.from_json(told), uc.diagnose_rows([rows], pairs=[y]).layers[0]
+    assert found.tokens == 5000
+    for name in ("mean_cosine", "effective_rank", "dataset_rank", "feature_correlation", "alignment"):
+        assert found.layers[0][name] == pytest.approx(expected[name], rel=1e-12), name
+    assert found.layers[0]["uniformity"] == pytest.approx(expected["uniformity"], rel=0.05)
+
+
+def test_when_one_process_cannot_read_its_share_both_stop(rows: torch.Tensor, tmp_path: Path) -> None:
+    rows[4321, 7] = torch.nan
+    numpy.save(tmp_path / "x.npy", rows.numpy())
+    first, second = in_two_processes("x.npy")
+    assert (first[0] != 0, second[0], first[1] + second[1]) == (True, 2, "")
+    assert (first[2] + second[2]).count("row 4321 holds NaN") == 1
+    assert "Traceback" not in first[2] + second[2]
 
 
 @pytest.mark.parametrize("option", [("--level", "95"), ("--draws", "-1"), ("--t", "0"), ("--alpha", "inf")])

@@ -110,7 +110,7 @@ def test_json_alone_with_files_beside_it(table: Run, filled: Path, tmp_path: Pat
     ("arguments", "words"),
     [
         (("made-upp",), "No recipe is named 'made-upp'. Did you mean 'made-up'?"),
-        (("made-up", "deep"), "made-up has no table named 'deep'. There are: depth, shallow."),
+        (("made-up", "deep"), "made-up has no table named 'deep'. Did you mean 'depth'? There are: depth, shallow."),
         (("made-up", "--results", "nowhere"), "There are no results of made-up in nowhere. Make some with "),
         (("made-up", "--results", "nowhere"), "`uncollapse train made-up` or `uncollapse sweep made-up --grid all`."),
         (("made-up", "--json", "--markdown", "-"), "--json and --markdown - both print"),

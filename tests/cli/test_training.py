@@ -15,11 +15,11 @@ from typer.testing import Result
 from uncollapse.cli import waiting
 from uncollapse.cli.training import RecipeCommands
 from uncollapse.lab import configs
-from uncollapse.lab.locks import held
 from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.results import Results
 from uncollapse.lab.running import lock_of
 from uncollapse.lab.sessions import Session
+from uncollapse.locks import held
 
 from ..lab import slope  # noqa: TID252
 

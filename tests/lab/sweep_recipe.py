@@ -1,4 +1,4 @@
-"""The recipe of `tiny_sweep`, registered while a test runs, here and in processes that it starts."""
+"""The recipe of `tiny_sweep`, or another tiny one, registered while a test runs, here and in processes it starts."""
 
 import importlib
 import os
@@ -14,10 +14,10 @@ from uncollapse.lab.recipes import RECIPES
 
 
 @contextmanager
-def registered(patch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def registered(patch: pytest.MonkeyPatch, name: str = "tiny_sweep") -> Iterator[ModuleType]:
     folder = str(Path(__file__).parent)
     patch.syspath_prepend(folder)
     patch.setenv("PYTHONPATH", os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])]))
     patch.setattr(RECIPES, "_entries", dict(RECIPES._entries))
-    yield importlib.import_module("tiny_sweep")
-    del sys.modules["tiny_sweep"]
+    yield importlib.import_module(name)
+    del sys.modules[name]

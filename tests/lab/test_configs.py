@@ -60,7 +60,7 @@ def test_values_get_the_type_of_their_field(name: str, text: Any, value: Any) ->
         ("epochs", None, "epochs is a whole number, got 'none'."),
         ("slope", "steep", "slope is a number, got 'steep'."),
         ("slope", "nan", "slope is a number, got 'nan'."),
-        ("slope", 10**400, f"slope is a number, got '{10**400}'."),
+        ("slope", 10**400, "slope is a number, got '1" + "0" * 197 + "…."),
         ("shape", "lin", "shape is one of line, none, got 'lin'. Did you mean 'line'?"),
         ("shape", False, "shape is one of line, none, got 'false'. In a file, put text that looks like something else"),
         ("noise", "some", "noise is a number or none, got 'some'."),
@@ -135,11 +135,11 @@ class Anything:
     st.builds(
         Anything,
         st.floats(allow_nan=False, allow_infinity=False),
-        st.none() | st.integers(),
+        st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
         st.text(),
         st.lists(st.text()).map(tuple),
         st.booleans(),
-        st.integers(),
+        st.integers(-(2**63) + 1, 2**63 - 1),
     )
 )
 def test_the_command_repeats_the_configuration(config: Anything) -> None:
@@ -166,7 +166,7 @@ def test_files(tmp_path: Path) -> None:
         (".", None, r"ends in \.yaml, \.yml, \.json, got '[^']*'\.$"),
         ("a.yaml", "a: 1\nb: [1\n", r"a\.yaml, line 3, is no YAML: expected"),
         ("a.yaml", "a: 1\nb: 2\na: 3\n", r"a\.yaml has 'a' in line 1 and again in line 3; leave one"),
-        ("a.yaml", "- 1\n- 2\n", r"a\.yaml must have names with values, such as 'layers: 16', got \[1, 2\]"),
+        ("a.yaml", "- 1\n- 2\n", r"a\.yaml must have names with values, such as 'layers: 16', got '\[1, 2\]'"),
         ("a.yaml", "1: 2\n", r"a\.yaml must have names with values"),
         ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", r"a\.yaml, line 1, is no YAML: could not determine"),
         ("a.json", '{"a": 1,\n}', r"a\.json, line \d, is no JSON: "),

@@ -65,11 +65,14 @@ def test_other_folders_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dim is a whole number"):
         load_encoder(tmp_path / "model")
     path.write_text("[]")
+    with pytest.raises(UsageError, match=r"config\.json is no JSON object"):
+        load_encoder(tmp_path / "model")
+    path.write_text("{}")
     with pytest.raises(UsageError, match="of another kind than an encoder of contrast, circle or moco"):
         load_encoder(tmp_path / "model")
     path.write_text(json.dumps(settings))
     (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(UsageError, match="no intact safetensors file"):
+    with pytest.raises(UsageError, match="is not the file that was kept"):
         load_encoder(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="holds no whole model"):

@@ -128,7 +128,7 @@ def test_by_name_with_a_warmup() -> None:
     [
         (
             lambda: schedule("cosin", 10),
-            "No schedule is named 'cosin'. There are: constant, cosine, linear, steps, ",
+            r"No schedule is named 'cosin'. Did you mean 'cosine'\? There are: constant, cosine, linear, steps, ",
         ),
         (lambda: schedule("constant", 0), "1 step or more, got 0"),
         (lambda: schedule("constant", 10, 0.1), "'constant' has no warm-up, got a share of 0.1"),

@@ -17,10 +17,10 @@ import pytest
 from uncollapse.lab import sweeping
 from uncollapse.lab.agenda import Agenda
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.locks import held
 from uncollapse.lab.results import Results
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.sweeping import Limits, Sweep
+from uncollapse.locks import held
 
 from .sweep_recipe import registered
 

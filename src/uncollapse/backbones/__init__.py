@@ -12,6 +12,7 @@ from typing import get_args
 from torch import nn
 
 from uncollapse.backbones import named
+from uncollapse.names import did_you_mean
 from uncollapse.sites import OUTPUT, Layout, Stack
 
 
@@ -66,7 +67,8 @@ def find(
         by: what the caller's argument for `layers` is called, for errors.
     """
     if layout is not None and layout not in get_args(Layout):
-        raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}.")
+        hint = did_you_mean(layout, get_args(Layout))
+        raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}.{hint}")
     if isinstance(layers, str):
         layers = [layers]
     if layers is not None:
@@ -75,8 +77,9 @@ def find(
     if part is not None:
         chosen = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
         if not chosen:
+            hint = did_you_mean(part, (stack.path for stack in found))
             raise ValueError(
-                f"No stack of blocks lies in part {part!r}. {_listed(found) or named.suggestion(model, by)}"
+                f"No stack of blocks lies in part {part!r}.{hint} {_listed(found) or named.suggestion(model, by)}"
             )
         found = chosen
     if not found:

@@ -1,6 +1,5 @@
 """Any module, by the names of its layers."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from uncollapse.backbones import arguments, random_weights
 from uncollapse.backbones.torch import step_by_step
+from uncollapse.names import did_you_mean
 from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 
 PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # masks that are True at padding
@@ -73,8 +73,7 @@ def _check(model: nn.Module, layers: list[str], names: Iterable[str], by: str) -
         )
     for pattern in layers:
         if not any(name and _matches(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, [name for name in names if name], n=3)
-            hint = f" Close to it: {', '.join(close)}." if close else ""
+            hint = did_you_mean(pattern, (name for name in names if name), most=3)
             raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model, by)}")
 
 

@@ -32,6 +32,11 @@ def declare() -> None:
         _library.define(f"{operator}{_SIGNATURE}")
 
 
+def declared() -> bool:
+    """Whether `declare` had something to do."""
+    return _library is not None
+
+
 def _loads() -> bool:
     """Whether torchvision can be imported, or fails for another reason, which those who need it will tell."""
     try:

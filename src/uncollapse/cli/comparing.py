@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -13,10 +13,11 @@ from rich.text import Text
 
 from uncollapse.cli import output
 from uncollapse.cli.options import flag, option
-from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.cli.printing import printable
 from uncollapse.loading.errors import UsageError
-from uncollapse.measures import MEASURES
-from uncollapse.sites import OUTPUT
+
+if TYPE_CHECKING:
+    from uncollapse.diagnosis import Diagnosis, Layer
 
 REPORT = Path("uncollapse-comparison.html")
 SHOWN = ("mean_cosine", "robust_cosine", "effective_rank", "rank_share", "dataset_rank_share")
@@ -53,7 +54,7 @@ def compare(
             output.note(f"There is no report: {error}")
 
 
-def _show(diagnoses: list[Diagnosis], words: dict[str, list[str]]) -> None:
+def _show(diagnoses: "list[Diagnosis]", words: dict[str, list[str]]) -> None:
     terminal = output.console()
     terminal.print(_table(diagnoses))
     for diagnosis in diagnoses:
@@ -65,17 +66,20 @@ def _show(diagnoses: list[Diagnosis], words: dict[str, list[str]]) -> None:
             output.paragraph(terminal, sentence, bullet=" · ")
 
 
-def _read(path: Path) -> Diagnosis:
+def _read(path: Path) -> "Diagnosis":
+    from uncollapse import stored
+    from uncollapse.diagnosis import Diagnosis
+
     path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` made
     try:
-        return Diagnosis.load(path)
+        return Diagnosis.of(printable(stored.parsed(path.read_bytes())))
     except OSError as error:
         raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{path} is no diagnosis that can be read: {error}") from error
 
 
-def _told_apart(diagnoses: list[Diagnosis], files: list[Path]) -> list[Diagnosis]:
+def _told_apart(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagnosis]":
     """With the files' names where two have the same model, such as one before and after."""
     names = Counter(d.model for d in diagnoses)
     paths = [path.parent.name if path.stem == "diagnosis" and path.parent.name else path.stem for path in files]
@@ -89,13 +93,17 @@ def _told_apart(diagnoses: list[Diagnosis], files: list[Path]) -> list[Diagnosis
     return [replace(d, model=title) for d, title in zip(diagnoses, titles, strict=True)]
 
 
-def _last(diagnosis: Diagnosis) -> Layer:
+def _last(diagnosis: "Diagnosis") -> "Layer":
     """The residual stream after the last block."""
+    from uncollapse.sites import OUTPUT
+
     blocks = [layer for layer in diagnosis.layers if layer.place == OUTPUT]
     return next((layer for layer in reversed(blocks) if layer.name != "final"), blocks[-1])
 
 
-def _table(diagnoses: list[Diagnosis]) -> Table:
+def _table(diagnoses: "list[Diagnosis]") -> Table:
+    from uncollapse.measures import MEASURES
+
     table = Table("model", "verdict", "from", "last block", box=box.SIMPLE_HEAD)
     shown = [name for name in SHOWN if any(name in _last(d).measures for d in diagnoses)]
     for name in shown:
@@ -108,7 +116,7 @@ def _table(diagnoses: list[Diagnosis]) -> Table:
     return table
 
 
-def _facts(diagnosis: Diagnosis) -> dict[str, Any]:
+def _facts(diagnosis: "Diagnosis") -> dict[str, Any]:
     last, verdict = _last(diagnosis), diagnosis.verdict
     measures = {name: summary.mean for name, summary in last.measures.items()}
     facts = {"model": diagnosis.model, "verdict": verdict.kind, "onset": verdict.onset}

@@ -1,12 +1,18 @@
 """Where a model runs."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
 
 
-def chosen(name: str) -> torch.device:
+def chosen(name: str) -> "torch.device":
     """The device of this name; "auto" is a GPU if there is one."""
+    import torch
+
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, present in there.items() if present))
@@ -14,7 +20,8 @@ def chosen(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"There is no device {name!r}; choose auto or one of {usable}.") from error
+        hint = did_you_mean(name, ("auto", *there))
+        raise UsageError(f"There is no device {name!r}; choose auto or one of {usable}.{hint}") from error
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if not there.get(device.type) or (device.index or 0) >= count:
         raise UsageError(f"The device {name} is not there; choose auto or one of {usable}.")

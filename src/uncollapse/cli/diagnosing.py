@@ -4,22 +4,23 @@ import typing
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from uncollapse import backbones, diagnosing, loading
-from uncollapse.attachment import attachments
+from uncollapse import launching
+from uncollapse.choices import DEVICES, DTYPES, GRAPHS, PLACES, Layout
 from uncollapse.cli import output
+from uncollapse.cli.completing import among
 from uncollapse.cli.devices import chosen
 from uncollapse.cli.errors import sentence
 from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, flag, option
 from uncollapse.cli.waiting import Waiting
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.loading import Data, Loaded, UsageError, Wanted
-from uncollapse.loading.graphs import NAMES as GRAPHS
-from uncollapse.loading.models import DTYPES
-from uncollapse.sites import Layout
+from uncollapse.loading.errors import UsageError
+
+if TYPE_CHECKING:  # what measures is imported when something is measured
+    from uncollapse.diagnosis import Diagnosis
+    from uncollapse.loading import Data, Loaded, Wanted
 
 DATA, MODEL, MEASURE = "Data (without any, what comes with the package)", "Model", "Measurement"  # panels of the help
 NAMES = (
@@ -34,7 +35,12 @@ def diagnose(
     images: Annotated[Path | None, option("DIR", "A folder of images, with all below it.", DATA)] = None,
     graph: Annotated[
         str | None,
-        option("NAME|FILE", f"{', '.join(GRAPHS)}; .npz (node_features, edges); .pt (x, edge_index).", DATA),
+        option(
+            "NAME|FILE",
+            f"{', '.join(GRAPHS)}; .npz (node_features, edges); .pt (x, edge_index).",
+            DATA,
+            autocompletion=among(GRAPHS),
+        ),
     ] = None,
     batches: Annotated[str | None, option("MODULE:FUNCTION", "A function that returns batches.", DATA)] = None,
     data_root: Annotated[Path | None, option("DIR", "Where the graphs with a name are.", DATA)] = None,
@@ -43,10 +49,15 @@ def diagnose(
     max_batches: Annotated[int | None, option("N", "Stop after so many.", DATA, min=1)] = None,
     checkpoint: Annotated[Path | None, option("FILE", "Weights to load: safetensors or torch.", MODEL)] = None,
     random_weights: Annotated[bool, flag("--random-weights", "The architecture without its weights.", MODEL)] = False,
-    device: Annotated[str, option("DEVICE", "cpu, cuda, mps or auto.", MODEL)] = "auto",
+    device: Annotated[str, option("DEVICE", "cpu, cuda, mps or auto.", MODEL, autocompletion=among(DEVICES))] = "auto",
     dtype: Annotated[
         str | None,
-        option("DTYPE", f"{', '.join(DTYPES)} (the stored one); without it HuggingFace models are float32.", MODEL),
+        option(
+            "DTYPE",
+            f"{', '.join(DTYPES)} (the stored one); without it HuggingFace models are float32.",
+            MODEL,
+            autocompletion=among(DTYPES),
+        ),
     ] = None,
     layers: Annotated[
         list[str] | None, option("PATTERN", "Modules that are the layers, such as 'blocks.*'; repeatable.", MEASURE)
@@ -56,7 +67,13 @@ def diagnose(
     ] = None,
     part: Annotated[str | None, option("NAME", "The part to measure, such as vision_model.", MEASURE)] = None,
     places: Annotated[
-        list[str], option("PLACE", "Where in a block, such as attention.residual; repeatable.", MEASURE)
+        list[str],
+        option(
+            "PLACE",
+            "Where in a block, such as attention.residual; repeatable.",
+            MEASURE,
+            autocompletion=among(PLACES),
+        ),
     ] = ["block"],  # noqa: B006
     attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
     tokens: Annotated[
@@ -71,24 +88,32 @@ def diagnose(
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
     """Measure a model layer by layer: where and how its representations collapse."""
-    wanted = Wanted(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
+    from uncollapse import loading
+
+    launching.join(device)
+    wanted = loading.Wanted(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
     settings: dict[str, Any] = {"layers": layers or None, "layout": layout, "part": part, "places": places}
     settings |= {"attention": attention, "tokens": tokens, "baseline": int(baseline), "device": chosen(device)}
+    settings["gather"] = launching.launched() > 1
     with Waiting() as waiting:
         waiting.stage("Loading the model")
         loaded = loading.load(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
-        if out is not None or not as_json:
+        if launching.is_first() and (out is not None or not as_json):
             output.check_writable(output.folder(out, loaded.name))
         data = _data(loaded, wanted, settings)
         _tell(loaded, data, waiting.note)
         settings["progress"] = waiting.stage(f"Measuring {loaded.name}", data.total)
         diagnosis = _measured(loaded, data, wanted, settings)
+    if not launching.is_first():
+        raise typer.Exit(output.code(diagnosis, fail_on_collapse))
     output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
-def _data(loaded: Loaded, wanted: Wanted, settings: dict[str, Any]) -> Data:
+def _data(loaded: "Loaded", wanted: "Wanted", settings: dict[str, Any]) -> "Data":
     """The data that fits the blocks that will be measured."""
+    from uncollapse import backbones, loading
+
     try:
         stack = backbones.find(loaded.model, **{key: settings[key] for key in ("part", "layers", "layout")})
     except ValueError as error:
@@ -96,8 +121,10 @@ def _data(loaded: Loaded, wanted: Wanted, settings: dict[str, Any]) -> Data:
     return loading.data_for(loaded, stack, wanted)
 
 
-def _tell(loaded: Loaded, data: Data, note: Callable[[str], None]) -> None:
+def _tell(loaded: "Loaded", data: "Data", note: Callable[[str], None]) -> None:
     """What the user did not ask for, and should know."""
+    from uncollapse.attachment import attachments
+
     if data.built_in:
         note(f"No data was given, so {loaded.name} reads {data.words}.")
     for attachment in attachments(loaded.model):
@@ -107,7 +134,9 @@ def _tell(loaded: Loaded, data: Data, note: Callable[[str], None]) -> None:
         note(f"{len(loaded.filled)} weights are missing in the files and are random: {some}.")
 
 
-def _measured(loaded: Loaded, data: Data, wanted: Wanted, settings: dict[str, Any]) -> Diagnosis:
+def _measured(loaded: "Loaded", data: "Data", wanted: "Wanted", settings: dict[str, Any]) -> "Diagnosis":
+    from uncollapse import diagnosing
+
     words: dict[str, Any] = {"name": loaded.name, "data": data.words, "example": data.example}
     try:
         diagnosis = diagnosing.diagnose(
@@ -119,7 +148,7 @@ def _measured(loaded: Loaded, data: Data, wanted: Wanted, settings: dict[str, An
         raise UsageError(str(error)) from error
     except Exception as error:
         raise RuntimeError(f"{loaded.name} failed on {data.words}: {sentence(error)}") from error
-    if data.unreadable:
+    if data.unreadable and launching.is_first():
         names = ", ".join(path.name for path in data.unreadable[:5]) + (", …" if len(data.unreadable) > 5 else "")
         output.note(f"Left out, since they cannot be read as images: {names} ({len(data.unreadable)} in all).")
     return diagnosis

@@ -1,23 +1,31 @@
 """uncollapse embeddings."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uncollapse import diagnosing
+from uncollapse import launching
 from uncollapse.cli import output
 from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
 from uncollapse.cli.waiting import Waiting
-from uncollapse.embeddings import Rows, open_rows
 from uncollapse.loading.errors import UsageError
+
+if TYPE_CHECKING:
+    from uncollapse.diagnosis import Diagnosis
+    from uncollapse.embeddings import Rows
+    from uncollapse.reading import PlainRead
 
 INTERVALS = "Alignment and uniformity"
 
 
 def embeddings(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help=".npy, .npz, .parquet or .safetensors with rows of features.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help=".npy, .npz, .parquet or .safetensors with rows of features; or a folder or pattern of such files.",
+        ),
     ],
     pairs: Annotated[Path | None, option("FILE", "The second views of the same rows, for alignment.")] = None,
     key: Annotated[
@@ -33,31 +41,52 @@ def embeddings(
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
     """Measure a file of embeddings, which may be larger than memory: how even they lie, how close pairs are."""
+    from uncollapse.embeddings import open_rows
+    from uncollapse.reading import plain_read
+
+    launching.join("cpu")  # first: what is wrong is then said once, not by each process
     name = name or file.stem
     if out is not None or not as_json:
         output.check_writable(output.folder(out, name))
     rows = open_rows(file, key)
     second = None if pairs is None else _second(rows, pairs, key)
+    asked = {"t": t, "alpha": alpha, "level": level, "draws": draws, "name": name}
     with Waiting() as waiting:
-        progress = waiting.stage(f"Reading {file.name}", rows.part_count())
-        try:
-            diagnosis = diagnosing.diagnose_rows(
-                rows.parts(),
-                pairs=None if second is None else second.parts(),
-                t=t,
-                alpha=alpha,
-                level=level,
-                draws=draws,
-                name=name,
-                data=f"{rows.words}: {rows.count} rows",
-                progress=progress,
-            )
-        except ValueError as error:  # what is in the file cannot be measured
-            raise UsageError(str(error)) from error
-    output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+        waiting.stage("Timing a plain read")
+        plain = plain_read(rows.paths) if launching.is_first() else None  # before the system keeps the file in memory
+        diagnosis = _measured(rows, second, asked, waiting)
+    if plain is not None:
+        output.note(_pace(diagnosis, rows.size + (0 if second is None else second.size), plain))
+        output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
-def _second(rows: Rows, path: Path, key: str | None) -> Rows:
+def _measured(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: Waiting) -> "Diagnosis":
+    """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
+    from uncollapse import processes
+    from uncollapse.diagnosing_rows import diagnose_rows
+    from uncollapse.reading import ahead
+
+    words = f"{rows.words}: {rows.count} rows"
+    own = rows.share(processes.rank(), processes.count())
+    beside = None if second is None else ahead(second.share(processes.rank(), processes.count()).parts())
+    progress = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
+    try:
+        return diagnose_rows(ahead(own.parts()), pairs=beside, data=words, gather=True, progress=progress, **asked)
+    except ValueError as error:  # what is in the file cannot be measured
+        raise UsageError(str(error)) from error
+
+
+def _pace(diagnosis: "Diagnosis", size: int, plain: "PlainRead") -> str:
+    """How fast the file was read and measured, beside reading it and doing nothing else."""
+    seconds, rows = max(diagnosis.seconds, 1e-3), diagnosis.tokens
+    own = f"{rows:,} rows in {seconds:,.1f} s: {rows / seconds:,.0f} rows/s, {size / seconds / 1e9:.2f} GB/s"
+    best = plain.size / max(plain.seconds, 1e-6) / 1e9
+    return f"{own}. A plain read of the file: {best:.2f} GB/s ({plain.size / 1e9:.2f} GB {plain.words})."
+
+
+def _second(rows: "Rows", path: Path, key: str | None) -> "Rows":
+    from uncollapse.embeddings import open_rows
+
     second = open_rows(path, key)
     if (rows.count, rows.dim) != (second.count, second.dim):
         raise UsageError(

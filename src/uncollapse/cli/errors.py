@@ -11,10 +11,13 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-import uncollapse
+from uncollapse import launching
+from uncollapse.cli import completing
+from uncollapse.cli.printing import printable
+from uncollapse.files import ADVICE, NotWrittenError
 from uncollapse.loading.errors import UsageError
 
-HOME = str(Path(uncollapse.__file__).parent)
+HOME = str(Path(__file__).parents[1])
 
 
 class Commands(TyperGroup):
@@ -24,10 +27,14 @@ class Commands(TyperGroup):
         """Read the options; --debug may stand anywhere."""
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
+        completing.told(ctx, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
+        for stream in (sys.stdout, sys.stderr):  # names of files may hold what is no text, and terminals be old
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
         try:
             with warnings.catch_warnings():
                 if not ctx.params["debug"]:
@@ -35,26 +42,45 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
         except (typer.Abort, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            typer.echo("Interrupted.", err=True)
+        except KeyboardInterrupt as interrupt:
+            if said := launching.to_say(interrupt, "Interrupted."):
+                typer.echo(said, err=True)
             raise typer.Exit(130) from None
         except Exception as error:
-            if ctx.params["debug"] or hasattr(error, "exit_code"):  # usage errors and exits say what they mean
+            code = getattr(error, "exit_code", None)
+            if code is not None and not launching.is_first_to_say(str(error)):
+                raise typer.Exit(code) from None
+            if ctx.params["debug"] or code is not None:  # usage errors and exits say what they mean
                 raise
-            usage = isinstance(error, UsageError)
-            typer.echo(f"Error: {sentence(error)}{'' if usage else ' (--debug shows where.)'}", err=True)
+            known = isinstance(error, OSError) and error.errno in ADVICE
+            usage = known or isinstance(error, UsageError | NotWrittenError)
+            words = f"Error: {sentence(error)}{'' if usage else ' (--debug shows where.)'}"
+            if said := launching.to_say(error, words):
+                typer.echo(said, err=True)
             raise typer.Exit(2 if usage else 1) from None
+        finally:
+            launching.leave()
 
 
 def sentence(error: BaseException) -> str:
     """What an error says, on one line."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, NotWrittenError):
+        text = _of_the_system(error)
+    return printable(" ".join(str(text).split())) or type(error).__name__
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused: the file, if it names one, the reason and what to do, if that is known."""
+    file = error.filename2 or error.filename
+    told = f"{error.strerror}." if file is None else f"{file}: {error.strerror}."
+    return " ".join(filter(None, (told, ADVICE.get(error.errno or 0))))
 
 
 def _note(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     """Warnings of ours and of the user's own files in one line; those of other libraries are for their programmers."""
-    if filename.startswith(HOME) or "site-packages" not in filename:
-        print(f"Note: {' '.join(str(message).split())}", file=sys.stderr)
+    words = " ".join(str(message).split())
+    if (filename.startswith(HOME) or "site-packages" not in filename) and launching.is_first_to_say(words):
+        print(f"Note: {words}", file=sys.stderr)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from uncollapse.cli import output
+from uncollapse.files import at_home
 from uncollapse.loading.errors import UsageError
 
 
@@ -15,7 +16,7 @@ def check(results: Path, runs: Path, data_root: Path | None) -> None:
         for place in places:
             if os.path.exists(place) and not os.path.isdir(place):
                 raise UsageError(f"{place} is a file; {flag} names a folder.")
-    if data_root is not None and not os.path.isdir(data_root.expanduser()):
+    if data_root is not None and not os.path.isdir(at_home(data_root)):
         output.note(f"The folder {data_root} of --data-root does not exist; data that is fetched goes there.")
 
 

@@ -6,21 +6,29 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from uncollapse.backbones import BACKBONES
 from uncollapse.cli import output
+from uncollapse.cli.completing import among
 from uncollapse.loading.errors import UsageError
-from uncollapse.measures import MEASURES
+from uncollapse.names import did_you_mean
 from uncollapse.registry import CURES, LOSSES, METRICS
 
 Columns = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(help="metrics, cures, losses, backbones, recipes or measures", metavar="KIND")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="metrics, cures, losses, backbones, recipes or measures",
+            metavar="KIND",
+            autocompletion=lambda incomplete: among(KINDS)(incomplete),
+        ),
+    ],
 ) -> None:
     """List what there is of a kind, with its facts."""
     if kind not in KINDS:
-        raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.")
+        hint = did_you_mean(kind, KINDS)
+        raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.{hint}")
     names, rows = KINDS[kind]()
     table = Table(Column(names[0], no_wrap=True), *names[1:])
     for row in rows:
@@ -43,6 +51,8 @@ def _losses() -> Columns:
 
 
 def _backbones() -> Columns:
+    from uncollapse.backbones import BACKBONES
+
     return ("backbone", "library", "models"), [(b.name, b.library, b.models) for b in BACKBONES.values()]
 
 
@@ -55,6 +65,8 @@ def _recipes() -> Columns:
 
 
 def _measures() -> Columns:
+    from uncollapse.measures import MEASURES
+
     rows = [(m.name, f"a {m.scope}", m.better or "neither", m.says) for m in MEASURES.values()]
     return ("measure", "of", "further from collapse", "what"), rows
 

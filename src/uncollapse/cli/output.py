@@ -4,16 +4,22 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uncollapse.diagnosis import Diagnosis
+from uncollapse.cli.printing import printable
+from uncollapse.files import NotWrittenError
 from uncollapse.loading.errors import UsageError
 
+if TYPE_CHECKING:
+    from uncollapse.diagnosis import Diagnosis
+
 COLLAPSED = 3
+LONGEST = 100  # letters of a name that names a folder: file systems have a largest length
 WIDE = 160  # columns where the output is no terminal and has no width of its own
 
 
@@ -24,12 +30,13 @@ def console() -> Console:
 
 def note(words: str) -> None:
     """A line beside the result, on stderr."""
-    typer.echo(words, err=True)
+    typer.echo(printable(words), err=True)
 
 
 def folder(out: Path | None, name: str) -> Path:
     """Where files go: what was asked for, or a folder here that is named after the model."""
-    return out or Path(f"uncollapse-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.') or 'model'}")
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-LONGEST:].strip("-.")
+    return out or Path(f"uncollapse-{plain or 'model'}")
 
 
 def check_writable(place: Path) -> None:
@@ -41,20 +48,33 @@ def check_writable(place: Path) -> None:
         raise UsageError(f"{there} is not writable; name another folder with --out.")
 
 
-def deliver(diagnosis: Diagnosis, *, out: Path | None, as_json: bool, fail: bool) -> None:
+def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bool) -> None:
     """Write and print a diagnosis, and leave with its exit code."""
     wanted = out is not None or not as_json
-    written = _written(diagnosis, folder(out, diagnosis.model)) if wanted else ""  # first: a pipe may close early
+    try:
+        written = _written(diagnosis, folder(out, diagnosis.model)) if wanted else ""  # first: a pipe may close early
+    except NotWrittenError:
+        _print(diagnosis, as_json)  # what was measured is not lost
+        raise
+    _print(diagnosis, as_json)
+    if written:
+        typer.echo(written, err=as_json)
+    raise typer.Exit(code(diagnosis, fail))
+
+
+def code(diagnosis: "Diagnosis", fail: bool) -> int:
+    """The exit code. fail: it tells a collapse."""
+    return COLLAPSED if fail and diagnosis.verdict.collapsed else 0
+
+
+def _print(diagnosis: "Diagnosis", as_json: bool) -> None:
     if as_json:
         typer.echo(diagnosis.to_json())
     else:
         show(diagnosis)
-    if written:
-        typer.echo(written, err=as_json)
-    raise typer.Exit(COLLAPSED if fail and diagnosis.verdict.collapsed else 0)
 
 
-def show(diagnosis: Diagnosis) -> None:
+def show(diagnosis: "Diagnosis") -> None:
     """The table, the verdict with its cautions, and what to try."""
     verdict, terminal = diagnosis.verdict, console()
     terminal.print(diagnosis.table())
@@ -77,7 +97,7 @@ def paragraph(terminal: Console, words: str, *, bullet: str = "", style: str = "
     terminal.print(grid)
 
 
-def _written(diagnosis: Diagnosis, place: Path) -> str:
+def _written(diagnosis: "Diagnosis", place: Path) -> str:
     """Write the files; the answer names them."""
     files = [diagnosis.save(place / "diagnosis.json")]
     try:

@@ -1,7 +1,7 @@
 """Flags of a recipe: one for each field of its configuration."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -57,9 +57,33 @@ def named(recipe: "Recipe", preset: str | None, is_quick: bool) -> Mapping[str, 
     return (recipe.quick or {}) if is_quick else {} if preset is None else recipe.preset(preset)
 
 
+def command(recipe: "Recipe", order: type, run: Callable[..., None], panel: str, without: Collection[str] = ()) -> Any:
+    """A command whose flags are the fields of the recipe's configuration, and those of an order.
+
+    run: a new function each time, which gets all of them by name, and the context as `ctx`. panel: of the flags that
+    name settings. without: fields of the order that are no flags here.
+    """
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(order).parameters.values()]
+    own = [parameter for parameter in own if parameter.name not in without]
+    named = [preset(recipe.presets, panel)] if recipe.presets else []
+    small = [quick(panel)] if recipe.quick is not None else []
+    function: Any = run
+    function.__signature__ = inspect.Signature([context, *flags(recipe.config), *small, *named, *own])
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    words = f"{recipe.title}.\n\n{recipe.paper}"
+    alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)
+    return typer.main.get_command(alone)
+
+
 def chosen(ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]) -> Any:
     """The configuration: defaults, preset, files in their order, key=value, flags; the later one counts."""
-    values = dict(preset)
+    return configs.build(config, {**preset, **written(ctx, config, files, pairs)})
+
+
+def written(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> dict[str, Any]:
+    """What was said of the configuration: in files in their order, by key=value, by flags; the later one counts."""
+    values: dict[str, Any] = {}
     for path in files:
         try:
             read = configs.read(path)
@@ -69,8 +93,7 @@ def chosen(ctx: typer.Context, config: type, preset: Mapping[str, Any], files: l
             told = str(error) if str(path) in str(error) else f"{path}: {error}"
             raise UsageError(told) from error
     values |= configs.from_pairs(config, pairs)
-    written = {name: ctx.params[name] for name in configs.settings(config) if _given(ctx, name)}
-    return configs.build(config, values | written)
+    return values | {name: ctx.params[name] for name in configs.settings(config) if _given(ctx, name)}
 
 
 def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None:
@@ -107,3 +130,11 @@ def _value(kind: Any, choices: tuple[Any, ...] | None) -> str:
         return f"{_value(get_args(kind)[0], None)},…"
     choices = get_args(kind) if get_origin(kind) is Literal else choices
     return "|".join(map(as_text, choices)) if choices and kind is not NoneType else VALUES[kind]
+
+
+def choices(setting: Setting) -> list[str]:
+    """All that it may be, as text; nothing where that is no list of words."""
+    kinds = members(setting.kind)
+    literal = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    words = [as_text(choice) for choice in setting.choices or literal]
+    return [*words, as_text(None)] if words and NoneType in kinds and as_text(None) not in words else words

@@ -35,7 +35,7 @@ class Lines:
         figures = record["figures"]
         words = [f"{name} {shown(name, [figures[name]])}" for name in SHARES if name in figures]
         words += [duration(record["seconds"])] if "seconds" in record else []
-        self.note(f"{len(agenda.records)}/{agenda.total} {agenda.label(config)}: {', '.join(words)}")
+        self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {', '.join(words)}")
 
     def note(self, words: str) -> None:
         """A line."""
@@ -45,7 +45,7 @@ class Lines:
 class Bars(Lines):
     """Bars on a terminal's stderr, which leave no trace; what is worth a line stands above them."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, words: str = "Runs") -> None:
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -54,7 +54,7 @@ class Bars(Lines):
             console=console,
             transient=True,
         )
-        self._all = self._bar.add_task("Runs", total=None, beside="")
+        self._all = self._bar.add_task(words, total=None, beside="")
         self._tasks: dict[Any, TaskID] = {}  # by configuration
 
     def __enter__(self) -> Self:
@@ -70,9 +70,9 @@ class Bars(Lines):
     def changed(self, sweep: "Sweep") -> None:
         """Move the bars."""
         agenda = sweep.agenda
-        left = f"about {duration(sweep.seconds_left())} left" if len(agenda.records) < agenda.total else ""
+        left = f"about {duration(sweep.seconds_left())} left" if agenda.done < agenda.total else ""
         beside = ", ".join([left] + [f"{len(agenda.failed)} failed"] * bool(agenda.failed))
-        self._bar.update(self._all, completed=len(agenda.records), total=agenda.total, beside=beside)
+        self._bar.update(self._all, completed=agenda.done, total=agenda.total, beside=beside)
         for config in [config for config in self._tasks if config not in sweep.running.values()]:
             self._bar.remove_task(self._tasks.pop(config))
         for worker, config in sweep.running.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from uncollapse.cli import folders, sweep_words
+from uncollapse.cli.completing import recipes
 from uncollapse.cli.errors import sentence
 from uncollapse.cli.options import OUTPUT, flag, option
 from uncollapse.lab import configs
@@ -28,7 +29,12 @@ GRID = "A grid of the recipe by name, or fields with values: 'data=cora,citeseer
 
 
 def sweep(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="See: uncollapse list recipes.", show_default=False)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="See: uncollapse list recipes.", show_default=False, autocompletion=recipes
+        ),
+    ],
     grids: Annotated[list[str] | None, option("GRID", GRID, WHAT, "--grid")] = None,
     choose: Annotated[
         list[str] | None,

@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from uncollapse.cli import output
+from uncollapse.cli.completing import recipes
 from uncollapse.cli.options import flag, option
 from uncollapse.lab import configs, tables
 from uncollapse.lab.board import Board, Cell, cells
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipes import Recipe
@@ -28,7 +30,10 @@ COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's numb
 
 
 def table(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Whose results: see `uncollapse list recipes`.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="Whose results: see `uncollapse list recipes`.", autocompletion=recipes),
+    ],
     board: Annotated[
         str | None, typer.Argument(metavar="BOARD", help="Which of its tables; the first if not given.")
     ] = None,
@@ -78,7 +83,8 @@ def _board(recipe: "Recipe", name: str | None) -> Board:
     if name is None:
         return next(iter(recipe.boards.values()))
     if name not in recipe.boards:
-        raise UsageError(f"{recipe.name} has no table named {name!r}. There are: {', '.join(recipe.boards)}.")
+        hint = did_you_mean(name, recipe.boards)
+        raise UsageError(f"{recipe.name} has no table named {name!r}.{hint} There are: {', '.join(recipe.boards)}.")
     return recipe.boards[name]
 
 
@@ -128,8 +134,6 @@ def _write(
             files.append(write_page(board, records, html, pictures))
     except ImportError as error:
         raise UsageError(str(error)) from error
-    except OSError as error:
-        raise UsageError(f"{error.filename2 or error.filename} cannot be written: {error.strerror}.") from error
     return files
 
 

@@ -1,16 +1,17 @@
 """uncollapse train."""
 
 import dataclasses
-import inspect
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from uncollapse.cli import folders, kept, outcomes, output, recipe_flags
+from uncollapse import launching
+from uncollapse.cli import completing, folders, kept, outcomes, output, recipe_completing, recipe_flags
 from uncollapse.cli.errors import sentence
 from uncollapse.cli.options import OUTPUT, flag, option
 from uncollapse.cli.outcomes import Outcome, Planned
@@ -62,6 +63,11 @@ class Order:
 class RecipeCommands(TyperGroup):
     """A command for each recipe, which is built when it is asked for."""
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The names of the recipes, none of which is imported for that."""
+        names = TyperGroup(name=self.name, commands={name: TyperCommand(name) for name in completing.recipes("")})
+        return names.shell_complete(type(ctx)(names, parent=ctx.parent), incomplete)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the recipes."""
         from uncollapse.lab.recipes import RECIPES
@@ -72,10 +78,16 @@ class RecipeCommands(TyperGroup):
         """The command of a recipe."""
         from uncollapse.lab.recipes import RECIPES
 
+        if ctx is not None and ctx.resilient_parsing and cmd_name in list(RECIPES):  # the shell asks what there is
+            return recipe_completing.light(f"{self.name}-{cmd_name}", lambda: RECIPES[cmd_name], self.built)
         try:
             recipe = RECIPES[cmd_name]
         except KeyError as error:
             raise UsageError(sentence(error)) from error
+        return self.built(recipe)
+
+    def built(self, recipe: "Recipe") -> Any:
+        """The command of a recipe, from what the recipe says."""
         return _command(recipe)
 
 
@@ -93,17 +105,7 @@ def _command(recipe: "Recipe") -> Any:
         config = recipe_flags.chosen(given["ctx"], recipe.config, named, order.config or [], order.pairs or [])
         _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
 
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(Order).parameters.values()]
-    own = [parameter for parameter in own if recipe.reads_images or parameter.name != "workers"]
-    function: Any = run
-    presets = [recipe_flags.preset(recipe.presets, FILES)] if recipe.presets else []
-    quick = [recipe_flags.quick(FILES)] if recipe.quick is not None else []
-    function.__signature__ = inspect.Signature([context, *recipe_flags.flags(recipe.config), *quick, *presets, *own])
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    words = f"{recipe.title}.\n\n{recipe.paper}"
-    alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)
-    return typer.main.get_command(alone)
+    return recipe_flags.command(recipe, Order, run, FILES, without=() if recipe.reads_images else ("workers",))
 
 
 def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
@@ -111,6 +113,8 @@ def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
 
     folders.check(order.results, order.runs, order.data_root)
     results = Results(order.results)
+    if not _has_part(recipe, order):
+        return
     if order.dry_run:
         outcomes.show_plan([_planned(recipe, config, results, order) for config in wanted], as_json=order.as_json)
         return
@@ -121,13 +125,31 @@ def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
                 words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
                 done.append(_run(recipe, config, results, order, waiting, words))
     except typer.Exit:  # interrupted
-        if done and not order.as_json:
+        if done and not order.as_json and launching.is_first():
             outcomes.show(_title(recipe, wanted[0]), done)
         raise
     _show(_title(recipe, wanted[0]), done, order)
 
 
+def _has_part(recipe: "Recipe", order: Order) -> bool:
+    """Whether this process has something to do, if a launcher started several; they then know each other."""
+    count = launching.launched()
+    if count == 1 or order.dry_run:
+        return launching.is_first()
+    if not recipe.alone:
+        launching.join(order.device)
+        return True
+    if launching.is_first():
+        output.note(
+            f"{recipe.name} cannot be shared by {count} processes: the first one runs it, and the others wait. "
+            "`uncollapse sweep --jobs` runs several at a time."
+        )
+    return not launching.left_to_first()
+
+
 def _show(title: str, done: list[Outcome], order: Order) -> None:
+    if not launching.is_first():
+        return
     if there := sum(not outcome.new for outcome in done):
         were, them = ("was", "it") if there == 1 else ("were", "them")
         output.note(f"{there} of {len(done)} {were} there already and {were} not run; --again runs {them} again.")
@@ -170,20 +192,19 @@ def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
 
 
 def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
-    from uncollapse.lab.running import step_of, there
+    from uncollapse import processes
 
     session = _session(recipe, config, order)
-    found = None if order.again else there(recipe, config, results, session)
+    found = processes.together(lambda: _found(recipe, config, results, order, session, waiting))
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
-        folders.make(results.path(recipe, config).parent, order.runs)
         session = dataclasses.replace(session, progress=waiting.training(words), stage=waiting.within(words))
-        if (step := step_of(session, recipe, config)) is not None:
-            waiting.note(f"Seed {config.seed} goes on from step {step}.")
         try:
             done = _run_alone(recipe, config, results, session, order.again)
         except KeyboardInterrupt as interrupt:
+            if not interrupt.args and processes.count() > 1:  # one process alone: the others do not stop by themselves
+                raise
             waiting.note(_interrupted(interrupt, config.seed, session.checkpoints, order))
             raise typer.Exit(130) from None
     if session.keep is not None:
@@ -191,14 +212,31 @@ def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waitin
     return done
 
 
+def _found(
+    recipe: "Recipe", config: Any, results: "Results", order: Order, session: "Session", waiting: Waiting
+) -> dict[str, Any] | None:
+    """The result, if it need not be run; else there are folders for it, and a word if it goes on."""
+    from uncollapse.lab.running import step_of, there, tidy
+
+    found = None if order.again else there(recipe, config, results, session)
+    if found is not None:
+        tidy(recipe, config, results, session.checkpoints)
+        return found
+    folders.make(results.path(recipe, config).parent, order.runs)
+    if (step := step_of(session, recipe, config)) is not None:
+        waiting.note(f"Seed {config.seed} goes on from step {step}.")
+    return None
+
+
 def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
-    """Run it while no other process does: a sweep, or this command in another window."""
-    from uncollapse.lab.locks import held
+    """Run it while no other command does: a sweep, or this one in another window."""
+    from uncollapse import processes
     from uncollapse.lab.running import lock_of, run_one
+    from uncollapse.locks import held
 
     path = results.path(recipe, config)
-    with held(lock_of(recipe, config, results)) as ours:
-        if not ours:
+    with held(lock_of(recipe, config, results)) if processes.is_first() else nullcontext(False) as ours:
+        if not processes.together(lambda: ours):
             raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
         record, new = run_one(recipe, config, results, session, again)
     return Outcome(record, path, new)

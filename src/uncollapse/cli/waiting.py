@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from uncollapse import launching
 from uncollapse.cli.outcomes import speed
 
 PATIENCE = 1.0  # seconds without a bar
@@ -34,7 +35,8 @@ class Waiting:
             speed_estimate_period=WINDOW,
         )
         self._task = self._bar.add_task("", total=None, beside="")
-        self._lock, self._over = threading.Lock(), not console.is_terminal
+        self._silent = not launching.is_first()  # the first of several processes tells
+        self._lock, self._over = threading.Lock(), self._silent or not console.is_terminal
         self._timer = threading.Timer(PATIENCE, self._show)
         self._timer.daemon = True
 
@@ -83,7 +85,8 @@ class Waiting:
 
     def note(self, words: str) -> None:
         """A line on stderr, above the bar."""
-        self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
+        if not self._silent:
+            self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
         with self._lock:

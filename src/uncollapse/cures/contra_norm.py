@@ -12,6 +12,7 @@ from uncollapse import inputs
 from uncollapse.cures.groups import Groups
 from uncollapse.cures.neighbours import neighbours
 from uncollapse.cures.sampling import sampled_mean
+from uncollapse.names import did_you_mean
 from uncollapse.pairwise import Pairs, all_pairs, check_pairs, column_mean, log_weight
 from uncollapse.registry import cure
 
@@ -117,7 +118,7 @@ def check_options(
         ("identity", identity, (False, True, "scale")),
     ):
         if value not in choices:
-            raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}.{did_you_mean(value, choices)}")
     if causal and (dual or axis == "features"):
         raise ValueError("causal does not go with dual or axis='features': both read later tokens. Drop one of them.")
     if axis == "features" and (exclude or sample is not None):
@@ -241,7 +242,8 @@ class ContraNorm(nn.Module):
     def preset(cls, name: str, dim: int, scale: float, **changes: Any) -> Self:
         """The variant published for `name`: bert, bert_v2, albert, vit, gnn (give edge_index when calling), arxiv."""
         if name not in cls.PRESETS:
-            raise ValueError(f"No preset is named {name!r}. There are: {', '.join(cls.PRESETS)}.")
+            hint = did_you_mean(name, cls.PRESETS)
+            raise ValueError(f"No preset is named {name!r}.{hint} There are: {', '.join(cls.PRESETS)}.")
         return cls(dim, scale, **{**cls.PRESETS[name], **changes})
 
     @property

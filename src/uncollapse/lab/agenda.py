@@ -17,7 +17,10 @@ class Agenda:
     """The runs of a few cells, each of them once.
 
     records: of those that are done, by identity. open: configurations that nobody has begun. failed: why, by identity.
+    judged: the figure by which runs may be stopped before their end; None lets all of them go on.
     """
+
+    judged: str | None = None
 
     def __init__(self, recipe: "Recipe", cells: Iterable[Cell], results: Results) -> None:
         self.recipe, self.results = recipe, results
@@ -42,6 +45,11 @@ class Agenda:
     def total(self) -> int:
         """All runs, with those that are not known yet."""
         return len(self._configs) + self.later
+
+    @property
+    def done(self) -> int:
+        """Runs whose records are there."""
+        return len(self.records)
 
     @property
     def later(self) -> int:
@@ -101,6 +109,17 @@ class Agenda:
     def fail(self, config: Any, why: str) -> None:
         """It was run and came to nothing."""
         self.failed[self.key(config)] = why
+
+    def may_retry(self, config: Any) -> bool:
+        """Whether a run whose process was killed is tried again at once."""
+        return False
+
+    def judge(self, config: Any, epoch: int, figure: float, seconds: float) -> bool:
+        """Whether a run should be stopped. figure: the one that is judged, after an epoch and so many seconds."""
+        return False
+
+    def prune(self, config: Any) -> None:
+        """It was stopped."""
 
     def look_up(self, config: Any) -> bool:
         """Whether there is a result by now. What only waited for it is open from now on."""

@@ -1,8 +1,6 @@
 """The table of a group as a picture: the figure over the columns, a line for each row, the paper's dashed."""
 
-import io
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,8 @@ from uncollapse.lab.board import Board, Cell, cells
 from uncollapse.lab.selecting import Record
 from uncollapse.lab.tables import by_group
 from uncollapse.loading.errors import UsageError
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, blank, colour, save
+from uncollapse.names import did_you_mean
+from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, blank, colour, save
 
 SIZE = (8.4, 4.0)
 ASIDE = 0.03  # of the room of a column: so that the error bars of ours and of the paper's are both seen
@@ -21,7 +20,8 @@ def plot(board: Board, records: Iterable[Record], group: Any, path: str | Path) 
     """Draw the table of a group, with error bars of one standard deviation. path: ends in .png, .svg or .pdf."""
     tables = by_group(cells(board, records))
     if group not in tables:
-        raise UsageError(f"No table is for {board.groups} {group}. There are: {', '.join(map(str, tables))}.")
+        hint = did_you_mean(group, tables)
+        raise UsageError(f"No table is for {board.groups} {group}.{hint} There are: {', '.join(map(str, tables))}.")
     return save(figure_of_group(board, group, tables[group]), path)
 
 
@@ -41,22 +41,6 @@ def figure_of_group(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]
         for text in axes.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place).get_texts():
             text.set_parse_math(False)
     return figure
-
-
-def svg(figure: Any) -> str:
-    """A figure as an SVG element whose colours are those of the report's style sheet, in its light and dark theme."""
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "uncollapse"}):  # the same picture, the same text
-        figure.savefig(
-            buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True
-        )
-    text = buffer.getvalue()
-    named = {value: f"--s{number}" for number, value in enumerate(COLOURS)}
-    for value, name in (named | {INK: "--ink", QUIET: "--quiet", LINE: "--line"}).items():
-        text = text.replace(f": {value}", f": var({name})")
-    return re.sub(r' (width|height)="[\d.]+pt"', "", text[text.index("<svg") :], count=2)  # as wide as there is room
 
 
 def _draw(axes: Any, number: int, name: str, along: Sequence[Cell]) -> None:

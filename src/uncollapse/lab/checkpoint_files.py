@@ -16,6 +16,7 @@ from uncollapse.files import write
 
 FORMAT = 1
 STATE, SUFFIX = "state.json", ".safetensors"
+GROUP = re.compile(r"[A-Za-z0-9_-]+")  # of tensors: it becomes the name of a file
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def check(checkpoint: Checkpoint) -> None:
     if checkpoint.step < 0:
         raise ValueError(f"The step of a checkpoint is 0 or more, and is {checkpoint.step}.")
     for group in checkpoint.tensors:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", group):
+        if not GROUP.fullmatch(group):
             raise ValueError(
                 f"A group of tensors becomes a file: name it with letters, digits, - and _, not {group!r}."
             )
@@ -102,16 +103,25 @@ def read_facts(folder: Path, step: int, identity: str) -> dict[str, Any]:
     if facts.pop("sha256", None) != _digest(facts):
         raise RefusedError(f"the content of {STATE} is not what was written")
     if facts["identity"] != identity:
-        raise ForeignError(f"it is of another run: {facts['identity']!r}, and this one is {identity!r}")
+        raise ForeignError(_difference(str(facts["identity"]), identity))
     if facts["step"] != step:
         raise RefusedError(f"{STATE} is of step {facts['step']}")
     for group, file in facts["files"].items():
+        if not GROUP.fullmatch(group):
+            raise RefusedError(f"it names a file {group!r}, which no checkpoint has")
         path = folder / (group + SUFFIX)
         if not path.is_file():
             raise RefusedError(f"{path.name} is missing")
         if path.stat().st_size != file["size"]:
             raise RefusedError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size']}")
     return facts
+
+
+def _difference(theirs: str, ours: str) -> str:
+    """How two identities differ. Behind the settings, recipes add what their data and their first weights are."""
+    if theirs.partition("-")[0] == ours.partition("-")[0]:
+        return "its settings are those of this run, but the data or the model that it started from has changed since"
+    return f"it is of another run: {theirs!r}, and this one is {ours!r}"
 
 
 def _read_state(folder: Path) -> dict[str, Any]:

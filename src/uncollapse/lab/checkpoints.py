@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from uncollapse.files import keep_names
+from uncollapse.files import keep_names, telling
 from uncollapse.lab.checkpoint_files import (
     STATE,
     Checkpoint,
@@ -72,19 +72,13 @@ class Checkpoints:
         """
         checkpoint = Checkpoint(step, {group: dict(named) for group, named in tensors.items()}, dict(state))
         check(checkpoint)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._tidy()
         target = self.folder / f"step-{step:09d}"
-        part = _scratch(target)
-        try:
-            part.mkdir()
-            write_files(part, checkpoint, self.identity)
-            _put(part, target)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-        for old in list(self._superseded(step)):
-            _remove(old)
+        with telling(target):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+            _write(target, checkpoint, self.identity)
+            for old in list(self._superseded(step)):
+                _remove(old)
         return target
 
     def load(self) -> Checkpoint | None:
@@ -172,6 +166,17 @@ def _busy(process: int) -> bool:
 
 def _scratch(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{os.getpid()}")
+
+
+def _write(target: Path, checkpoint: Checkpoint, identity: str) -> None:
+    part = _scratch(target)
+    try:
+        part.mkdir()
+        write_files(part, checkpoint, identity)
+        _put(part, target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def _put(part: Path, target: Path) -> None:

@@ -1,7 +1,6 @@
 """What an experiment is told: a frozen dataclass, made from flags, files and key=value, with an identity of its own."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import shlex
@@ -9,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 from uncollapse.lab.config_files import read
-from uncollapse.lab.kinds import as_text, expected, parsed, plain
+from uncollapse.lab.kinds import as_text, expected, parsed, plain, told
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 __all__ = ["Setting", "build", "changes", "checked", "command", "identity", "read", "setting", "settings"]
 
@@ -48,10 +48,10 @@ class Setting:
         try:
             return self._bounded(parsed(value, self.kind, self.choices))
         except ValueError as error:
-            hint = _close(str(value), self.choices or get_args(self.kind))
+            hint = did_you_mean(told(value), self.choices or get_args(self.kind))
             if not isinstance(value, str) and isinstance(self.default, str):  # YAML has `no` for false
                 hint = " In a file, put text that looks like something else in quotes."
-            raise UsageError(f"{self.name} is {self.allowed}, got {as_text(value)!r}.{hint}") from error
+            raise UsageError(f"{self.name} is {self.allowed}, got {told(value)}.{hint}") from error
 
     def _bounded(self, value: Any) -> Any:
         for number in value if isinstance(value, tuple) else (value,):
@@ -105,7 +105,9 @@ def checked(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for given, value in values.items():
         name = given.replace("-", "_")
         if name not in known:
-            raise UsageError(f"There is no setting {given!r}.{_close(name, known)} There are: {', '.join(known)}.")
+            raise UsageError(
+                f"There is no setting {told(given)}.{did_you_mean(name, known)} There are: {', '.join(known)}."
+            )
         read_values[name] = known[name].read(value)
     return read_values
 
@@ -116,7 +118,7 @@ def from_pairs(config_class: type, pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"--set takes key=value, such as layers=16, got {pair!r}.")
+            raise UsageError(f"--set takes key=value, such as layers=16, got {told(pair)}.")
         values |= checked(config_class, {name.strip(): value.strip()})
     return values
 
@@ -163,9 +165,3 @@ def command(recipe: str, config: Any) -> str:
         flag = known[name].flag
         words += [flag if value else f"--no-{flag[2:]}"] if known[name].kind is bool else [flag, as_text(value)]
     return shlex.join(words)
-
-
-def _close(name: str, names: Iterable[Any]) -> str:
-    """The name that was probably meant."""
-    close = difflib.get_close_matches(name, map(str, names), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

@@ -32,7 +32,8 @@ ALPHA, SHARPNESS = 2.0, 2.0  # of the two measures, whatever the objective has
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # among which InfoNCE's tightest bound is looked for
 BASE = 256  # the batch that a learning rate is named for
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of two views' outputs (b, dim) and labels (b,)
+# of two views' outputs (b, dim) and labels (b,), of all rows where several processes have some: `Task` says "gathered"
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Training:
@@ -57,7 +58,7 @@ class Training:
             self.encoder.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
         )
         schedule = falling([round(share * total) for share in config.falls], 0.1)
-        return Task(self.encoder, optimiser, self.batches, self.loss, self.evaluate, schedule, unit="images")
+        return Task(self.encoder, optimiser, self.batches, self.loss, self.evaluate, schedule, "images", "gathered")
 
     @property
     def views(self) -> Views:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse.files import at_home
 from uncollapse.inputs import NotFiniteError
 from uncollapse.lab import kept_encoders
 from uncollapse.lab.configs import setting
@@ -95,7 +96,7 @@ def start(config: DepthConfig) -> Start:
 
 def place(config: DepthConfig, session: Session) -> Path:
     """Where the .mat file is."""
-    return (session.data_root or Path()).expanduser() / Path(config.data).expanduser()
+    return at_home(session.data_root or Path()) / at_home(config.data)
 
 
 def digest(config: DepthConfig, session: Session) -> str:

@@ -151,11 +151,17 @@ def _density(axes: Any, angles: NDArray[Any]) -> None:
     x, y = numpy.cos(angles), numpy.sin(angles)
     along = numpy.exp(-0.5 * ((ticks[:, None] - x) / BANDWIDTH) ** 2)  # the kernel is a product: so is the sum
     across = numpy.exp(-0.5 * ((ticks[:, None] - y) / BANDWIDTH) ** 2)
-    axes.imshow(
-        across @ along.T, origin="lower", extent=(-1.25, 1.25, -1.25, 1.25), cmap="Blues", interpolation="bilinear"
-    )
+    extent = (-1.25, 1.25, -1.25, 1.25)
+    axes.imshow(across @ along.T, origin="lower", extent=extent, cmap=_out_of_nothing(), interpolation="bilinear")
     axes.set_axis_off()
     axes.set_title("density, Gaussian kernel", fontsize=10, color=INK)
+
+
+def _out_of_nothing() -> Any:
+    """Colours from transparent to full, so that where nothing is the page is seen, be it light or dark."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("out of nothing", [f"{COLOURS[0]}00", COLOURS[0]])
 
 
 def _around(axes: Any, angles: NDArray[Any], colour: str, title: str) -> None:
@@ -164,9 +170,9 @@ def _around(axes: Any, angles: NDArray[Any], colour: str, title: str) -> None:
     if len(angles):  # of few pictures, none may be of a class
         heights = EVEN * 2 * math.pi * around_density(angles, around)
         radius = 1 + heights * min(1.0, HIGHEST / float(heights.max()))
-        axes.fill(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, alpha=0.35, linewidth=0)
+        there, back = numpy.append(radius, numpy.ones(STEPS)), numpy.append(around, around[::-1])  # a ring
+        axes.fill(there * numpy.cos(back), there * numpy.sin(back), color=colour, alpha=0.35, linewidth=0)
         axes.plot(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, linewidth=1.2)
-    axes.fill(numpy.cos(around), numpy.sin(around), color="white")
     axes.plot(numpy.cos(around), numpy.sin(around), color=QUIET, linewidth=1.0)
     axes.set_aspect("equal")
     axes.set(xlim=(-2.6, 2.6), ylim=(-2.6, 2.6))

@@ -12,6 +12,7 @@ from typing import Any
 from uncollapse.lab.configs import build, settings
 from uncollapse.lab.selecting import best
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 SEED = "seed"
 RANGE = re.compile(r"(\d+)-(\d+)")
@@ -37,8 +38,11 @@ class Cell:
         if not self.seeds:
             return ()
         if not any(self.by in record["figures"] for record in records):
-            there = ", ".join(records[0]["figures"])
-            raise UsageError(f"No figure is named {self.by!r}, by which to choose; there are: {there}.")
+            there = records[0]["figures"]
+            raise UsageError(
+                f"No figure is named {self.by!r}, by which to choose; there are: {', '.join(there)}."
+                f"{did_you_mean(self.by, there)}"
+            )
         rivals = {tuple(getattr(trial, name) for name in self.choose): trial for trial in self.trials}
         runs = {values: {0: record} for values, record in zip(rivals, records, strict=True)}
         winner = rivals[best(runs, self.by)]
@@ -69,8 +73,9 @@ class Grid:
                 raise UsageError(f"{name} needs values to combine, such as ({values!r},), got {values!r}.")
         for name in self.choose:
             if name not in self.values or name == SEED:
-                there = ", ".join(field for field in self.values if field != SEED)
-                raise UsageError(f"The grid has no {name!r} to choose; it has: {there}.")
+                there = [field for field in self.values if field != SEED]
+                hint = did_you_mean(name, there)
+                raise UsageError(f"The grid has no {name!r} to choose; it has: {', '.join(there)}.{hint}")
 
     def cells(self, config: type, fixed: Mapping[str, Any] | None = None) -> list[Cell]:
         """The cells, in the order of the fields. fixed: fields that all configurations share.

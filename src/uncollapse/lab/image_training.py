@@ -89,7 +89,7 @@ class Training:
         device = next(self.model.parameters()).device
         mixed = self.mixer(batch.images.to(device), batch.labels.to(device))
         task = distilling.loss(model(mixed.images), mixed, self.teacher)
-        return task + self.losses(model.patch_head, mixed.patches).to(task)
+        return task + self.losses(self.model.patch_head, mixed.patches).to(task)
 
     def evaluate(self, model: Any) -> dict[str, float]:
         """The accuracy on what was held back."""

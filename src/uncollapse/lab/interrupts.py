@@ -2,11 +2,15 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+from uncollapse import launching
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # a cluster sends the second one before it kills
+ECHO = 2.0  # seconds in which a second signal is the first one again, which a launcher passes on to all its processes
 
 
 class Interrupts:
@@ -16,7 +20,7 @@ class Interrupts:
     """
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
-        self.asked, self._tell = False, tell
+        self.asked, self._tell, self._heard_at = False, tell, 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -29,8 +33,11 @@ class Interrupts:
             signal.signal(name, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.asked and launching.launched() > 1 and now - self._heard_at < ECHO:
+            return
         if self.asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked, self._heard_at = True, now
         if self._tell is not None:
             self._tell("stopping after this step; Ctrl-C again stops at once")

@@ -14,13 +14,13 @@ from uncollapse.attachment import attachments
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.cure_files import DESCRIPTION, load_cure, save_cure
 from uncollapse.lab.data.augmenting import SHARE
-from uncollapse.lab.kept_folders import CONFIG, SETTINGS, WEIGHTS, whole
+from uncollapse.lab.kept_folders import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json, whole
 from uncollapse.lab.models.text_classifier import place_of, with_l2_norms
 from uncollapse.lab.models.vision_classifier import built, sizes_of
 from uncollapse.lab.seeding import aside
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.checkpoints import load_into
-from uncollapse.loading.errors import UsageError, library
+from uncollapse.loading.errors import UsageError, intact, library
 from uncollapse.loading.huggingface import Origin, classifier, tokenizer
 from uncollapse.loading.quiet import quiet
 
@@ -87,6 +87,7 @@ def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
     """The model that `keep_text` kept, in evaluation mode and with its cure, and its tokenizer."""
     folder = Path(folder)
     settings, facts = _read(folder)
+    check_weights(folder)
     labels = facts.get("id2label") or {0: "", 1: ""}
     origin = Origin(str(folder))
     model = classifier(origin, len(labels), head_too=True)
@@ -131,7 +132,8 @@ def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     settings, facts = _read(folder)
     if "architecture" not in facts or "talking_heads" not in settings:
         raise UsageError(f"{folder} holds a kept model of another kind than a vision transformer.")
-    with aside():  # weights are drawn before they are read
+    with intact(folder, "folder of a kept model"), aside():  # weights are drawn before they are read
+        names = tuple(map(str, facts["label_names"]))
         vit = built(
             facts["architecture"],
             facts["num_classes"],
@@ -141,9 +143,10 @@ def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
         )
     if not (folder / WEIGHTS).is_file():
         raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
+    check_weights(folder)
     load_into(vit, folder / WEIGHTS)
     load_kept_cure(vit, folder)
-    return vit.eval(), tuple(facts["label_names"])
+    return vit.eval(), names
 
 
 def load_kept_cure(model: nn.Module, folder: Path) -> None:
@@ -176,13 +179,7 @@ def _timm_facts(vit: Any, config: Any, classes: Sequence[str]) -> dict[str, Any]
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the run that a model was kept of, and the model's configuration."""
-    try:
-        settings, facts = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (SETTINGS, CONFIG))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} holds no kept model: {error}. Name the folder that `uncollapse train … --keep` told."
-        ) from error
-    return settings, facts
+    return read_json(folder / SETTINGS), read_json(folder / CONFIG)
 
 
 def _write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:

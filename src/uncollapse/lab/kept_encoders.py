@@ -1,15 +1,15 @@
 """Encoders of images that a run kept, brought back: those of contrast, circle and moco."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from uncollapse.files import at_home
 from uncollapse.lab import contrastive, momentum
 from uncollapse.lab.configs import build, settings
 from uncollapse.lab.contrastive import EncoderConfig
-from uncollapse.lab.kept_folders import CONFIG, WEIGHTS
+from uncollapse.lab.kept_folders import CONFIG, WEIGHTS, check_weights, read_json
 from uncollapse.lab.momentum import MomentumConfig
 from uncollapse.loading.checkpoints import load_into, weights_of
 from uncollapse.loading.errors import UsageError
@@ -26,12 +26,13 @@ class KeptEncoder(NamedTuple):
 
 def load_encoder(folder: str | Path) -> KeptEncoder:
     """The encoder that a run with --keep left in a folder, as `keeping.keep_weights` writes it."""
-    folder = Path(folder).expanduser()
+    folder = at_home(folder)
     config = _config(folder)
     encoder = momentum.build(config) if isinstance(config, MomentumConfig) else contrastive.build(config)
     path = folder / WEIGHTS
     if not path.is_file():
         raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
+    check_weights(folder)
     labelled = weights_of(path, encoder).get(f"{HEAD}.weight")
     if labelled is not None and labelled.dim() == 2:
         encoder.add_module(HEAD, nn.Linear(labelled.shape[1], labelled.shape[0]))
@@ -41,13 +42,8 @@ def load_encoder(folder: str | Path) -> KeptEncoder:
 
 def _config(folder: Path) -> EncoderConfig:
     """The settings of the run; those that have nothing to do with the encoder may be of any recipe."""
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} holds no kept model: {error}. Name the folder that `uncollapse train … --keep` told."
-        ) from error
-    if not isinstance(found, dict) or not {"dim", "side", "width"} <= found.keys():
+    found = read_json(folder / CONFIG)
+    if not {"dim", "side", "width"} <= found.keys():
         raise UsageError(f"{folder} holds a kept model of another kind than an encoder of contrast, circle or moco.")
     kind = MomentumConfig if "ema" in found else EncoderConfig
     known = settings(kind)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 YES, NO, NOTHING = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), ("none", "null")
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none"}
+LARGEST = 2**63  # of a whole number: torch has no larger ones
 SEVERAL = {int: "whole numbers", float: "numbers", bool: "true or false", str: "words"}
 
 
@@ -23,12 +24,12 @@ def parsed(value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:
     for member in kinds[:-1] if kinds[-1] is NoneType else kinds:
         try:
             found = _READERS.get(get_origin(member) or member, _refuse)(value, member)
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, RecursionError):
             continue
         several = found if isinstance(found, tuple) else (found,)
         if choices is None or all(one in choices for one in several):
             return found
-    raise ValueError(f"{value!r} is not {expected(kind, choices)}")
+    raise ValueError(f"{told(value)} is not {expected(kind, choices)}")
 
 
 def expected(kind: Any, choices: Sequence[Any] | None = None) -> str:
@@ -51,6 +52,19 @@ def as_text(value: Any) -> str:
         plain_text = not text.startswith("[") and _split(text) == [as_text(one) for one in value]
         return text if plain_text else json.dumps(value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def told(value: Any, most: int = 200) -> str:
+    """A value that is not allowed, for an error: in quotes, and not longer than so many letters.
+
+    >>> told(True), told("x" * 300, 10)
+    ("'true'", "'xxxxxxxx…")
+    """
+    try:
+        text = repr(as_text(value))
+    except (ValueError, RecursionError):  # Python writes no numbers of thousands of digits
+        return "something endless"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def plain(value: Any, kind: Any) -> Any:
@@ -93,7 +107,10 @@ def _split(text: str) -> list[Any]:
 def _int(value: Any, _: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(value)
-    return int(value)
+    number = int(value)
+    if abs(number) >= LARGEST:
+        raise ValueError(number)
+    return number
 
 
 def _float(value: Any, _: Any) -> float:

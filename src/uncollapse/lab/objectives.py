@@ -48,24 +48,25 @@ class ObjectiveConfig:
                 object.__setattr__(self, field.name, field.default)
 
 
-def objective(config: ObjectiveConfig, x: Tensor, y: Tensor) -> Tensor:
+def objective(config: ObjectiveConfig, x: Tensor, y: Tensor, gather: bool = False) -> Tensor:
     """The loss of two views (b, d) of a batch, row by row; they are brought to length one first.
 
         λ_c · InfoNCE(τ) + λ_a · align(α) + λ_u · uniform(t)
 
-    InfoNCE is the mean of both directions, and uniformity that of both views, as the authors have it.
+    InfoNCE is the mean of both directions, and uniformity that of both views, as the authors have it. gather: the rows
+    of all processes are one batch.
     """
     total = x.new_zeros((), dtype=x.dtype).float()
     if config.contrast:
         negatives: Any = config.negatives
         both = config.negatives == "both"
         total = total + config.contrast * info_nce(
-            x, y, temperature=config.temperature, negatives=negatives, symmetric=not both
+            x, y, temperature=config.temperature, negatives=negatives, symmetric=not both, gather=gather
         )
     if config.align:
-        total = total + config.align * align_loss(x, y, config.alpha)
+        total = total + config.align * align_loss(x, y, config.alpha, gather=gather)
     if config.uniform:
-        total = total + config.uniform * uniform_loss(x, config.t, y=y)
+        total = total + config.uniform * uniform_loss(x, config.t, y=y, gather=gather)
     return total
 
 
@@ -73,15 +74,16 @@ def queue_objective(config: ObjectiveConfig, x: Tensor, y: Tensor, queue: Tensor
     """The loss of views x (b, d) whose partners y and queue (K, d) are without gradient, as for MoCo.
 
     InfoNCE's negatives are the queue alone, as published (arXiv 1911.05722). Uniformity is that of x against the queue
-    and, as the authors of it have it in their code for MoCo, among the rows of x. within: with the latter.
+    and, as the authors of it have it in their code for MoCo, among the rows of x. within: with the latter. The rows of
+    all processes are one batch; the queue is the same in all.
     """
     total = x.new_zeros((), dtype=x.dtype).float()
     if config.contrast:
-        total = total + config.contrast * info_nce(x, y, temperature=config.temperature, negatives=queue)
+        total = total + config.contrast * info_nce(x, y, temperature=config.temperature, negatives=queue, gather=True)
     if config.align:
-        total = total + config.align * align_loss(x, y, config.alpha)
+        total = total + config.align * align_loss(x, y, config.alpha, gather=True)
     if config.uniform:
-        total = total + config.uniform * uniform_loss(x, config.t, queue=queue, within=within)
+        total = total + config.uniform * uniform_loss(x, config.t, queue=queue, within=within, gather=True)
     return total
 
 

@@ -9,8 +9,9 @@ from uncollapse import __version__
 from uncollapse.files import write
 from uncollapse.lab import tables
 from uncollapse.lab.board import Board, Cell, cells
-from uncollapse.lab.board_plots import figure_of_group, svg
+from uncollapse.lab.board_plots import figure_of_group
 from uncollapse.lab.selecting import Record
+from uncollapse.report.inline import svg
 from uncollapse.report.markup import Child, Markup, element
 from uncollapse.report.page import document
 from uncollapse.report.sections import scroller, swatch

@@ -3,11 +3,13 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from uncollapse.loading.errors import UsageError
+
+if TYPE_CHECKING:  # the command line starts without it
+    import numpy as np
+    from numpy.typing import NDArray
 
 EXACT = 12  # pairs up to which all 2ⁿ signs are tried
 FLIPS = 100_000  # random ones beyond
@@ -50,6 +52,8 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     >>> found.n, round(found.mean, 4), found.p
     (4, 0.025, 0.125)
     """
+    import numpy as np
+
     common = sorted(a.keys() & b.keys())
     if not common:
         raise UsageError(
@@ -61,8 +65,10 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     return Paired(differences, p, tuple(sorted(a.keys() ^ b.keys())))
 
 
-def sign_flip(differences: NDArray[np.float64]) -> float:
+def sign_flip(differences: "NDArray[np.float64]") -> float:
     """The two-sided p of the sign-flip permutation test of a mean of 0."""
+    import numpy as np
+
     n = len(differences)
     came = abs(float(differences.sum())) - SAME * float(np.abs(differences).sum())
     if n <= EXACT:

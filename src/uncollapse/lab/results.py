@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,15 @@ from uncollapse.loading.errors import UsageError
 if TYPE_CHECKING:  # recipes may use what uses results
     from uncollapse.lab.recipes import Recipe
 
+UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]|^\.")
+LONGEST = 180  # bytes of a name, so that a hash and an ending have room in the 255 that file systems allow
+
+
+def run_name(recipe: "Recipe", config: Any) -> str:
+    """What the files of a run are called: `<name>--<hash>`, without what would lead to another folder."""
+    name = UNSAFE.sub("_", recipe.name_of(config)).encode("utf-8", "replace")[:LONGEST].decode("utf-8", "ignore")
+    return f"{name}--{identity(recipe.name, config)}"
+
 
 class Results:
     """A folder of results: `folder/<recipe>/<name>--<hash>.json`. Several processes may use it at the same time."""
@@ -25,7 +35,7 @@ class Results:
 
     def path(self, recipe: "Recipe", config: Any) -> Path:
         """Where the result of a config is, or will be."""
-        return self.folder / recipe.name / f"{recipe.name_of(config)}--{identity(recipe.name, config)}.json"
+        return self.folder / recipe.name / f"{run_name(recipe, config)}.json"
 
     def find(self, recipe: "Recipe", config: Any) -> dict[str, Any] | None:
         """The record of a config; None if it has not been run.
@@ -47,7 +57,7 @@ class Results:
         try:
             return write(path, text + "\n")
         except OSError as error:
-            raise UsageError(f"The result {path} cannot be written: {error.strerror}.") from error
+            raise UsageError(f"The result {error} The same command then goes on from its last checkpoint.") from error
 
     def all(self, recipe: "Recipe") -> list[dict[str, Any]]:
         """The records of all configs of a recipe that were run, in the order of their files' names.

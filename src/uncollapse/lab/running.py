@@ -2,16 +2,20 @@
 
 import dataclasses
 import os
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uncollapse import processes
 from uncollapse.inputs import NotFiniteError
 from uncollapse.lab import records
 from uncollapse.lab.checkpoints import Checkpoints
 from uncollapse.lab.configs import command, identity
-from uncollapse.lab.results import Results
+from uncollapse.lab.results import Results, run_name
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
+from uncollapse.locks import held
 
 if TYPE_CHECKING:  # recipes may use what runs them
     from uncollapse.lab.recipes import Recipe
@@ -19,7 +23,7 @@ if TYPE_CHECKING:  # recipes may use what runs them
 
 def folder_of(recipe: "Recipe", config: Any, runs: Path) -> Path:
     """Where a run keeps its checkpoints and what its trackers write: `runs/<recipe>/<name>--<hash>`."""
-    return runs / recipe.name / f"{recipe.name_of(config)}--{identity(recipe.name, config)}"
+    return runs / recipe.name / run_name(recipe, config)
 
 
 def lock_of(recipe: "Recipe", config: Any, results: Results) -> Path:
@@ -40,7 +44,7 @@ def run_one(
 
     A result that is there is not run again, unless `again` asks for it; the old one then stays until the new one is
     complete. Once the result is saved, the checkpoints of the run go. A run whose loss does not stay finite has a
-    record without figures, which says so.
+    record without figures, which says so. Several processes all call this: the first one looks and writes.
 
     Args:
         recipe: the experiment.
@@ -49,18 +53,31 @@ def run_one(
         session: with the folder of this run, see `placed`.
         again: run it even if there is a result.
     """
-    found = None if again else there(recipe, config, results, session)
+
+    def look() -> dict[str, Any] | None:
+        found = None if again else there(recipe, config, results, session)
+        if found is not None:
+            clear(session.checkpoints, recipe, config)
+        else:
+            check_writable(results.path(recipe, config).parent)
+        return found
+
+    found = processes.together(look, "Looking for the result")
     if found is not None:
         return found, False
-    check_writable(results.path(recipe, config).parent)
+    session = session if processes.is_first() else session.silent()
     try:
         record = recipe.run(config, session)
     except NotFiniteError as error:  # that it diverges is a result as well: the worst
         record = records.record(recipe.name, config, 0.0, (), figures={}, ended=str(error))
     record |= {"command": command(recipe.name, config)}
-    results.save(recipe, config, record)
-    _clear(session.checkpoints, recipe, config)
-    return results.find(recipe, config) or record, True
+
+    def keep() -> dict[str, Any]:
+        results.save(recipe, config, record)
+        clear(session.checkpoints, recipe, config)
+        return results.find(recipe, config) or record
+
+    return processes.together(keep, "Keeping the result"), True
 
 
 def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> dict[str, Any] | None:
@@ -72,6 +89,16 @@ def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> 
             "Keep this one elsewhere with --results DIR, or replace that one with --again."
         )
     return found
+
+
+def tidy(recipe: "Recipe", config: Any, results: Results, folder: Path | None) -> None:
+    """Remove what a run has left that was killed after its result was written: checkpoints in its folder, its lock."""
+    lock = lock_of(recipe, config, results)
+    if not lock.exists() and (folder is None or not any(folder.glob("*step-*"))):
+        return
+    with suppress(OSError), held(lock) as ours:  # in a folder that may only be read it stays
+        if ours:  # else another process runs it again
+            clear(folder, recipe, config)
 
 
 def step_of(session: Session, recipe: "Recipe", config: Any) -> int | None:
@@ -91,9 +118,14 @@ def check_writable(folder: Path, what: str = "Results") -> None:
         raise UsageError(f"{what} cannot go to {folder}: it is not writable. Name another folder.")
 
 
-def _clear(folder: Path | None, recipe: "Recipe", config: Any) -> None:
-    if folder is not None and folder.exists():
+def clear(folder: Path | None, recipe: "Recipe", config: Any) -> None:
+    """Remove the checkpoints of a run. Its result counts, also where they cannot be removed."""
+    if folder is None or not folder.exists():
+        return
+    try:
         _checkpoints(folder, recipe, config).clear()
+    except OSError as error:
+        warnings.warn(f"Checkpoints in {folder} cannot be removed: {error.strerror}. Remove them.", stacklevel=3)
 
 
 def _checkpoints(folder: Path, recipe: "Recipe", config: Any) -> Checkpoints:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 Schedule = Callable[[int], float]
 
@@ -97,7 +98,8 @@ def schedule(name: str, total: int, warmup: float = 0.0) -> Schedule:
         warmup: share of the steps in which it rises, from 0 to less than 1. "constant" and "steps" have none.
     """
     if name not in SCHEDULES:
-        raise UsageError(f"No schedule is named {name!r}. There are: {', '.join(SCHEDULES)}.")
+        hint = did_you_mean(name, SCHEDULES)
+        raise UsageError(f"No schedule is named {name!r}.{hint} There are: {', '.join(SCHEDULES)}.")
     _check(total, warmup)
     return SCHEDULES[name](total, warmup)
 

@@ -9,6 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
+STRIDE = 1_000_003  # between the seeds of two processes
+
 
 @contextmanager
 def aside() -> Iterator[None]:
@@ -23,8 +25,12 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been."""
+def seeded(seed: int, process: int = 0) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been.
+
+    process: each of several has numbers of its own, the first those that it would have alone.
+    """
+    seed += STRIDE * process
     with aside():
         random.seed(seed)
         numpy.random.seed(seed % 2**32)  # noqa: NPY002

@@ -18,6 +18,7 @@ from uncollapse.lab.models.sentence_encoder import OUTPUT, Encoders
 from uncollapse.lab.objectives import objective
 from uncollapse.lab.schedules import cosine
 from uncollapse.lab.sentence_pairs import SPLIT_SEED, Data, PairsConfig
+from uncollapse.lab.sharing import slice_of
 from uncollapse.lab.tasks import Task
 from uncollapse.loading.errors import UsageError
 from uncollapse.metrics.hypersphere import alignment, uniformity
@@ -72,6 +73,10 @@ class Batches:
         """Those behind the first few."""
         return Batches(self.rows, self.groups[count:])
 
+    def share(self, number: int, count: int) -> "Batches":
+        """Those of one of several processes."""
+        return Batches(self.rows, [group[slice_of(len(group), number, count)] for group in self.groups])
+
 
 class Training:
     """How encoders are trained on pairs, and what is measured of them."""
@@ -93,7 +98,7 @@ class Training:
             )
         optimiser = torch.optim.Adam(self.encoders.parameters(), lr=config.lr, fused=True)
         schedule = cosine(total, config.warmup)
-        return Task(self.encoders, optimiser, self.batches, self.loss, self.evaluate, schedule, "pairs")
+        return Task(self.encoders, optimiser, self.batches, self.loss, self.evaluate, schedule, "pairs", "gathered")
 
     def batches(self, epoch: int) -> Batches:
         """Those of an epoch: as many whole ones as there are pairs for, wherever these begin.
@@ -112,7 +117,7 @@ class Training:
         """The objective of a batch."""
         device = next(self.encoders.parameters()).device
         x, y = encoders(batch.ids.to(device), batch.mask.to(device))
-        return objective(self.config, x.float(), y.float())
+        return objective(self.config, x.float(), y.float(), gather=True)
 
     @torch.no_grad()
     def evaluate(self, encoders: nn.Module) -> dict[str, float]:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse import ring
 from uncollapse.diagnosing import diagnose
 from uncollapse.diagnosis import Diagnosis
 from uncollapse.inputs import NotFiniteError
@@ -23,6 +25,7 @@ from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.schedules import linear
 from uncollapse.lab.sentences import Data, TextConfig
 from uncollapse.lab.sessions import Session
+from uncollapse.lab.sharing import slice_of
 from uncollapse.lab.tasks import History, Settings, Task
 from uncollapse.lab.training import fit
 from uncollapse.loading.errors import UsageError
@@ -33,18 +36,26 @@ LIBRARIES = ("transformers", "accelerate", "scikit-learn", "scipy")
 
 
 class Batches:
-    """Batches that are made when they are asked for, filled up to the longest example or to a multiple of `fill`."""
+    """Batches that are made when they are asked for, filled up to the longest example or to a multiple of `fill`.
 
-    def __init__(self, data: Encoded, numbers: list[Tensor], fill: int = 1) -> None:
-        self.data, self.numbers, self.fill, self.lengths = data, numbers, fill, data.lengths
+    part: the number of this process and how many there are; each makes its part of every batch.
+    """
+
+    def __init__(self, data: Encoded, numbers: list[Tensor], fill: int = 1, part: tuple[int, int] = (0, 1)) -> None:
+        self.data, self.numbers, self.fill, self.part, self.lengths = data, numbers, fill, part, data.lengths
 
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def share(self, number: int, count: int) -> "Batches":
+        """Those of one of several processes; they are as long as whole ones, since padding may count."""
+        return Batches(self.data, self.numbers, self.fill, (number, count))
+
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for numbers in self.numbers:
             longest = int(self.lengths[numbers].max())
-            yield self.data.batch(numbers, self.fill * math.ceil(longest / self.fill))
+            own = numbers[slice_of(len(numbers), *self.part)]
+            yield self.data.batch(own, self.fill * math.ceil(longest / self.fill))
 
 
 class Training:
@@ -61,7 +72,8 @@ class Training:
             raise UsageError("The training has one step, and a line down to 0 none to learn in; take a smaller batch.")
         self.context.__enter__()
         schedule = linear(steps, self.config.warmup)
-        return Task(self.model, optimiser(self.model, self.config), self.batches, self.loss, self.evaluate, schedule)
+        task = Task(self.model, optimiser(self.model, self.config), self.batches, self.loss, self.evaluate, schedule)
+        return replace(task, shares="gathered") if self.config.cure == "uniform_loss" else task
 
     def __exit__(self, *error: Any) -> None:
         self.context.__exit__(*error)
@@ -80,8 +92,10 @@ class Training:
         labels = batch["labels"]
         logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits.float()
         scores = self.data.task.scores
-        value = F.mse_loss(logits.squeeze(-1), labels) if scores else F.cross_entropy(logits, labels)
-        return value + self.config.weight * self.uniform() if self.config.cure == "uniform_loss" else value
+        if self.config.cure != "uniform_loss":
+            return F.mse_loss(logits.squeeze(-1), labels) if scores else F.cross_entropy(logits, labels)
+        each = (logits.squeeze(-1) - labels).square() if scores else F.cross_entropy(logits, labels, reduction="none")
+        return ring.mean(each) + self.config.weight * self.uniform()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The figures of what was held out."""

@@ -14,17 +14,20 @@ from uncollapse.files import user_cache
 from uncollapse.lab.configs import setting
 from uncollapse.lab.data import glue
 from uncollapse.lab.data.encoded import Encoded, encode
-from uncollapse.lab.models.text_classifier import cure
+from uncollapse.lab.models.text_classifier import cure, place_of
 from uncollapse.lab.records import fingerprint
+from uncollapse.lab.search import Search
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.huggingface import Origin, tokenizer
 from uncollapse.loading.text import token_limit
+from uncollapse.tuning.space import Between, OneOf
+from uncollapse.tuning.tried import attach_line
 
 SPLIT_SEED = 0  # what is held out, and what a subset has, is the same for every seed of a run
 CURES = ("none", "contra_norm", "uniform_loss")
 _PLACES = ", ".join(f"{place} ({number})" for number, place in NUMBERS.items())
-OF_CONTRA_NORM = ("at", "scale", "axis", "identity", "dual", "norm")
+OF_CONTRA_NORM = ("at", "layers", "scale", "axis", "identity", "dual", "norm")
 OF_UNIFORM_LOSS = ("weight", "uniform_on")
 IDLE = {  # settings that do nothing with a cure
     "none": (*OF_CONTRA_NORM, *OF_UNIFORM_LOSS, "temperature"),
@@ -48,6 +51,7 @@ class TextConfig:
     )
     cure: str = setting("contra_norm", "What acts against the collapse.", choices=CURES)
     at: str = setting("attention.residual", f"contra_norm: its place, or the paper's number. For BERT: {_PLACES}.")
+    layers: str = setting("all", "contra_norm: its blocks: all, first 4, last 4, or 2:8 counted from 0.")
     scale: float = setting(0.1, "contra_norm: its scale.")
     temperature: float = setting(1.0, "contra_norm, uniform_loss: the temperature.", least=1e-3)
     axis: str = setting("tokens", "contra_norm: features is its second version.", choices=("tokens", "features"))
@@ -119,6 +123,21 @@ def start_of(config: TextConfig) -> Origin:
     return origin
 
 
+def same_data(config: TextConfig, session: Session, record: Mapping[str, Any]) -> bool:
+    """Whether a result is of the sentences at hand, and not of others that lie where its own did.
+
+    Those of the hub stay as they are, and nothing is fetched to find that out.
+    """
+    known = record.get("data", {}).get("fingerprint")
+    local = (session.data_root is not None or config.task not in glue.TASKS) and Path(
+        Origin(config.model).place
+    ).is_dir()
+    try:
+        return known is None or not local or bool(known == load(config, session, Origin(config.model)).fingerprint())
+    except UsageError:  # they are not here: then they cannot be others
+        return True
+
+
 def load(config: TextConfig, session: Session, origin: Origin) -> Data:
     """The data of a run, in tokens of its model."""
     task = glue.find(config.task)
@@ -148,7 +167,7 @@ def encoded(part: glue.Examples, words: Any, config: TextConfig, task: glue.Glue
 def put_cure(model: nn.Module, config: TextConfig) -> None:
     """The cure of a run, in its model."""
     options = {name: getattr(config, name) for name in ("scale", "temperature", "axis", "identity", "dual", "padding")}
-    cure(model, config.cure, at=config.at, norm=config.norm, **options)
+    cure(model, config.cure, at=config.at, layers=config.layers, norm=config.norm, **options)
 
 
 def fit_to(words: Any, model: Any, config: TextConfig) -> None:
@@ -159,3 +178,39 @@ def fit_to(words: Any, model: Any, config: TextConfig) -> None:
         token_limit(words, model, config.max_length)
     except UsageError as error:
         raise UsageError(str(error).replace("--max-length", "max_length")) from error
+
+
+def attach_options(config: TextConfig) -> dict[str, Any]:
+    """What `uc.attach` is told to put the cure of a run into another model, but for what it takes by itself."""
+    options: dict[str, Any] = {"scale": config.scale, "at": place_of(config.at)}
+    options |= {"layers": None if config.layers == "all" else config.layers}
+    options |= {"temperature": config.temperature if config.temperature != 1 else None}
+    options |= {"axis": "features"} if config.axis == "features" else {}
+    return options | {"identity": config.identity or None, "dual": config.dual or None}
+
+
+def line(config: TextConfig) -> str | None:
+    """The code for a model of one's own."""
+    if config.cure == "contra_norm":
+        return attach_line("contra_norm", attach_options(config))
+    if config.cure == "uniform_loss" and config.uniform_on == "tokens":
+        return (
+            f'with uc.tokens(model, "last") as held: …; loss = loss + {config.weight:g} * '
+            f'uc.contra_uniform_loss(held["last"], temperature={config.temperature:g}, mask=held.mask("last"))'
+        )
+    return None
+
+
+SEARCH = Search(
+    space=(
+        OneOf("cure", ("contra_norm", "uniform_loss")),
+        Between("scale", 0.005, 1.0, when={"cure": ("contra_norm",)}),
+        OneOf("at", ("attention.residual", "attention.output", "block"), when={"cure": ("contra_norm",)}),
+        OneOf("layers", ("all", ":4", "-4:"), when={"cure": ("contra_norm",)}),
+        Between("temperature", 0.2, 5.0),
+        Between("weight", 0.01, 1.0, when={"cure": ("uniform_loss",)}),
+    ),
+    none={"cure": "none"},
+    line=line,
+    lacks=lambda config: None if config.holdout else "Settings are chosen on what is held out, and holdout is 0.",
+)

@@ -2,11 +2,18 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from uncollapse import launching
+
 Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the newest figures
+Judge = Callable[[int, Mapping[str, float]], bool]  # epochs done, the newest figures: should the run be stopped?
 READERS = 8  # processes beyond which reading ahead rarely gains anything
+
+
+class PrunedError(Exception):
+    """A run was stopped since its figures are behind those of others."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,8 @@ class Session:
     threads: of the processor; with another number sums differ in their last digits. trackers: "jsonl", "tensorboard",
     "wandb", which write to `tracked`. progress: called after each step. keep: folder for the trained model; None keeps
     none. workers: processes that read images ahead of the training. stage: called with what is done before and after
-    the training, in a few words.
+    the training, in a few words. judge: asked after each evaluation but the last; a run that it stops ends with
+    PrunedError and has no result.
     """
 
     data_root: Path | None = None
@@ -33,14 +41,20 @@ class Session:
     keep: Path | None = None
     workers: int = 0
     stage: Callable[[str], None] | None = None
+    judge: Judge | None = None
 
     def doing(self, words: str) -> None:
         """Tell what is done now, where no steps are counted."""
         if self.stage is not None:
             self.stage(words)
 
+    def silent(self) -> "Session":
+        """For a process that only works along, while the first of several writes and tells."""
+        told = replace(self, progress=None, stage=None, judge=None)
+        return replace(told, checkpoints=None, trackers=(), tracked=None, keep=None)
+
 
 def spare_cores(threads: int) -> int:
     """Processes that can read images on cores which a run with so many threads leaves free."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(READERS, allowed - threads))
+    return max(0, min(READERS, allowed // launching.on_this_machine() - threads))

@@ -5,10 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from uncollapse import processes
 from uncollapse.lab.checkpoints import Checkpoint
 from uncollapse.lab.seeding import random_state, set_random_state
 
 Tensors = dict[str, Tensor]
+Random = tuple[Tensors, dict[str, Any]]  # a random state, see `random_state`
 
 
 @dataclass
@@ -26,10 +28,15 @@ class Progressed:
     epochs: list[dict[str, float]] = field(default_factory=list)
     best: tuple[int, float] | None = None
     chosen: Tensors | None = None
-    epoch_start: tuple[Tensors, dict[str, Any]] | None = None
+    epoch_start: Random | None = None
     waited: int = 0
     ended: str | None = None
     seconds: float = 0.0
+
+    @property
+    def unlogged(self) -> int:
+        """The first step whose figures are still to be logged; those of an epoch that is done have been."""
+        return self.step + (self.epoch > 0 and self.batch == 0)
 
     def newest(self) -> dict[str, float]:
         """The figures of the last evaluation."""
@@ -40,38 +47,43 @@ class Progressed:
 def snapshot(
     at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Groups of tensors and values for JSON."""
-    random_tensors, random_values = random_state()
+    """Groups of tensors and values for JSON; all processes make it together.
+
+    The random states are those of all processes: "random" and "start" of the first, "random-1" and so on of the others.
+    """
+    states = {"random": random_state(), "start": at.epoch_start or ({}, {})}
+    drawn = {
+        _of(name, number): state
+        for number, each in enumerate(processes.everywhere(states))
+        for name, state in each.items()
+    }
     moments, counts = _flat(optimiser.state_dict()["state"])
-    start_tensors, start_values = at.epoch_start or ({}, {})
-    groups = {"model": model.state_dict(), "optimiser": moments, "random": random_tensors, "start": start_tensors}
-    groups["buffers"] = _other_buffers(model)
+    groups = {"model": model.state_dict(), "optimiser": moments, "buffers": _other_buffers(model)}
+    groups |= {name: tensors for name, (tensors, _) in drawn.items()}
     if average is not None:
         groups["average"] = average.state_dict()
     if at.chosen is not None:
         groups["best"] = at.chosen
     values = {name: value for name, value in vars(at).items() if name not in ("chosen", "epoch_start")}
     scale = None if scaler is None else scaler.state_dict()
-    return groups, {
-        "progress": values,
-        "random": random_values,
-        "start": start_values,
-        "optimiser": counts,
-        "scaler": scale,
-    }
+    named = {name: values for name, (_, values) in drawn.items()}
+    return groups, {"progress": values, "optimiser": counts, "scaler": scale, **named}
 
 
 def restore(
     saved: Checkpoint | None, at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
 ) -> None:
-    """Bring everything to where it was when a checkpoint was written; nothing happens without one."""
+    """Bring everything to where it was when a checkpoint was written; nothing happens without one.
+
+    A process that was not there then keeps the random numbers that it began with.
+    """
     if saved is None:
         return
     for name, value in saved.state["progress"].items():
         setattr(at, name, value)
     at.best = None if at.best is None else (at.best[0], at.best[1])
     at.chosen = saved.tensors.get("best")
-    at.epoch_start = (saved.tensors["start"], saved.state["start"]) if saved.tensors["start"] else None
+    at.epoch_start = _drawn(saved, "start")
     model.load_state_dict(saved.tensors["model"])
     for name, buffer in _other_buffers(model).items():
         buffer.copy_(saved.tensors["buffers"][name])
@@ -81,7 +93,19 @@ def restore(
         average.load_state_dict(saved.tensors["average"])
     if scaler is not None:
         scaler.load_state_dict(saved.state["scaler"])
-    set_random_state(saved.tensors["random"], saved.state["random"])
+    if (drawn := _drawn(saved, "random")) is not None:
+        set_random_state(*drawn)
+
+
+def _of(name: str, process: int) -> str:
+    """What a random state of a process is called."""
+    return f"{name}-{process}" if process else name
+
+
+def _drawn(saved: Checkpoint, name: str) -> Random | None:
+    """A random state of this process; None if it had none."""
+    own = _of(name, processes.rank())
+    return (saved.tensors[own], saved.state[own]) if saved.tensors.get(own) else None
 
 
 def _other_buffers(model: nn.Module) -> Tensors:

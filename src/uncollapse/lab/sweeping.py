@@ -6,12 +6,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from uncollapse.files import write
+from uncollapse.files import NotWrittenError, write
 from uncollapse.lab.agenda import Agenda
-from uncollapse.lab.locks import held
-from uncollapse.lab.running import folder_of, lock_of, placed
+from uncollapse.lab.running import folder_of, lock_of, placed, tidy
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.workers import GRACE, Job, Message, Worker
+from uncollapse.locks import held
 
 RETRY = 1.0  # seconds until it is looked up again whether another process is done with a run
 ERROR = "error.txt"
@@ -58,6 +58,7 @@ class Sweep:
     def run(self) -> Ended:
         """Run what is missing; the answer says why it ended. What is then not done is open or failed in the agenda."""
         end = None if self.limits.seconds is None else time.monotonic() + self.limits.seconds
+        self._tidy()
         try:
             while end is None or time.monotonic() < end:
                 self._hand_out()
@@ -82,6 +83,12 @@ class Sweep:
             left += self.agenda.seconds(config) * (1 - done / total if total else 1)
         return left / self.limits.jobs
 
+    def _tidy(self) -> None:
+        """Remove what earlier sweeps have left that were killed as a run of theirs was done."""
+        recipe, results = self.agenda.recipe, self.agenda.results
+        for config in map(self.agenda.config, self.agenda.records):
+            tidy(recipe, config, results, folder_of(recipe, config, self._runs))
+
     def _hand_out(self) -> None:
         """Give runs to the workers that have none, and start workers while there are more runs."""
         for key, (when, config) in list(self._elsewhere.items()):
@@ -95,7 +102,7 @@ class Sweep:
             self.error_file(config).unlink(missing_ok=True)
             self.running[worker] = config
             session = placed(self._session, self.agenda.recipe, config, self._runs)
-            worker.give(Job(self.agenda.recipe.name, config, self.agenda.results.folder, session))
+            worker.give(Job(self.agenda.recipe.name, config, self.agenda.results.folder, session, self.agenda.judged))
         self._teller.changed(self)
 
     def _listen(self, timeout: float) -> None:
@@ -114,6 +121,8 @@ class Sweep:
                 worker.ready = True
             case "steps":
                 worker.steps = message.steps
+            case "judge":
+                worker.answer(not self._stopping and self.agenda.judge(self.running[worker], *message.judged))
             case "note":
                 self._teller.note(f"{self.agenda.label(self.running[worker])}: {message.words}")
             case _ if worker in self.running:
@@ -126,6 +135,9 @@ class Sweep:
                 self._fail(config, message.words, message.more)
             case "stopped":
                 self.agenda.put_back(config)
+            case "pruned":
+                self.agenda.prune(config)
+                self._teller.finished(self, config)
             case "busy":
                 self._wait_for(config)
             case _ if self.agenda.look_up(config):
@@ -143,8 +155,11 @@ class Sweep:
 
     def _fail(self, config: Any, why: str, more: str = "") -> None:
         self.agenda.fail(config, why)
-        path = write(self.error_file(config), f"{why}\n\n{more}" if more else f"{why}\n")
-        self._teller.note(f"{self.agenda.label(config)} failed: {why} ({path})")
+        try:
+            where = str(write(self.error_file(config), f"{why}\n\n{more}" if more else f"{why}\n"))
+        except NotWrittenError as error:  # the run's own words then are all that there is
+            where = str(error)
+        self._teller.note(f"{self.agenda.label(config)} failed: {why} ({where})")
 
     def _lose(self, worker: Worker) -> None:
         """A worker has ended: because it was asked to, or because something killed it."""
@@ -156,6 +171,9 @@ class Sweep:
         with held(lock_of(self.agenda.recipe, config, self.agenda.results)):
             pass  # taken and given back, so that no file is left of a worker that was killed
         if self._stopping:
+            self.agenda.put_back(config)
+        elif worker.ready and self.agenda.may_retry(config):
+            self._teller.note(f"{self.agenda.label(config)}: its process was killed; it is tried again.")
             self.agenda.put_back(config)
         elif not worker.ready:
             raise RuntimeError(f"A process for runs ended while it started, with exit code {code}.")

@@ -17,7 +17,9 @@ class Task:
     batches: those of an epoch, counted from 1; the same ones whenever it is asked for that epoch. loss: a scalar of the
     model and a batch. evaluate: figures of the model, which is in evaluation mode and without gradients. schedule: the
     factor of the learning rate at a step, counted from 0. unit: what `len` of a batch counts, such as "images", where
-    the speed is to be told in them.
+    the speed is to be told in them. shares: how several processes share a batch. "rows": each takes some, and the loss
+    is a mean over rows. "gathered": the same, but the loss is that of all rows by itself, as losses with gather=True
+    are. "none": it cannot be shared, such as a graph.
     """
 
     model: nn.Module
@@ -27,6 +29,7 @@ class Task:
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     schedule: Callable[[int], float] | None = None
     unit: str | None = None
+    shares: Literal["rows", "gathered", "none"] = "rows"
 
 
 @runtime_checkable
@@ -35,6 +38,15 @@ class Skippable(Protocol):
 
     def after(self, count: int) -> Iterable[Any]:
         """Those behind the first few; the first ones need no random number."""
+        ...
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """Batches of which one of several processes makes its part alone."""
+
+    def share(self, number: int, count: int) -> Iterable[Any]:
+        """The same batches with the rows alone that process `number` of `count` takes, see `sharing.slice_of`."""
         ...
 
 

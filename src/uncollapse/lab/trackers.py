@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from uncollapse.files import write
+from uncollapse.files import telling, write
 from uncollapse.loading.errors import UsageError, library
+from uncollapse.names import did_you_mean
 
 LINES = "metrics.jsonl"
 WANDB_RUN = "wandb-run.txt"  # the id by which W&B knows the run, to go on with it
@@ -60,14 +61,15 @@ def open_trackers(
     """
     chosen = set(names)
     if unknown := sorted(chosen - set(TRACKERS)):
-        raise UsageError(f"No tracker is named {unknown[0]!r}. There are: {', '.join(TRACKERS)}.")
+        hint = did_you_mean(unknown[0], TRACKERS)
+        raise UsageError(f"No tracker is named {unknown[0]!r}.{hint} There are: {', '.join(TRACKERS)}.")
     if not chosen:
         return Trackers()
     if folder is None:
         raise UsageError(f"A folder is needed to write to for {', '.join(sorted(chosen))}, and there is none.")
-    folder.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
-    with ExitStack() as opened:  # if the second cannot be opened, the first is closed
+    with telling(folder), ExitStack() as opened:  # if the second cannot be opened, the first is closed
+        folder.mkdir(parents=True, exist_ok=True)
         for name in (name for name in TRACKERS if name in chosen):
             trackers.append(TRACKERS[name](folder, run_name, config, step))
             opened.callback(trackers[-1].close)
@@ -79,18 +81,20 @@ class _Lines:
     """metrics.jsonl. A line that a kill has cut off goes when the file is opened again."""
 
     def __init__(self, folder: Path, run_name: str, config: Mapping[str, Any], step: int) -> None:
-        path = folder / LINES
+        self._path = path = folder / LINES
         before = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         write(path, "".join(f"{line}\n" for line in before if _is_before(line, step)))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         finite = {name: _plain(value) if math.isfinite(value) else None for name, value in figures.items()}
-        self._file.write(json.dumps({"step": step} | finite, allow_nan=False) + "\n")
-        self._file.flush()
+        with telling(self._path):
+            self._file.write(json.dumps({"step": step} | finite, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with telling(self._path):
+            self._file.close()
 
 
 def _is_before(line: str, step: int) -> bool:

@@ -1,6 +1,5 @@
 """The weights that a vision transformer begins with: timm's published ones, those of a kept model, or of a file."""
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from uncollapse.cure_files import DESCRIPTION
 from uncollapse.lab.keeping import load_kept_cure
-from uncollapse.lab.kept_folders import CONFIG, SETTINGS, WEIGHTS
+from uncollapse.lab.kept_folders import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json
 from uncollapse.lab.models.vision_classifier import heads_of
 from uncollapse.loading import timm_models
 from uncollapse.loading.checkpoints import weights_of
@@ -52,7 +51,9 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classe
             f"start is {SCRATCH}, {PUBLISHED}, a folder that --keep wrote or a file of weights; there is no {file}."
         )
     cured = folder.is_dir() and _has_cure(folder, cure)
-    kept = _json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if folder.is_dir():
+        check_weights(folder)
+    kept = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     heads: int | None = kept.get("model_args", {}).get("num_heads")
     known = tuple(kept.get("label_names", ()))
     other = bool(classes and known) and known != tuple(classes)
@@ -66,7 +67,7 @@ def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
     """Whether a model was kept with a cure; raise if it is another one than that of the run."""
     if not (folder / DESCRIPTION).is_file():
         return False
-    settings = _json(folder / SETTINGS)
+    settings = read_json(folder / SETTINGS)
     kept = {name: settings.get(name) for name in cure}
     if kept != dict(cure):
         other = ", ".join(f"{name} {value}" for name, value in kept.items() if value != cure[name])
@@ -75,14 +76,6 @@ def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
             "the same settings to go on with it, or start from a model that was kept without a cure."
         )
     return True
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path.parent} holds no kept model: {error}. Name a folder that --keep wrote.") from error
-    return content
 
 
 def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str, other_classes: bool = False) -> None:

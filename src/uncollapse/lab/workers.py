@@ -23,11 +23,11 @@ from typing import Any, Literal
 import torch
 
 import uncollapse
-from uncollapse.lab.locks import held
 from uncollapse.lab.recipes import RECIPES
 from uncollapse.lab.results import Results
-from uncollapse.lab.running import lock_of, run_one
-from uncollapse.lab.sessions import Session
+from uncollapse.lab.running import clear, lock_of, run_one
+from uncollapse.lab.sessions import Judge, PrunedError, Session
+from uncollapse.locks import held
 
 HOME = str(Path(uncollapse.__file__).parent)
 GRACE = 20.0  # seconds in which a run that is asked to stop can write a checkpoint
@@ -38,25 +38,29 @@ PATIENCE = 0.2  # seconds between two messages about the same run
 
 @dataclass(frozen=True)
 class Job:
-    """A run. results: the folder of all results."""
+    """A run. results: the folder of all results. judged: the figure by which it may be stopped early; None: by none."""
 
     recipe: str
     config: Any
     results: Path
     session: Session
+    judged: str | None = None
 
 
 @dataclass(frozen=True)
 class Message:
     """What a worker says. words: a note, or why a run failed; more: the traceback.
 
-    ready: it can be given runs. steps: so many of so many. busy: another process runs the same.
+    ready: it can be given runs. steps: so many of so many. judge: the run asks whether it should stop, and waits for
+    the answer; judged: its epoch, its figure and its seconds in this process. pruned: it did stop. busy: another
+    process runs the same.
     """
 
-    kind: Literal["ready", "steps", "note", "done", "failed", "busy", "stopped"]
+    kind: Literal["ready", "steps", "note", "judge", "done", "pruned", "failed", "busy", "stopped"]
     words: str = ""
     more: str = ""
     steps: tuple[int, int] = (0, 0)
+    judged: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
 class Worker:
@@ -74,6 +78,11 @@ class Worker:
                 start_new_session=True,
             )
         self.ready, self.steps = False, (0, 0)
+
+    def answer(self, stop: bool) -> None:
+        """Say whether the run that asked should stop."""
+        with suppress(BrokenPipeError):
+            self.connection.send(stop)
 
     def give(self, job: Job) -> None:
         """Let it run something."""
@@ -128,7 +137,8 @@ def _tell(connection: Connection, message: Message) -> None:
 def _run(job: Job, connection: Connection) -> None:
     recipe = RECIPES[job.recipe]
     results = Results(job.results)
-    session = replace(job.session, progress=_reporter(connection))
+    judge = None if job.judged is None else _judge(connection, job.judged)
+    session = replace(job.session, progress=_reporter(connection), judge=judge)
     with held(lock_of(recipe, job.config, results)) as ours, warnings.catch_warnings():
         warnings.showwarning = _noter(connection)
         if not ours:
@@ -137,6 +147,9 @@ def _run(job: Job, connection: Connection) -> None:
         try:
             run_one(recipe, job.config, results, session)
             answer = Message("done")
+        except PrunedError:
+            clear(session.checkpoints, recipe, job.config)
+            answer = Message("pruned")
         except Exception as error:
             answer = Message("failed", " ".join(str(error).split()) or type(error).__name__, traceback.format_exc())
     _tell(connection, answer)
@@ -163,3 +176,20 @@ def _reporter(connection: Connection) -> Any:
             _tell(connection, Message("steps", steps=(done, total)))
 
     return report
+
+
+def _judge(connection: Connection, name: str) -> Judge:
+    """Tells a figure after each evaluation, and hears whether to stop."""
+
+    began = time.monotonic()
+
+    def ask(epoch: int, figures: Mapping[str, float]) -> bool:
+        if name not in figures:
+            return False
+        try:
+            connection.send(Message("judge", judged=(epoch, figures[name], time.monotonic() - began)))
+            return bool(connection.recv())
+        except (OSError, EOFError):  # nobody listens any more: the run is about to be asked to stop
+            return False
+
+    return ask

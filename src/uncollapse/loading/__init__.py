@@ -1,8 +1,29 @@
 """Models by name and data by file, for the command line; each library is imported only when it is needed."""
 
-from uncollapse.loading.batches import Data, Wanted, data_for
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from uncollapse.loading.errors import UsageError
-from uncollapse.loading.models import Loaded, load
-from uncollapse.loading.text import built_in_sentences
+
+if TYPE_CHECKING:
+    from uncollapse.loading.batches import Data, Wanted, data_for
+    from uncollapse.loading.models import Loaded, load
+    from uncollapse.loading.text import built_in_sentences
 
 __all__ = ["Data", "Loaded", "UsageError", "Wanted", "built_in_sentences", "data_for", "load"]
+
+_MODULES = {
+    "Data": "batches",
+    "Wanted": "batches",
+    "data_for": "batches",
+    "Loaded": "models",
+    "load": "models",
+    "built_in_sentences": "text",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """One of the names above, imported when it is asked for: errors are told without torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

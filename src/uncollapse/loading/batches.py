@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse import running
+from uncollapse.files import at_home
 from uncollapse.loading import builders, graphs, images, text
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.models import Loaded
@@ -38,7 +39,7 @@ class Wanted:
         """Raise if several kinds are asked for, or what is not there."""
         if len(self.named) > 1:
             raise UsageError(f"{' and '.join('--' + kind for kind in self.named)} exclude each other; choose one.")
-        if self.text and self.text != "-" and not Path(self.text).expanduser().is_file():
+        if self.text and self.text != "-" and not at_home(self.text).is_file():
             raise UsageError(f"There is no text file {self.text}.")
         if self.images and not self.images.is_dir():
             raise UsageError(f"There is no folder {self.images}; --images takes a folder with image files.")

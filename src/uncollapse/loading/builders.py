@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 
 def function(spec: str) -> Callable[[], Any]:
@@ -20,7 +21,8 @@ def function(spec: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UsageError(f"{place} has no function {name!r}. There are: {', '.join(there) or 'none'}.")
+        hint = did_you_mean(name, there)
+        raise UsageError(f"{place} has no function {name!r}.{hint} There are: {', '.join(there) or 'none'}.")
     answer: Callable[[], Any] = found
     return answer
 

@@ -1,6 +1,7 @@
 """Weights of a file into a model that was built without them."""
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uncollapse.loading.arrays import check_growth
 from uncollapse.loading.errors import UsageError
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")  # where training loops put the weights in a larger dictionary
@@ -65,6 +67,8 @@ def _safetensors(path: Path) -> Any:
 
 def read_torch_file(path: Path) -> Any:
     """What torch.save wrote, tensors and plain containers only."""
+    if zipfile.is_zipfile(path):
+        check_growth(path, kind="torch file")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -72,7 +76,7 @@ def read_torch_file(path: Path) -> Any:
             f"{path} is not a file of tensors alone, and other contents could run code while they are loaded; "
             "save it as torch.save(model.state_dict(), path)."
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # a damaged one makes the unpickler raise a dozen kinds
         raise UsageError(f"{path} is no intact torch file.") from error
 
 

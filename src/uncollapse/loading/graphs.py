@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.files import user_cache
+from uncollapse.choices import GRAPHS
+from uncollapse.files import at_home, user_cache
 from uncollapse.loading import fetching, planetoid
 from uncollapse.loading.arrays import read_npz
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.quiet import quiet
+from uncollapse.names import did_you_mean
 
-PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
-NAMES = ("karate", *PLANETOID)
+PLANETOID = {name: title for name, title in GRAPHS.items() if name != "karate"}
 
 
 def load(what: str, root: Path | None) -> tuple[Any, str]:
@@ -24,7 +25,7 @@ def load(what: str, root: Path | None) -> tuple[Any, str]:
         root: the folder that has or gets the Planetoid files, as "Cora/raw/ind.cora.x" and so on.
     """
     check_name(what)
-    path = Path(what).expanduser()
+    path = at_home(what)
     if what == "karate":
         with quiet():
             graph = library("torch_geometric.datasets", "pyg").KarateClub()[0]
@@ -36,10 +37,11 @@ def load(what: str, root: Path | None) -> tuple[Any, str]:
 
 def check_name(what: str) -> None:
     """Raise unless it is a name or a file of a known kind."""
-    path = Path(what).expanduser()
-    if what not in NAMES and not path.is_file():
-        raise UsageError(f"{what!r} is neither a graph known by name ({', '.join(NAMES)}) nor a file.")
-    if what not in NAMES and path.suffix not in (".npz", ".pt"):
+    path = at_home(what)
+    if what not in GRAPHS and not path.is_file():
+        hint = did_you_mean(what, GRAPHS)
+        raise UsageError(f"{what!r} is neither a graph known by name ({', '.join(GRAPHS)}) nor a file.{hint}")
+    if what not in GRAPHS and path.suffix not in (".npz", ".pt"):
         raise UsageError(f"A graph file is .npz (node_features, edges) or .pt (x, edge_index), got {path.name}.")
 
 
@@ -81,6 +83,11 @@ def _pt(path: Path) -> Any:
     content = read_torch_file(path)
     if not isinstance(content, dict) or not {"x", "edge_index"} <= set(content):
         raise UsageError(f"{path} must hold a dictionary with x and edge_index, saved with torch.save.")
+    for name in ("x", "edge_index"):
+        if not isinstance(content[name], Tensor) or content[name].layout != torch.strided:
+            raise UsageError(f"{path} must have a dense tensor in {name}, got {type(content[name]).__name__}.")
+        if content[name].nbytes > content[name].untyped_storage().nbytes():  # a number that stands for billions
+            raise UsageError(f"{path} declares {tuple(content[name].shape)} in {name}, but does not hold that many.")
     return _graph(path, content["x"], content["edge_index"])
 
 

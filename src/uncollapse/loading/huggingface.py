@@ -11,12 +11,14 @@ from torch import nn
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.random_weights import is_of_cure
+from uncollapse.files import at_home
 from uncollapse.loading import hub
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.quiet import quiet
 from uncollapse.loading.seeded import seeded
 
 PACKAGE = "package:"
+LENGTH = 600  # letters of an error that are shown
 
 
 class Origin:
@@ -26,7 +28,7 @@ class Origin:
 
     def __init__(self, place: str) -> None:
         place = _in_package(place) if place.startswith(PACKAGE) else place
-        path = Path(place).expanduser()
+        path = at_home(place)
         self.place = place
         self.options: dict[str, Any] = {"trust_remote_code": False}
         if path.suffix == ".gguf" and path.is_file():
@@ -158,7 +160,9 @@ def _loading(origin: Origin) -> Iterator[Any]:
     try:
         with quiet(transformers):
             yield transformers
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged folder makes transformers raise a dozen kinds
         if origin.options.get("local_files_only"):
             raise UsageError(
                 f"{origin.place} is no folder here and cannot be fetched from the hub now; "
@@ -168,10 +172,10 @@ def _loading(origin: Origin) -> Iterator[Any]:
 
 
 def _first_sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()) or type(error).__name__
     if "trust_remote_code" in text:
         return (
             "it needs code of its own, which is not run here; build the model in a function and name module:function."
         )
     end = text.find(". ")
-    return text if end < 0 else text[: end + 1]
+    return (text if end < 0 else text[: end + 1])[:LENGTH]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from uncollapse.loading.decoding import ENDINGS, UnreadableError, decoded
 from uncollapse.loading.errors import UsageError, library
 
 CROP, STEP = 224, 56  # side of a crop of the built-in photographs, and from one to the next
@@ -12,27 +13,27 @@ CROP, STEP = 224, 56  # side of a crop of the built-in photographs, and from one
 
 def image_files(folder: Path) -> list[Path]:
     """All files under a folder whose names end as those of images do, sorted."""
-    endings = set(library("PIL.Image", "data").registered_extensions())
     found = sorted(
         Path(place) / name
         for place, _, names in os.walk(folder)
         for name in names
-        if os.path.splitext(name)[1].lower() in endings
+        if os.path.splitext(name)[1].lower() in ENDINGS
     )
     if not found:
-        raise UsageError(f"{folder} holds no image files.")
+        raise UsageError(f"{folder} holds no image files: their names end in {', '.join(sorted(ENDINGS))}.")
     return found
 
 
 def opened(paths: Sequence[Path], unreadable: list[Path]) -> Iterator[Any]:
     """The pictures of the files in colour; those that cannot be read are added to `unreadable`."""
-    image: Any = library("PIL.Image", "data")
     for path in paths:
         try:
-            with image.open(path) as picture:
-                yield picture.convert("RGB")
-        except (OSError, SyntaxError, ValueError, image.DecompressionBombError):
+            with path.open("rb") as file:
+                picture = decoded(file, str(path))
+        except (UnreadableError, OSError):
             unreadable.append(path)
+        else:
+            yield picture
     if len(unreadable) == len(paths):
         raise UsageError(f"None of the {len(paths)} image files can be read, such as {paths[0]}.")
 

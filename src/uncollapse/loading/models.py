@@ -9,13 +9,15 @@ from torch import nn
 
 from uncollapse import cure_files
 from uncollapse.backbones.random_weights import reset_cures
+from uncollapse.choices import DTYPES
+from uncollapse.files import at_home
 from uncollapse.loading import builders, checkpoints, timm_models
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.huggingface import PACKAGE
 from uncollapse.loading.seeded import seeded
+from uncollapse.names import did_you_mean
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ def load(
     if checkpoint is not None and not checkpoint.is_file():
         raise UsageError(f"There is no checkpoint {checkpoint}.")
     if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"There is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
+        raise UsageError(
+            f"There is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}.{did_you_mean(dtype, DTYPES)}"
+        )
     if random_weights and _names_function(what):
         raise UsageError(f"{what} chooses its weights itself; leave out --random-weights.")
     wanted = None if dtype == "auto" else getattr(torch, dtype or "float32")
@@ -65,7 +69,7 @@ def load(
 
 
 def _loaded(what: str, *, bare: bool, dtype: torch.dtype | None) -> Loaded:
-    path = Path(what).expanduser()
+    path = at_home(what)
     if what.startswith("timm:"):
         name = what.removeprefix("timm:")
         return Loaded(timm_models.load(name, random_weights=bare), name)
@@ -85,7 +89,7 @@ def _loaded(what: str, *, bare: bool, dtype: torch.dtype | None) -> Loaded:
 
 
 def _names_function(what: str) -> bool:
-    return ":" in what and not what.startswith(("timm:", PACKAGE)) and not Path(what).expanduser().exists()
+    return ":" in what and not what.startswith(("timm:", PACKAGE)) and not at_home(what).exists()
 
 
 def _built(what: str) -> Loaded:

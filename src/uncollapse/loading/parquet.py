@@ -6,30 +6,34 @@ from typing import Any
 
 import numpy
 
-from uncollapse.embeddings import PART, Rows, chosen
-from uncollapse.loading.errors import UsageError, library
+from uncollapse.embeddings import FEATURES, Rows, chosen, part_size
+from uncollapse.loading.errors import UsageError, intact, library
 
 arrow: Any = library("pyarrow", "data")
 parquet: Any = library("pyarrow.parquet", "data")
 compute: Any = library("pyarrow.compute", "data")
 
+KIND = "parquet file"
+
 
 def rows(path: Path, column: str | None) -> Rows:
     """The embeddings of a column of lists; without one, of all floating-point columns together."""
-    try:
-        file = parquet.ParquetFile(path)
-    except arrow.ArrowInvalid as error:
-        raise UsageError(f"{path} is no intact parquet file.") from error
-    with file:
+    with intact(path, KIND), parquet.ParquetFile(path) as file:
         schema, count = file.schema_arrow, file.metadata.num_rows
+        _check_widths(path, file.metadata)
     lists = [field.name for field in schema if _is_list(field.type)]
     if column is None and not lists:
         return _of_columns(path, count, [field.name for field in schema if arrow.types.is_floating(field.type)])
     name = chosen(path.name, column, lists)
     words = f"{path.name}, {name}"
-    first = next(_record_batches(path, [name], 1), None)
-    dim = 0 if first is None else len(_lists(first.column(0), words, 0, None)[0])
-    return Rows(words, count, dim, lambda: _list_arrays(path, name, words, dim))
+    begin = next(_record_batches(path, [name], 0, min(1, count), 1), None)
+    dim = 0 if begin is None else len(_lists(begin[1].column(0), words, 0, None)[0])
+
+    def read(first: int, last: int) -> Iterator[Any]:
+        for row, batch in _record_batches(path, [name], first, last, part_size(dim)):
+            yield _lists(batch.column(0), words, row, dim)
+
+    return Rows(words, count, dim, read, (path,), _size(path, [name]))
 
 
 def _is_list(kind: Any) -> bool:
@@ -44,26 +48,51 @@ def _of_columns(path: Path, count: int, names: list[str]) -> Rows:
         raise UsageError(f"{path.name} has neither a column of lists of numbers nor several floating-point columns.")
     words = f"{path.name}, {len(names)} columns"
 
-    def read() -> Iterator[Any]:
-        first = 0
-        for batch in _record_batches(path, names, PART):
-            _check_filled(words, first, *batch.columns)
+    def read(first: int, last: int) -> Iterator[Any]:
+        for row, batch in _record_batches(path, names, first, last, part_size(len(names))):
+            _check_filled(words, row, *batch.columns)
             yield numpy.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
-            first += len(batch)
 
-    return Rows(words, count, len(names), read)
-
-
-def _list_arrays(path: Path, column: str, words: str, dim: int) -> Iterator[Any]:
-    first = 0
-    for batch in _record_batches(path, [column], PART):
-        yield _lists(batch.column(0), words, first, dim)
-        first += len(batch)
+    return Rows(words, count, len(names), read, (path,), _size(path, names))
 
 
-def _record_batches(path: Path, columns: list[str], size: int) -> Iterator[Any]:
-    with parquet.ParquetFile(path) as file:
-        yield from file.iter_batches(size, columns=columns)
+def _record_batches(path: Path, columns: list[str], first: int, last: int, size: int) -> Iterator[tuple[int, Any]]:
+    """Batches of at most `size` rows from row `first` to before `last`, each with the number of its first row."""
+    with intact(path, KIND), parquet.ParquetFile(path) as file:
+        begin = 0
+        for group in range(file.metadata.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            if begin < last and begin + count > first:
+                yield from _within(file.iter_batches(size, [group], columns), begin, first, last)
+            begin += count
+
+
+def _within(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int, Any]]:
+    """What of batches, of which the first begins with row `row`, lies between two rows."""
+    for batch in batches:
+        start, end = max(first - row, 0), min(last - row, len(batch))
+        if start < end:
+            yield row + start, batch.slice(start, end - start)
+        row += len(batch)
+
+
+def _size(path: Path, columns: list[str]) -> int:
+    """Bytes of the file that hold these columns."""
+    with intact(path, KIND), parquet.ParquetFile(path) as file:
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+        return sum(c.total_compressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
+
+
+def _check_widths(path: Path, metadata: Any) -> None:
+    """Raise if a row has more numbers in a column than embeddings have: a few bytes can stand for billions of them."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if not 0 <= column.num_values <= FEATURES * max(group.num_rows, 1):
+                raise UsageError(
+                    f"{path.name} declares {column.num_values:,} numbers for {group.num_rows:,} rows in "
+                    f"{column.path_in_schema}; embeddings have {FEATURES:,} features at most."
+                )
 
 
 def _lists(column: Any, words: str, first: int, dim: int | None) -> Any:

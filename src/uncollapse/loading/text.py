@@ -4,9 +4,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from uncollapse.files import at_home
 from uncollapse.loading.errors import UsageError
 
 LENGTH = 128  # tokens of a text, unless asked otherwise
@@ -23,7 +23,7 @@ def read_lines(source: str, limit: int | None = None) -> list[str]:
         if source == "-":
             lines = _filled(sys.stdin, limit)
         else:
-            with Path(source).expanduser().open(encoding="utf-8") as file:
+            with at_home(source).open(encoding="utf-8") as file:
                 lines = _filled(file, limit)
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is no text in UTF-8: {error.reason} at byte {error.start}.") from error

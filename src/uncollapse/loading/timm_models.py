@@ -1,6 +1,5 @@
 """Models of timm and their preprocessing."""
 
-import difflib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from uncollapse.loading import hub
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.loading.quiet import quiet
 from uncollapse.loading.seeded import seeded
+from uncollapse.names import did_you_mean
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 WAY_OUT = "--random-weights measures the architecture without them, --checkpoint FILE takes yours."
@@ -49,8 +49,10 @@ def load_folder(folder: Path, *, random_weights: bool) -> nn.Module:
     try:
         with quiet(), seeded():
             model: nn.Module = _timm().create_model(f"local-dir:{folder}", pretrained=not random_weights)
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
-        reason = " ".join(str(error).split())
+    except UsageError:
+        raise
+    except Exception as error:  # a config.json that somebody changed makes timm raise a dozen kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"timm cannot load the model in {folder}: {reason[:300]}") from error
     return model
 
@@ -59,8 +61,7 @@ def check_name(name: str) -> None:
     """Raise if timm has no model of this name."""
     timm = _timm()
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        hint = did_you_mean(name.partition(".")[0], timm.list_models(), most=3)
         raise UsageError(f"timm has no model {name!r}.{hint}")
 
 

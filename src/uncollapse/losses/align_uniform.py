@@ -104,7 +104,7 @@ def uniform_loss(
 
 def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool, gather: bool) -> Tensor:
     """(...): the logarithm of the mean potential of x against the queue and, if asked for, within x."""
-    n, keys = int(ring.total(torch.tensor(x.shape[-2], device=x.device), gather)), queue.shape[0]
+    n, keys = ring.row_count(x, gather), queue.shape[0]
     outer = _against(x, queue, t, normalize, gather)
     inner = n * (n - 1) // 2 if within else 0
     if not inner:

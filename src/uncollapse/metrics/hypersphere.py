@@ -197,7 +197,7 @@ def _spread_potential(x: Tensor, t: float, exclude_self: bool, normalize: bool) 
     fall = -t * points.square().sum(-1)  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
     own = all_pairs(points, points, None, 1 / (2 * t), Pairs(no_self=exclude_self), fall)[1]
     sums = ring.joined(own, ring.log_sum(points, points, 1 / (2 * t), fall)) + fall
-    n = int(ring.total(torch.tensor(len(x), device=x.device)))
+    n = ring.row_count(x)
     pairs = n * (n - 1 if exclude_self else n)
     if pairs < 1:
         return ring.total(x.sum()) * 0

@@ -175,7 +175,7 @@ def gram_spectrum(matrix: Tensor, gather: bool = False) -> Tensor:
     """
     squared: Tensor = torch.linalg.eigvalsh(_gram(matrix, gather)).flip(-1)
     if gather:
-        squared = squared[: int(ring.total(torch.tensor(len(matrix), device=matrix.device)))]
+        squared = squared[: ring.row_count(matrix)]
     present = squared > NOISE * squared[..., :1]
     return torch.where(present, squared, 1).sqrt() * present
 

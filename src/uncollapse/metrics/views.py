@@ -80,7 +80,7 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None, gather: bool 
         raise ValueError(
             f"x must have shape (n, d), got {tuple(x.shape)}; flatten batches first, for example x.flatten(0, 1)."
         )
-    there = min(int(ring.total(torch.tensor(len(x), device=x.device), gather)) - 1, x.shape[1])
+    there = min(ring.row_count(x, gather) - 1, x.shape[1])
     high = min(there, 100) if high is None else high
     if not 1 <= low < high <= there:
         raise ValueError(f"1 ≤ low < high ≤ min(n − 1, d) = {there} is needed, got low = {low} and high = {high}.")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uncollapse import files
+from uncollapse import files, stored
 from uncollapse.diagnosis import Diagnosis
 from uncollapse.monitoring.curves import values
 from uncollapse.monitoring.state import State
@@ -99,9 +99,10 @@ class Journal:
 
 def _record(text: bytes) -> dict[str, Any]:
     """What a line says. ValueError if that is no measurement: a torn one may still be JSON."""
-    record = json.loads(text.decode("utf-8"))
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "met" not in record.get("state", ()):
+    record = stored.parsed(text.decode("utf-8"))
+    if not isinstance(record, dict) or type(record.get("step")) is not int or "state" not in record:
         raise ValueError("it has no step, or no state")
+    stored.read(State, record["state"], "its state")
     return record
 
 

@@ -133,7 +133,7 @@ class Rule:
         if isinstance(self.layer, int) and -len(blocks) <= self.layer < len(blocks):
             return [blocks[self.layer]]  # from the end, or where layers have names of their own
         names = ", ".join(layer.name for layer in here)
-        hint = did_you_mean(name, (layer.name for layer in here))
+        hint = did_you_mean(name, (layer.name for layer in here)) if isinstance(self.layer, str) else ""
         raise ValueError(f"{self!r}: there is no such layer.{hint} There are: {names}; blocks count from 0.")
 
     def met(self, layers: Sequence[Layer], reference: Mapping[str, Mapping[str, float]]) -> str | None:

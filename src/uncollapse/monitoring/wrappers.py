@@ -22,6 +22,6 @@ def check_whole(model: nn.Module) -> None:
     spread = any(type(p).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())
     if spread or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise ValueError(
-            "The model's weights are spread over processes (FSDP, tensor parallel or ZeRO 3), and the monitor runs it "
-            "in one. Gather a checkpoint and use `uncollapse diagnose` on it instead."
+            "The model's weights are spread over processes (FSDP, tensor parallel or ZeRO 3), and one process alone "
+            "runs it here. Gather a checkpoint and use `uncollapse diagnose` on it instead."
         )

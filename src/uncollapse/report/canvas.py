@@ -1,8 +1,12 @@
 """What all static plots share: their look, their legend, and how they are written."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from uncollapse import files
+from uncollapse.report import schemes
 
 NEEDED = 'Plots need matplotlib: pip install "uncollapse[report]"'
 COLOURS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # those of the page in its light theme
@@ -61,8 +65,8 @@ def save(figure: Any, path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"A plot ends in {', '.join(FORMATS)}; got {target.name!r}.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    figure.savefig(part, dpi=160, format=target.suffix[1:].lower())
-    part.replace(target)
-    return target
+    if target.suffix.lower() == ".svg":
+        return files.write(target, schemes.svg(figure))
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=160, format=target.suffix[1:].lower())
+    return files.write(target, drawn.getvalue())

@@ -7,6 +7,7 @@ from typing import Any
 
 from uncollapse.diagnosis import Diagnosis, Layer
 from uncollapse.measures import MEASURES
+from uncollapse.names import did_you_mean
 from uncollapse.report import tracks as tr
 from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, evenly, legend, save
 from uncollapse.report.curves import band, logarithmic, value_range
@@ -25,7 +26,8 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
     """
     given = _sequence(diagnoses)
     if measure not in MEASURES:
-        raise ValueError(f"No measure is named {measure!r}. There are: {', '.join(MEASURES)}.")
+        hint = did_you_mean(measure, MEASURES)
+        raise ValueError(f"No measure is named {measure!r}.{hint} There are: {', '.join(MEASURES)}.")
     if not any(measure in layer.measures for d in given for layer in d.layers):
         raise ValueError(f"{measure!r} was not taken in these diagnoses. There are: {', '.join(_taken(given))}.")
     figure, (axes,) = blank(MEASURES[measure].title, (7.2, 3.8))

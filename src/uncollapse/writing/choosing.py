@@ -1,8 +1,8 @@
 """Which places and which blocks of a stack are meant."""
 
-import difflib
 from collections.abc import Sequence
 
+from uncollapse.names import did_you_mean
 from uncollapse.registry import Cure
 from uncollapse.sites import Site, Stack
 
@@ -44,8 +44,7 @@ def _named(stack: Stack, place: str | int, known: tuple[str, ...]) -> tuple[str,
     if place == "norms":
         return _norms(stack, known)
     if place not in known:
-        close = difflib.get_close_matches(place, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(place, known)
         raise ValueError(f"{stack.architecture} has no place {place!r}.{hint} {_listed(stack, known)}")
     return (place,)
 

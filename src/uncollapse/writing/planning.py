@@ -9,6 +9,7 @@ from torch import nn
 
 from uncollapse.backbones import random_weights
 from uncollapse.backbones.widths import width
+from uncollapse.names import did_you_mean
 from uncollapse.registry import Cure
 from uncollapse.sites import Block, Site, Stack
 from uncollapse.writing.choosing import ends
@@ -94,7 +95,8 @@ def _made(model: nn.Module, stack: Stack, cure: Cure, site: Site, block: Block, 
     missing = [p.name for p in parameters.values() if p.default is p.empty and given.get(p.name, p.empty) is p.empty]
     if unknown or missing:
         problem = f"does not take {unknown[0]!r}" if unknown else f"needs {missing[0]!r}"
-        raise ValueError(f"{cure.name} {problem}. Its options are: {', '.join(parameters)}.")
+        hint = did_you_mean(unknown[0], parameters) if unknown else ""
+        raise ValueError(f"{cure.name} {problem}.{hint} Its options are: {', '.join(parameters)}.")
     try:
         made: nn.Module = cure.layer(**given)
     except (ValueError, TypeError) as error:
@@ -115,7 +117,8 @@ def _preset(cure: Cure, options: dict[str, Any]) -> dict[str, Any]:
         return rest
     known = getattr(cure.layer, "PRESETS", {})
     if name not in known:
-        raise ValueError(f"{cure.name} has no preset {name!r}. There are: {', '.join(known) or 'none'}.")
+        hint = did_you_mean(name, known)
+        raise ValueError(f"{cure.name} has no preset {name!r}.{hint} There are: {', '.join(known) or 'none'}.")
     return {**known[name], **cure.attached, **rest}
 
 

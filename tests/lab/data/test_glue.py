@@ -161,7 +161,9 @@ def test_what_is_missing(tmp_path: Path) -> None:
         glue.load(TASKS["rte"], "train", tmp_path)
     with pytest.raises(UsageError, match=r"no train\.tsv or sts-train\.csv of stsb"):
         glue.load(TASKS["stsb"], "train", tmp_path)
-    with pytest.raises(UsageError, match="mnli has no part 'dev'; there are: train, dev_matched"):
+    with pytest.raises(
+        UsageError, match=r"mnli has no part 'dev'. Did you mean 'dev_matched'\? There are: train, dev_matched"
+    ):
         glue.load(TASKS["mnli"], "dev", tmp_path)
 
 

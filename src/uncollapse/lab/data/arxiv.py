@@ -1,5 +1,6 @@
 """ogbn-arxiv: papers that cite each other. The library ogb fetches it; its files of numbers are read here."""
 
+import gzip
 import importlib
 import io
 import warnings
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uncollapse.lab.data.splits import Split, masks
+from uncollapse.loading.arrays import check_unpacked
 from uncollapse.loading.errors import UsageError
 from uncollapse.loading.fetching import cause, missing_files
 from uncollapse.loading.quiet import quiet
 
+BLOCK, SPARE = 2**22, 2**26  # bytes that are unpacked at a time, and that a small file may unpack to
 NAME = "ogbn_arxiv"  # of its folder
 PARTS = ("train", "valid", "test")
 FILES = (
@@ -57,13 +60,25 @@ def read(root: Path) -> Arxiv:
 
 def _numbers(path: Path, kind: str) -> NDArray[Any]:
     try:
+        _check_growth(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of an empty file
             return numpy.loadtxt(path, kind, delimiter=",", ndmin=2)
+    except UsageError:
+        raise
     except Exception as error:  # a torn file makes gzip, zlib and numpy raise several kinds
         raise UsageError(
             f"{path} is no intact file of ogbn-arxiv. Remove {path.parents[1]} and get it again."
         ) from error
+
+
+def _check_growth(path: Path) -> None:
+    """Raise for a packed file that stands for more than such files do; how much that is shows when it is unpacked."""
+    unpacked = 0
+    with gzip.open(path) as file:
+        while block := file.read(BLOCK):
+            unpacked += len(block)
+            check_unpacked(path, unpacked, SPARE)
 
 
 def _fetch(root: Path, folder: Path) -> None:

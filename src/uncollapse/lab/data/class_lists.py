@@ -1,6 +1,5 @@
 """Lists of the classes that are taken from a set of pictures, such as ImageNet-100: a text file, one class a line."""
 
-import difflib
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import torch
 
 from uncollapse.lab.data.pictures import Pictures
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 SHOWN = 5  # names in an error
 
@@ -35,9 +35,8 @@ class ClassList:
             raise UsageError(f"{self.path} must name each class once, got {listed(repeated)} again.")
         missing = [name for name in found if name not in names]
         if missing:
-            close = difflib.get_close_matches(missing[0], known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"There are {listed(known)}."
-            raise UsageError(f"{self.path} names classes that the pictures do not have: {listed(missing)}. {hint}")
+            hint = did_you_mean(missing[0], known) or f" There are {listed(known)}."
+            raise UsageError(f"{self.path} names classes that the pictures do not have: {listed(missing)}.{hint}")
         return tuple(found)
 
     def facts(self, classes: Sequence[str]) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from uncollapse.lab.records import fingerprint
-from uncollapse.loading.errors import UsageError, library
+from uncollapse.loading.arrays import check_unpacked
+from uncollapse.loading.errors import UsageError, intact, library
 
 PAGE = "cs.nyu.edu/~silberman/datasets/nyu_depth_v2.html"
-AT_ONCE = 16  # pictures that are read together
+AT_ONCE, PIXELS = 16, 2**24  # pictures that are read together, and their pixels
 LARGEST, MOST = 4096, 100_000  # pixels of a side, and pictures
 HELD, CHUNK = 4 * 2**30, 2**28  # bytes that may be kept, and that a chunk of the file may have
 
@@ -43,7 +44,8 @@ def read(path: Path, side: int, map_side: int, count: int = 0) -> Scenes:
         count = count or there
         if count * (3 * side**2 + 4 * map_side**2) > HELD:
             raise UsageError(f"{count} pictures of {side} pixels are too many for the memory; take a smaller side.")
-        groups = (slice(at, min(at + AT_ONCE, count)) for at in range(0, count, AT_ONCE))
+        step = max(1, min(AT_ONCE, PIXELS // (images.shape[2] * images.shape[3])))
+        groups = (slice(at, min(at + step, count)) for at in range(0, count, step))
         parts = [_reduced(path, images, depths, group, side, map_side) for group in groups]
     return Scenes(torch.cat([part.images for part in parts]), torch.cat([part.depths for part in parts]))
 
@@ -61,13 +63,10 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     h5py: Any = library("h5py", "data")
     if not path.is_file():
         raise UsageError(f"There is no {path}. Get nyu_depth_v2_labeled.mat from {PAGE}, or take --data rendered.")
-    try:
-        with h5py.File(path, "r") as file:
-            images, depths = (_dataset(path, file, name) for name in ("images", "depths"))
-            _check(path, images, depths)
-            yield images, depths
-    except (OSError, RuntimeError, KeyError) as error:
-        raise UsageError(f"{path} is no intact HDF5 file, as MATLAB writes with -v7.3: {error}.") from error
+    with intact(path, "HDF5 file, as MATLAB writes with -v7.3"), h5py.File(path, "r") as file:
+        images, depths = (_dataset(path, file, name) for name in ("images", "depths"))
+        _check(path, images, depths)
+        yield images, depths
 
 
 def _dataset(path: Path, file: Any, name: str) -> Any:
@@ -99,6 +98,7 @@ def _check(path: Path, images: Any, depths: Any) -> None:
         raise UsageError(f"{path} must have 1 to {MOST} pictures of up to {LARGEST} pixels a side, got {shape}.")
     if not images.id.get_storage_size() or not depths.id.get_storage_size():
         raise UsageError(f"{path} declares pictures and depths of {shape}, but has none of them.")
+    check_unpacked(path, images.nbytes + depths.nbytes)
 
 
 def _reduced(path: Path, images: Any, depths: Any, group: slice, side: int, map_side: int) -> Scenes:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from uncollapse import files
 from uncollapse.lab.data.glue import Examples
+from uncollapse.lab.records import fingerprint
 
 POOL = 50  # batches whose examples are sorted by length together
 CHUNK = 10_000  # examples that the tokenizer sees at a time: what it gives takes far more room than the ids
+SEAL = "seal"  # the entry of the file that tells whether the others are what was written
 KINDS = {"ids": torch.int32, "starts": torch.int64, "types": torch.uint8}
 
 
@@ -48,9 +50,10 @@ class Encoded:
     def batch(self, numbers: Tensor, length: int | None = None) -> dict[str, Tensor]:
         """Arguments of a model for some examples, filled up to the longest, or to `length`."""
         counts = self.starts[numbers + 1] - self.starts[numbers]
-        size = int(counts.max()) if length is None else length
-        if size < int(counts.max()):
-            raise ValueError(f"length must be at least {int(counts.max())}, the longest example's, got {length}.")
+        longest = max(counts.tolist(), default=0)
+        size = longest if length is None else length
+        if size < longest:
+            raise ValueError(f"length must be at least {longest}, the longest example's, got {length}.")
         places = torch.arange(size)
         real = places < counts[:, None]  # (b, n)
         where = torch.where(real, self.starts[numbers][:, None] + places, 0)
@@ -126,7 +129,8 @@ def _kept(path: Path, examples: int) -> dict[str, Tensor] | None:
         found = load(path.read_bytes())
     except (OSError, SafetensorError):
         return None
-    if not {"ids", "starts"} <= set(found) <= set(KINDS):
+    seal = found.pop(SEAL, None)
+    if seal is None or not {"ids", "starts"} <= set(found) <= set(KINDS) or not torch.equal(seal, _seal(found)):
         return None
     ids, starts = found["ids"], found["starts"]
     sound = all(tensor.dtype == KINDS[name] and tensor.dim() == 1 for name, tensor in found.items())
@@ -134,9 +138,14 @@ def _kept(path: Path, examples: int) -> dict[str, Tensor] | None:
     return found if sound and starts[0] == 0 and starts[-1] == len(ids) and bool((starts.diff() >= 0).all()) else None
 
 
+def _seal(tokens: dict[str, Tensor]) -> Tensor:
+    """Bytes that change when any token does: a disk that is wrong in one bit would make another run of it."""
+    return torch.tensor(list(fingerprint(tokens[name] for name in sorted(tokens)).encode()), dtype=torch.uint8)
+
+
 def _keep(path: Path, tokens: dict[str, Tensor]) -> None:
     try:
-        files.write(path, save(tokens))
+        files.write(path, save(tokens | {SEAL: _seal(tokens)}))
     except OSError as error:
         _warn(f"Token ids cannot be kept in {path.parent}: {error.strerror}. They are made anew for each run.")
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 NORMALISATIONS = ("auto", "rows", "unit", "standard", "none")
 
@@ -24,7 +25,8 @@ def normalise(x: Tensor, how: str) -> Tensor:
             [0.0000, 0.0000]])
     """
     if how not in NORMALISATIONS:
-        raise UsageError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {how!r}.")
+        hint = did_you_mean(how, NORMALISATIONS)
+        raise UsageError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {how!r}.{hint}")
     if how == "auto":
         how = "rows" if bool((x >= 0).all()) else "none"
     if how == "rows":

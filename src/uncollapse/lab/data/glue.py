@@ -1,22 +1,22 @@
 """The tasks of GLUE, from files in its own layout or from the hub, and the user's own data in that layout."""
 
-import difflib
 from pathlib import Path
 
+from uncollapse.files import at_home
 from uncollapse.lab.data import glue_hub
 from uncollapse.lab.data.glue_files import Examples, read
 from uncollapse.lab.data.glue_own import own
 from uncollapse.lab.data.glue_tasks import NAMES, OWN, TASKS, Columns, Glue
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 __all__ = ["NAMES", "OWN", "TASKS", "Columns", "Examples", "Glue", "check", "find", "load", "own", "read"]
 
 
 def check(name: str) -> None:
     """Raise unless it names a task of GLUE or a folder."""
-    if name not in TASKS and not Path(name).expanduser().is_dir():
-        close = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+    if name not in TASKS and not at_home(name).is_dir():
+        hint = did_you_mean(name, TASKS)
         raise UsageError(
             f"task is a task of GLUE ({', '.join(TASKS)}) or a folder with your own train.tsv and dev.tsv, "
             f"got {name!r}.{hint}"
@@ -26,7 +26,7 @@ def check(name: str) -> None:
 def find(name: str) -> Glue:
     """A task of GLUE by its name, or what the training file in a folder makes of it."""
     check(name)
-    return TASKS[name] if name in TASKS else own(Path(name).expanduser())
+    return TASKS[name] if name in TASKS else own(at_home(name))
 
 
 def load(task: Glue, part: str, root: Path | None) -> Examples:
@@ -35,7 +35,8 @@ def load(task: Glue, part: str, root: Path | None) -> Examples:
     The user's own data are read from their own folder.
     """
     if part not in task.files:
-        raise UsageError(f"{task.name} has no part {part!r}; there are: {', '.join(task.files)}.")
+        hint = did_you_mean(part, task.files)
+        raise UsageError(f"{task.name} has no part {part!r}.{hint} There are: {', '.join(task.files)}.")
     if task.name == OWN:
         return read(task, part, Path(task.folder))
     return glue_hub.fetch(task, part) if root is None else read(task, part, root)

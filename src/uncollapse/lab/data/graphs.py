@@ -1,6 +1,5 @@
 """Graphs for node classification, with their splits, as tensors."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.files import user_cache
+from uncollapse.files import at_home, user_cache
 from uncollapse.lab.data import arxiv, heterophilous
 from uncollapse.lab.data.csbm import csbm
 from uncollapse.lab.data.features import NORMALISATIONS, hide
@@ -18,6 +17,7 @@ from uncollapse.lab.data.splits import SPLITS, Own, Split, by_count, choose
 from uncollapse.lab.records import fingerprint
 from uncollapse.loading import graphs
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 __all__ = ["NAMES", "NORMALISATIONS", "SPLITS", "Graph", "Source", "load", "undirected"]
 
@@ -80,10 +80,9 @@ def load(
     (torch.Size([600, 32]), 3, 60, 140, 400)
     """
     if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(name, NAMES)
         raise UsageError(f"data must be one of {', '.join(NAMES)}, got {name!r}.{hint}")
-    folder = (root or user_cache()).expanduser()
+    folder = at_home(root or user_cache())
     source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
     masks = choose(split, split_index, source.y, source.own, name=name, root=folder)
     x = normalised(source.x, normalise)

@@ -20,6 +20,7 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.lab.data.image_processes import read_ahead
 from uncollapse.lab.data.pictures import Pictures, UnreadableError
 from uncollapse.lab.seeding import aside
+from uncollapse.lab.sharing import slice_of
 from uncollapse.loading.errors import UsageError, library
 
 Transform = Callable[[Any], Tensor]
@@ -74,6 +75,7 @@ class Batches:
         workers: processes that read ahead; 0 reads in this one, when a batch is asked for.
         count: told of each batch how many of its pictures could not be read.
         first: the batch to begin with.
+        part: the number of this process and how many there are; each makes its part of every batch.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class Batches:
         workers: int = 0,
         count: Callable[[int], None] | None = None,
         first: int = 0,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         self.pictures, self.order, self.size, self.transform = pictures, order, size, transform
-        self.seed, self.workers, self.count, self.first = seed, workers, count, first
+        self.seed, self.workers, self.count, self.first, self.part = seed, workers, count, first, part
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
@@ -99,8 +102,16 @@ class Batches:
         rest.first = count
         return rest
 
+    def share(self, number: int, count: int) -> "Batches":
+        """Those of one of several processes, which reads no other pictures; they look as they would in one process."""
+        own = copy.copy(self)
+        own.part = number, count
+        return own
+
     def __iter__(self) -> Iterator[ImageBatch]:
-        places = [range(at, min(at + self.size, len(self.order))) for at in range(0, len(self.order), self.size)]
+        starts = range(0, len(self.order), self.size)
+        whole = [range(at, min(at + self.size, len(self.order))) for at in starts]
+        places = [batch[slice_of(len(batch), *self.part)] for batch in whole]
         reader = _Reader(self.pictures, self.order, self.transform, self.seed)
         for batch in read_ahead(reader, places[self.first :], self.workers):
             if self.count is not None:

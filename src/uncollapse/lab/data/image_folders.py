@@ -12,8 +12,8 @@ import numpy
 import torch
 
 from uncollapse.lab.data.class_lists import ClassList, listed
-from uncollapse.lab.data.decoding import ENDINGS, decoded
 from uncollapse.lab.data.pictures import Pictures, UnreadableError
+from uncollapse.loading.decoding import ENDINGS, decoded
 from uncollapse.loading.errors import UsageError
 
 PARTS = ("test", "val", "valid", "validation")  # the first one that is there judges

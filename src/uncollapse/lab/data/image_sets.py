@@ -1,14 +1,14 @@
 """Sets of pictures by name: a folder in ImageNet's layout, packed files, torchvision's sets, scikit-learn's digits."""
 
-import difflib
 from pathlib import Path
 from typing import Any
 
-from uncollapse.files import user_cache
+from uncollapse.files import at_home, user_cache
 from uncollapse.lab.data import array_images, class_lists, image_folders, packed_images
 from uncollapse.lab.data.class_lists import ClassList
 from uncollapse.lab.data.pictures import ImageSet, Pictures
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 NAMES = ("digits", *array_images.LOADERS)  # sets that need no folder of the user's: they are fetched, or installed
 WITHOUT_LABELS = "stl10"
@@ -27,9 +27,9 @@ def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = 
     """
     if unlabelled and (data != WITHOUT_LABELS or class_list):
         raise UsageError(f"Only the whole of {WITHOUT_LABELS} has pictures without labels; leave out --unlabelled.")
-    wanted = class_lists.read(Path(class_list).expanduser()) if class_list else None
-    top = (root or (user_cache() if data in NAMES else Path())).expanduser()
-    folder = top / Path(data).expanduser()
+    wanted = class_lists.read(at_home(class_list)) if class_list else None
+    top = at_home(root or (user_cache() if data in NAMES else Path()))
+    folder = top / at_home(data)
     if (folder / "train").is_dir() and not (folder / "train.npz").is_file():
         train, test, part = image_folders.read(folder, wanted)
         facts: dict[str, Any] = {"kind": "folder", "judged_by": part}
@@ -43,7 +43,7 @@ def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = 
 
 def load_plain(data: str, root: Path | None) -> ImageSet | None:
     """The pictures of a folder without parts and classes, to learn from only; None if `data` is no such folder."""
-    folder = ((root or Path()) / Path(data)).expanduser()
+    folder = at_home((root or Path()) / data)
     if data in NAMES or not folder.is_dir() or (folder / "train").is_dir() or (folder / "train.npz").is_file():
         return None
     found = image_folders.plain(folder)
@@ -91,6 +91,5 @@ def _absent(data: str, top: Path, folder: Path) -> str:
     layout = f"A folder has {image_folders.LAYOUT}, or {PACKED}."
     if folder.is_dir():
         return f"{folder.resolve()} does not have pictures where they are looked for. {layout}"
-    close = difflib.get_close_matches(data, NAMES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(data, NAMES)
     return f"data must be one of {', '.join(NAMES)} or a folder in {top.resolve()}, got {data!r}.{hint} {layout}"

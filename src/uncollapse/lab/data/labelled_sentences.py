@@ -10,6 +10,7 @@ from pathlib import Path
 
 from uncollapse.lab.data.running_text import decoded, topics
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 FILES: dict[str, tuple[str, ...]] = {
     "mr": ("rt-polarity.all",),
@@ -41,7 +42,7 @@ def load(name: str, root: Path | None) -> Labelled:
     if name == "topics":
         return _topics()
     if name not in FILES:
-        raise UsageError(f"There is no task {name!r}. There are: {', '.join(NAMES)}.")
+        raise UsageError(f"There is no task {name!r}.{did_you_mean(name, NAMES)} There are: {', '.join(NAMES)}.")
     if root is None:
         raise UsageError(f"{name} is read from a file: give --data-root the folder that has {FILES[name][0]}.")
     parts = [_read(_path(file, root)) for file in FILES[name]]

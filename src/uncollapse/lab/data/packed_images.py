@@ -11,14 +11,13 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from uncollapse.lab.data.decoding import decoded
 from uncollapse.lab.data.pictures import Pictures
-from uncollapse.loading.arrays import read_npz
-from uncollapse.loading.errors import UsageError
+from uncollapse.loading.arrays import check_growth, member, read_npz
+from uncollapse.loading.decoding import decoded
+from uncollapse.loading.errors import UsageError, intact
 
 ARRAYS = ("data", "offsets", "labels")
-GROWTH = 16  # times its size a file may unpack to, and SPARE bytes: image files do not shrink when they are packed
-SPARE = 2**26
+SPARE = 2**26  # bytes that a small file may unpack to: image files do not shrink when they are packed
 
 
 class Packed:
@@ -48,7 +47,7 @@ class Packed:
 
 def read(path: Path) -> Pictures:
     """All pictures of a file, which is checked. They are decoded later, so one may yet turn out to be unreadable."""
-    _check_growth(path)
+    check_growth(path, SPARE)
     data, offsets, labels = read_npz(path, ARRAYS).values()
     classes = _classes(path)
     _check_pictures(path, data, offsets)
@@ -61,26 +60,9 @@ def read(path: Path) -> Pictures:
     return Pictures.all_of(source, torch.from_numpy(labels.astype("int64")), classes)
 
 
-def _check_growth(path: Path) -> None:
-    """Raise for a file that would fill the memory when it is unpacked."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            unpacked = sum(entry.file_size for entry in file.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-        raise UsageError(f"{path} is no intact .npz file; get it again.") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    size = path.stat().st_size
-    if unpacked > GROWTH * size + SPARE:
-        raise UsageError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}: no packed pictures do that.")
-
-
 def _classes(path: Path) -> tuple[str, ...]:
-    try:
-        with numpy.load(path, allow_pickle=False) as file:
-            found = file.get("classes")
-    except Exception as error:  # as in read_npz; or Python objects, which are not read
-        raise UsageError(f"{path} has no intact names of classes.") from error
+    with intact(path, "file of packed pictures"), zipfile.ZipFile(path) as file:
+        found = member(file, "classes") if "classes.npy" in file.namelist() else None
     if found is None or found.dtype.kind != "U" or found.ndim != 1:
         got = "none" if found is None else f"{found.dtype} of {found.shape}"
         raise UsageError(f"{path} must have in classes their names, texts (classes,), got {got}.")

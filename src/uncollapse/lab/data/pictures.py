@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from uncollapse.lab.records import fingerprint
+from uncollapse.loading.decoding import UnreadableError
 from uncollapse.loading.errors import UsageError
 
-
-class UnreadableError(Exception):
-    """A picture cannot be read; says which one, and why."""
+__all__ = ["ImageSet", "Pictures", "Source", "UnreadableError", "split"]
 
 
 class Source(Protocol):

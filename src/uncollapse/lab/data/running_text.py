@@ -9,13 +9,15 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from uncollapse.loading.errors import UsageError
+from uncollapse.loading.arrays import check_unpacked
+from uncollapse.loading.errors import UsageError, intact
 
 Document = tuple[str, ...]  # its sentences, in their order
 
 NAMES = ("brown", "wikitext2", "pydoc")
 SPLITS = ("lines", "text")
 LARGEST = 2**30  # bytes of a corpus: its sentences are held in memory, where they take several times as much
+SPARE = 2**26  # bytes that a small archive may unpack to
 BROWN_FILE = re.compile(r"(?:.*/)?c[a-r]\d\d")  # as NLTK has them: ca01 … cr09
 TITLE = re.compile(r" ?= [^=].*[^=] = ?")  # of an article of WikiText; its sections have more equals signs
 AFTER_STOP = re.compile(r"(?<= [.!?])(?: ['\"])? ")  # WikiText parts its stops from words; abbreviations keep theirs
@@ -103,15 +105,14 @@ def _brown_files(root: Path) -> Iterator[str]:
 
 
 def _zipped(path: Path) -> Iterator[str]:
-    try:
-        with zipfile.ZipFile(path) as file:
-            entries = sorted((e for e in file.infolist() if BROWN_FILE.fullmatch(e.filename)), key=lambda e: e.filename)
-            _check_size(path, sum(entry.file_size for entry in entries))
-            for entry in entries:
-                with file.open(entry) as text:  # no more than the size that it says: it may be wrong
-                    yield _decoded(text.read(entry.file_size))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-        raise UsageError(f"{path} is no intact .zip file; get it again.") from error
+    with intact(path, ".zip file"), zipfile.ZipFile(path) as file:
+        entries = sorted((e for e in file.infolist() if BROWN_FILE.fullmatch(e.filename)), key=lambda e: e.filename)
+        size = sum(entry.file_size for entry in entries)
+        _check_size(path, size)
+        check_unpacked(path, size, SPARE)
+        for entry in entries:
+            with file.open(entry) as text:  # no more than the size that it says: it may be wrong
+                yield _decoded(text.read(entry.file_size))
 
 
 def _wikitext(root: Path) -> Iterator[Document]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from uncollapse.loading.arrays import read_npz
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 SPLITS = ("published", "public", "60/20/20", "48/32/20", "contranorm")
 SHARES = {"60/20/20": (0.6, 0.2), "48/32/20": (0.48, 0.32)}
@@ -52,7 +53,7 @@ def choose(split: str, index: int, y: Tensor, own: Own, *, name: str, root: Path
     Where there is one split only, the index does not matter.
     """
     if split not in SPLITS:
-        raise UsageError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+        raise UsageError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.{did_you_mean(split, SPLITS)}")
     if index < 0:
         raise UsageError(f"split_index must be 0 or more, got {index}.")
     if split == "contranorm":

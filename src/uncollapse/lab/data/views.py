@@ -20,6 +20,7 @@ from uncollapse.lab.data import batch_augmenting as changes
 from uncollapse.lab.data.augmenting import Look
 from uncollapse.lab.data.image_batches import Batches, ImageBatch, Transform, epoch_order
 from uncollapse.lab.data.pictures import Pictures, UnreadableError
+from uncollapse.lab.sharing import slice_of
 from uncollapse.loading.errors import UsageError, library
 
 HELD = 4 * 2**30  # bytes of pictures that are held in memory
@@ -106,10 +107,12 @@ class Views:
 
 
 class HeldBatches:
-    """Batches of pictures that are in memory. order: their places."""
+    """Batches of pictures that are in memory. order: their places. part: as of `Batches`."""
 
-    def __init__(self, held: Held, order: Sequence[int], size: int, first: int = 0) -> None:
-        self.held, self.order, self.size, self.first = held, order, size, first
+    def __init__(
+        self, held: Held, order: Sequence[int], size: int, first: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.held, self.order, self.size, self.first, self.part = held, order, size, first, part
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
@@ -120,8 +123,15 @@ class HeldBatches:
         rest.first = count
         return rest
 
+    def share(self, number: int, count: int) -> "HeldBatches":
+        """Those of one of several processes."""
+        own = copy.copy(self)
+        own.part = number, count
+        return own
+
     def __iter__(self) -> Iterator[ImageBatch]:
-        for places in torch.split(torch.tensor(self.order), self.size)[self.first :]:
+        for whole in torch.split(torch.tensor(self.order), self.size)[self.first :]:
+            places = whole[slice_of(len(whole), *self.part)]
             yield ImageBatch(self.held.images[places], self.held.labels[places])
 
 

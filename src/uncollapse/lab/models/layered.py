@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from uncollapse.loading.errors import UsageError
+from uncollapse.names import did_you_mean
 
 
 class Layered(nn.Module):
@@ -26,7 +27,8 @@ class Layered(nn.Module):
         """What some of the parts give, by name: maps (b, c, h, w), or features (b, d). Later ones are not called."""
         wanted = set(names)
         if unknown := wanted - set(self.names):
-            raise UsageError(f"The encoder has no layer {min(unknown)!r}. There are: {', '.join(self.names)}.")
+            hint = did_you_mean(min(unknown), self.names)
+            raise UsageError(f"The encoder has no layer {min(unknown)!r}.{hint} There are: {', '.join(self.names)}.")
         found, x = {}, images
         for name in self.names[: 1 + max(map(self.names.index, wanted), default=-1)]:
             x = self.get_submodule(name)(x)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse import processes
 from uncollapse.loading.errors import UsageError
 
 
@@ -21,10 +22,12 @@ class Contrasted(NamedTuple):
 class MomentumEncoder(nn.Module):
     """An encoder with a follower, which has no gradients, and the queue of the follower's outputs.
 
-    Queue and pointer are buffers: a checkpoint holds them. The follower's BatchNorm sees the second views of the batch
-    that the encoder's sees the first ones of. Where a batch is spread over several devices, MoCo shuffles it among them
-    for the follower, so that the statistics of a device do not tell which views belong together. A run here is one
-    process with one device: there is nothing to shuffle.
+    Queue and pointer are buffers: a checkpoint holds them. Several processes remember the outputs of all, in the order
+    of the whole batch: their queues are the same. The follower's BatchNorm sees the second views of the batch that the
+    encoder's sees the first ones of. Where a batch is spread over several devices, MoCo shuffles it among them for the
+    follower, so that the statistics of a device do not tell which views belong together. Here, several GPUs take the
+    statistics of the whole batch, as one process does, and there is nothing to shuffle. On processors, where torch
+    cannot do that, each process has statistics of its own, and nothing is shuffled either.
 
     Args:
         encoder: with `dim` features, which is trained.
@@ -51,7 +54,7 @@ class MomentumEncoder(nn.Module):
             self.follow()
             y = F.normalize(self.follower(second).float(), dim=-1)
             before = self.queue.clone()  # the backward pass still needs what is overwritten now
-            self.enqueue(y)
+            self.enqueue(processes.all_rows(y))
         return Contrasted(x, y, before)
 
     @torch.no_grad()

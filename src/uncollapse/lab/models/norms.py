@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from uncollapse.cures import ContraNorm, PairNorm
 from uncollapse.loading.errors import UsageError, library
+from uncollapse.names import did_you_mean
 
 After = Literal["layer", "none"]
 
@@ -28,7 +29,7 @@ class Norm(nn.Module):
 def build(name: str, dim: int, *, scale: float, after: After = "layer", sample: int = 0) -> Norm:
     """A norm by name. `scale` is PairNorm's and ContraNorm's; `after` says what follows ContraNorm."""
     if name not in NORMS:
-        raise UsageError(f"norm must be one of {', '.join(NORMS)}, got {name!r}.")
+        raise UsageError(f"norm must be one of {', '.join(NORMS)}, got {name!r}.{did_you_mean(name, NORMS)}")
     followed = "layer" if after == "layer" else None
     return Norm(NORMS[name](dim, scale, {"after": followed, "sample": sample or None}))
 

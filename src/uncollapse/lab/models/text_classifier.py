@@ -86,14 +86,14 @@ def deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.M
     return deep
 
 
-def cure(model: nn.Module, name: str, *, at: str, norm: str, **options: Any) -> None:
-    """Put a cure into the model; "none" and "uniform_loss" leave it as it is."""
+def cure(model: nn.Module, name: str, *, at: str, norm: str, layers: str = "all", **options: Any) -> None:
+    """Put a cure into blocks of the model; "none" and "uniform_loss" leave it as it is."""
     if name in ("none", "uniform_loss"):
         return
     try:
         if norm == "l2":
             with_l2_norms(model, place_of(at))
-        attach(model, name, at=place_of(at), **options)
+        attach(model, name, at=place_of(at), layers=None if layers == "all" else layers, **options)
     except UsageError:
         raise
     except ValueError as error:  # places, options: what was asked for does not fit this model
@@ -109,7 +109,7 @@ class UniformLoss:
     """The uniformity loss of ContraNorm's paper (Eq. 3) on what a model computes, while it is open.
 
     tokens: on the real tokens of each sequence in the last block, the mean over tokens and sequences. pooled: on what
-    enters the classifier, one row a sequence, the sum of Eq. 3 as printed.
+    enters the classifier, one row a sequence, the sum of Eq. 3 as printed. Several processes have one batch.
     """
 
     def __init__(self, model: nn.Module, on: str, temperature: float) -> None:
@@ -139,10 +139,11 @@ class UniformLoss:
         """The loss of the last forward pass."""
         if self.on == "pooled":
             assert self.pooled is not None
-            return contra_uniform_loss(self.pooled.float(), temperature=self.temperature, form="published")
+            x = self.pooled.float()
+            return contra_uniform_loss(x, temperature=self.temperature, form="published", gather=True)
         assert self.held is not None
         x, mask = self.held["last"], self.held.mask("last")
-        return contra_uniform_loss(x.float(), temperature=self.temperature, mask=mask)
+        return contra_uniform_loss(x.float(), temperature=self.temperature, mask=mask, gather=True)
 
 
 @torch.no_grad()

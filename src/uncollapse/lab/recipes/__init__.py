@@ -1,32 +1,21 @@
 """Recipes by name. One file is one experiment: data, model, cure, training, evaluation, the paper's numbers.
 
-Their libraries are imported when a recipe runs, not before.
+A recipe is imported when it is asked for, and its libraries when it runs; the names are there before.
 """
 
-import difflib
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from uncollapse.lab.board import Board
 from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import (
-    asymptotics,
-    bert_depth,
-    circle,
-    contrast,
-    depth_probe,
-    gcn_depth,
-    glue,
-    moco,
-    potentials,
-    sentences,
-    vit,
-    vit_digits,
-)
+from uncollapse.lab.search import Search
 from uncollapse.lab.sessions import Session
 from uncollapse.loading.errors import UsageError
-from uncollapse.registry import Registry
+from uncollapse.names import did_you_mean
+from uncollapse.registry import Later, Registry
 
 if TYPE_CHECKING:
     from uncollapse.lab.pages import Picture
@@ -43,8 +32,9 @@ class Recipe:
     core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
     by name, such as a paper's. quick: settings of a run that takes less than two minutes and needs no data but what is
     installed; None if there is none. reads_images: processes may read ahead of its training, see `Session.workers`.
+    alone: several processes cannot share its work: the first one does it.
     same_data: whether a result with the same settings is of the data at hand; always, where it is not given. pictures:
-    of results, for the page of a table.
+    of results, for the page of a table. search: what `uncollapse tune` may vary; None if that is nothing.
     """
 
     name: str
@@ -59,8 +49,10 @@ class Recipe:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: Mapping[str, Any] | None = None
     reads_images: bool = False
+    alone: bool = False
     same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
     pictures: Callable[[Sequence[Mapping[str, Any]]], Iterable["Picture"]] | None = None
+    search: Search | None = None
 
     def preset(self, name: str) -> Mapping[str, Any]:
         """The settings that it has under a name; a UsageError that lists the names if it has none."""
@@ -72,34 +64,44 @@ class Recipe:
 
     def _named(self, kind: str, entries: Mapping[str, Entry], name: str, instead: str) -> Entry:
         if name not in entries:
-            close = difflib.get_close_matches(name, entries, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, entries)
             there = f"There are: {', '.join(entries)}." if entries else f"It has none; {instead}."
             raise UsageError(f"{self.name} has no {kind} named {name!r}.{hint} {there}")
         return entries[name]
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-for _module in (
-    gcn_depth,
-    vit_digits,
-    vit,
-    glue,
-    bert_depth,
-    circle,
-    potentials,
-    asymptotics,
-    contrast,
-    moco,
-    depth_probe,
-    sentences,
-):
-    _facts = (_module.NAME, _module.TITLE, _module.PAPER, _module.Config, _module.run, _module.name_of, _module.cost)
-    _more: dict[str, Any] = {
-        "presets": getattr(_module, "PRESETS", {}),
-        "quick": getattr(_module, "QUICK", None),
-        "reads_images": getattr(_module, "READS_IMAGES", False),
-        "same_data": getattr(_module, "same_data", None),
-        "pictures": getattr(_module, "pictures", None),
+MODULES = (  # their files; a recipe has the name of its file, with dashes
+    "gcn_depth",
+    "vit_digits",
+    "vit",
+    "glue",
+    "bert_depth",
+    "circle",
+    "potentials",
+    "asymptotics",
+    "contrast",
+    "moco",
+    "depth_probe",
+    "sentences",
+)
+
+
+def _recipe(file: str) -> Recipe:
+    """What a file says of its recipe."""
+    module = importlib.import_module(f"{__name__}.{file}")
+    facts = (module.NAME, module.TITLE, module.PAPER, module.Config, module.run, module.name_of, module.cost)
+    more: dict[str, Any] = {
+        "presets": getattr(module, "PRESETS", {}),
+        "quick": getattr(module, "QUICK", None),
+        "reads_images": getattr(module, "READS_IMAGES", False),
+        "alone": getattr(module, "ALONE", False),
+        "same_data": getattr(module, "same_data", None),
+        "pictures": getattr(module, "pictures", None),
+        "search": getattr(module, "SEARCH", None),
     }
-    RECIPES.add(_module.NAME, Recipe(*_facts, boards=_module.BOARDS, grids=_module.GRIDS, **_more))
+    return Recipe(*facts, boards=module.BOARDS, grids=module.GRIDS, **more)
+
+
+for _file in MODULES:
+    RECIPES.add(_file.replace("_", "-"), Later(partial(_recipe, _file)))

@@ -40,6 +40,7 @@ from uncollapse.metrics.hypersphere import PAPER as PAPER
 NAME = "asymptotics"
 TITLE = "InfoNCE with more and more negatives against its limit, with the rates of bias and fluctuation"
 READS_IMAGES = True
+ALONE = True  # most of its time is not training
 SPHERE, RANDOM = "sphere", "random"
 TRAINED: Mapping[str, Mapping[str, Any]] = {  # weights of the objective
     "contrast": {"contrast": 1.0},

@@ -21,6 +21,7 @@ from uncollapse.lab.records import short, summary
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sentence_training import Training, diagnosis, trained
 from uncollapse.lab.sentences import TextConfig
+from uncollapse.lab.sentences import same_data as same_data
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Task
 from uncollapse.lab.threads import threads
@@ -138,6 +139,7 @@ PUBLISHED_AS = {  # the published code asks transformers for more blocks than th
     **{name: PROTOCOL[name] for name in PROTOCOL if name not in ("seed", "cure", "at", "axis", "dual", "norm")},
     "start": "extended",
 }
+SEARCH = sentences.SEARCH
 BOARDS: Mapping[str, Board] = {
     "depth": Board(
         "Encoders of growing depth on GLUE's development sets",

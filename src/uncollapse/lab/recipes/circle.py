@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse import ring
 from uncollapse.lab import contrastive, keeping, probing
 from uncollapse.lab.board import Board, Published
 from uncollapse.lab.configs import identity, setting
@@ -95,7 +96,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
 def _loss(config: Config, encoder: SmallAlexNet, classes: int) -> Loss:
     """InfoNCE, or a cross entropy of a linear layer on the circle that is trained along, the encoder's `head`."""
     if config.learned == "contrastive":
-        return lambda x, y, labels: info_nce(x, y, temperature=config.temperature, symmetric=True)
+        return lambda x, y, labels: info_nce(x, y, temperature=config.temperature, symmetric=True, gather=True)
     if config.learned == "supervised":
         with seeded(config.seed):
             encoder.add_module("head", nn.Linear(config.dim, classes))
@@ -103,7 +104,8 @@ def _loss(config: Config, encoder: SmallAlexNet, classes: int) -> Loss:
 
 
 def _labelled(encoder: Any, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(encoder.head(F.normalize(torch.cat([x, y]), dim=-1)), labels.repeat(2))
+    logits = encoder.head(F.normalize(torch.cat([x, y]), dim=-1))
+    return ring.mean(F.cross_entropy(logits, labels.repeat(2), reduction="none"))
 
 
 def _learn(training: Training, experiment: str) -> History:

@@ -20,9 +20,11 @@ from uncollapse.lab.contrastive import same_data as same_data
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.objectives import formula, objective, words
 from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.search import Search
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.threads import threads
 from uncollapse.metrics.hypersphere import PAPER as PAPER
+from uncollapse.tuning.space import Between
 
 NAME = "contrast"
 TITLE = "A contrastive encoder of images: InfoNCE, alignment and uniformity in any weights"
@@ -49,7 +51,7 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
         encoder = contrastive.build(config)
 
         def loss(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
-            return objective(config, x, y)
+            return objective(config, x, y, gather=True)
 
         training = Training(encoder, config, data, session, loss)
         history = learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
@@ -154,6 +156,12 @@ def _board(number: int, figure: str, title: str) -> Board:
     return Board(f"Test accuracy, {title}", where={}, figure=figure, published=published, **AXES)
 
 
+SEARCH = Search(  # accuracies are only there at the end: alignment and uniformity by epoch do not say which is better
+    space=(Between("temperature", 0.05, 1.0), Between("align", 0.05, 2.0), Between("uniform", 0.05, 2.0)),
+    none={"contrast": 1.0, "temperature": 0.5, "align": 0.0, "uniform": 0.0},
+    by="validation_output_linear",
+    by_epoch=None,
+)
 BOARDS: Mapping[str, Board] = {
     name: _board(number, figure, title) for number, (name, (figure, title)) in enumerate(JUDGES.items())
 }

@@ -24,6 +24,7 @@ from uncollapse.lab.models import norms
 from uncollapse.lab.models.adjacency import sparse_features
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
 from uncollapse.lab.records import record, short, summary
+from uncollapse.lab.search import Search
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Settings, Task
@@ -32,11 +33,15 @@ from uncollapse.lab.training import fit
 from uncollapse.loading.errors import UsageError
 from uncollapse.losses import uniform_loss
 from uncollapse.registry import CURES
+from uncollapse.tuning.space import Between, OneOf
+from uncollapse.tuning.tried import attach_line
 
 NAME = "gcn-depth"
 TITLE = "Graph networks of any depth on citation, Wikipedia and random graphs, with any norm"
 PAPER = CURES["contra_norm"].paper
 SHARE: dict[str, Any] = {"least": 0, "most": 1}
+ALONE = True  # a step is on the whole graph
+MADE_HERE = ("csbm", "karate")  # graphs without files
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,20 @@ def load(config: Config, session: Session) -> graphs.Graph:
     )
 
 
+def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
+    """Whether a result is of the graph at hand, and not of another that lies where its own did.
+
+    Only a folder that is named is looked at: what was fetched stays as it is, and is not fetched to find that out.
+    """
+    known = record.get("data", {}).get("fingerprint")
+    if known is None or session.data_root is None or config.data in MADE_HERE:
+        return True
+    try:
+        return bool(known == load(config, session).fingerprint())
+    except UsageError:  # it is not here: then it cannot be another
+        return True
+
+
 def _settings(config: Config) -> Settings:
     selects = config.select != "last"
     return Settings(
@@ -192,7 +211,7 @@ def _task(model: nn.Module, graph: graphs.Graph, config: Config) -> Task:
         right = (logits.argmax(1) == y[chosen]).float().mean()
         return {"validation": float(right), "validation_loss": float(F.cross_entropy(logits, y[chosen]))}
 
-    return Task(model, _optimiser(model, config), lambda epoch: [whole], loss, evaluate)
+    return Task(model, _optimiser(model, config), lambda epoch: [whole], loss, evaluate, shares="none")
 
 
 def _optimiser(model: nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -247,6 +266,32 @@ def cost(config: Config) -> float:
 
 
 QUICK: Mapping[str, Any] = {"layers": 8, "epochs": 100}  # on a random graph
+CONTRA = ("contra_norm", "contra_norm_features")
+
+
+def line(config: Config) -> str | None:
+    """The code for a network of one's own."""
+    hidden = f"first {config.layers - 1}" if config.model == "gcn" else None
+    shared = {"scale": config.scale, "at": "conv.output", "layers": hidden}
+    if config.norm in CONTRA:
+        preset = "gnn" if config.norm == "contra_norm" else "arxiv"
+        after = "layer" if config.after == "layer" else None
+        return attach_line("contra_norm", shared | {"preset": preset, "after": after, "sample": config.sample or None})
+    if config.norm == "pair_norm":
+        return attach_line("pair_norm", shared)
+    return None
+
+
+SEARCH = Search(
+    space=(
+        OneOf("norm", (*CONTRA, "pair_norm", "batch_norm")),
+        Between("scale", 0.1, 5.0, when={"norm": CONTRA}),
+        Between("scale", 0.5, 50.0, when={"norm": ("pair_norm",)}),
+        OneOf("norm_every", (1, 2, 4)),
+    ),
+    none={"norm": "none", "norm_every": 1},
+    line=line,
+)
 DEPTHS = (2, 4, 8, 16, 32)
 TABLE_3 = """
 cora none 81.75±.51 72.61±2.42 17.71±6.89 20.71±8.54 19.69±9.54

@@ -6,6 +6,7 @@ the end.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from uncollapse.lab.recipes.glue_paper import GLUE, MISMATCHED, MISMATCHED_ALBER
 from uncollapse.lab.seeding import seeded
 from uncollapse.lab.sentence_training import Training, answers, logits_of, trained
 from uncollapse.lab.sentences import Data, TextConfig
+from uncollapse.lab.sentences import same_data as same_data
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.threads import threads
 from uncollapse.loading.huggingface import Origin, classifier
@@ -82,7 +84,7 @@ def name_of(config: Config) -> str:
 
 def place_name(place: str) -> str:
     """The end of a hub's name or a folder's path: names of files have a largest length."""
-    where = str(Path(place).resolve()) if Path(place).is_dir() else place.removeprefix("package:")
+    where = str(Path(place).resolve()) if os.path.isdir(place) else place.removeprefix("package:")
     parts = where.strip("/").split("/")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts[-2:]))[-60:]
 
@@ -130,6 +132,7 @@ PROTOCOL: Mapping[str, Any] = {  # all but the task is named, so that no other d
     "holdout": 0.0,
     "cure": "contra_norm",
     "at": "attention.residual",
+    "layers": "all",
     "scale": 0.1,  # one of .005, .01, .05, .1 and .2, which were tried
     "temperature": 1.0,
     "axis": "tokens",
@@ -169,6 +172,7 @@ AXES: dict[str, Any] = {
     "whole": True,
     "row_usual": {"contra_norm v2": {"lr": 4e-5}},
 }
+SEARCH = sentences.SEARCH
 BOARDS: Mapping[str, Board] = {
     "table1": Board(
         "ContraNorm's Table 1: GLUE's development sets",

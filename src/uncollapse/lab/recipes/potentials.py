@@ -24,6 +24,7 @@ from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum
 
 NAME = "potentials"
 TITLE = "The mean Gaussian potential of point sets on the sphere, beside its optimum"
+ALONE = True  # nothing is trained in batches
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 100)  # of few points, regular and optimised
 SHOWN = 500  # points of a set that are kept for pictures
 BINS = 72  # of angles, on the circle

@@ -19,6 +19,7 @@ from uncollapse.lab.image_training import Training, without_slow_attention
 from uncollapse.lab.recipes.vit_paper import BASE_1000, CONTRA_NORM, RELEASED, SMALL_1000, TINY_100, Table, published
 from uncollapse.lab.recipes.vit_paper import PRESETS as PAPERS
 from uncollapse.lab.records import fingerprint, record, short, summary
+from uncollapse.lab.search import Search
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Settings
 from uncollapse.lab.threads import threads
@@ -26,6 +27,8 @@ from uncollapse.lab.training import fit
 from uncollapse.lab.vision import Data, VisionConfig
 from uncollapse.loading.errors import UsageError
 from uncollapse.registry import CURES, LOSSES
+from uncollapse.tuning.space import Between, OneOf
+from uncollapse.tuning.tried import attach_line
 
 NAME = "vit"
 TITLE = "A vision transformer on images, with ContraNorm, DiversePatch's losses, AttnScale, FeatScale, or nothing"
@@ -104,6 +107,14 @@ def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bo
         )  # none: the loss was not finite
     except UsageError:  # they are not here: then they cannot be others
         return True
+
+
+def line(config: Config) -> str | None:
+    """The code for a model of one's own."""
+    usual = {"temperature": 1.0, "identity": False, "dual": False, "average": "raw"}
+    usual |= {"learnable": False, "positive": False}
+    given = vision.cure_options(config)
+    return attach_line(config.cure, {name: value for name, value in given.items() if usual.get(name) != value})
 
 
 DIVERSE = ("cosine_loss", "contrast_loss", "mixing_loss")
@@ -209,6 +220,18 @@ def _beside(title: str, protocol: Mapping[str, Any], data: str, model: str, tabl
     return Board(title, where=where, published=numbers, usual=usual, free=free, whole=True, **AXES)
 
 
+OF_CONTRA_NORM = {"cure": ("contra_norm",)}
+SEARCH = Search(
+    space=(
+        OneOf("cure", ("contra_norm", "attn_scale", "feat_scale")),
+        Between("scale", 0.01, 1.0, when=OF_CONTRA_NORM),
+        OneOf("at", ("norms", "attention.residual", "block"), when=OF_CONTRA_NORM),
+        Between("temperature", 0.2, 5.0, when=OF_CONTRA_NORM),
+    ),
+    none={"cure": "none"},
+    line=line,
+    lacks=lambda config: None if config.holdout else "Settings are chosen on images that are held back: --holdout 0.1.",
+)
 BOARDS: Mapping[str, Board] = {
     "accuracy": Board("Test accuracy", where={}, **AXES),
     "imagenet100": _beside(

@@ -25,12 +25,15 @@ from uncollapse.lab.configs import identity, setting
 from uncollapse.lab.grids import Grid
 from uncollapse.lab.records import fingerprint, record, short, summary
 from uncollapse.lab.schedules import cosine
+from uncollapse.lab.search import Search
 from uncollapse.lab.sessions import Session
 from uncollapse.lab.tasks import Settings, Task
 from uncollapse.lab.threads import threads
 from uncollapse.lab.training import fit as train_task
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.registry import CURES
+from uncollapse.tuning.space import Between
+from uncollapse.tuning.tried import attach_line
 
 NAME = "vit-digits"
 TITLE = "A deep vision transformer on 1,797 digits of 8×8 pixels, with LayerNorm or ContraNorm"
@@ -203,6 +206,11 @@ def cost(config: Config) -> float:
 
 
 QUICK: Mapping[str, Any] = {"depth": 12, "epochs": 4}
+SEARCH = Search(
+    space=(Between("scale", 0.02, 2.0, when={"norm": ("contra",)}),),
+    none={"norm": "layer"},
+    line=lambda config: attach_line("contra_norm", {"scale": config.scale, "at": "norms"}),
+)
 BOARDS: Mapping[str, Board] = {
     "depth": Board("Test accuracy on digits", where={}, groups="dim", rows="norm", columns="depth", chosen=("scale",)),
 }

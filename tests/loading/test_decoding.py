@@ -11,12 +11,14 @@ import numpy
 import pytest
 from PIL import Image
 
-from uncollapse.lab.data.decoding import ENDINGS, FORMATS, decoded
-from uncollapse.lab.data.pictures import UnreadableError
-
-from .made_up_images import content
+from uncollapse.loading.decoding import ENDINGS, FORMATS, UnreadableError, decoded
 
 NOISE = Image.fromarray(numpy.random.default_rng(0).integers(0, 255, (16, 16, 3), "uint8"))
+
+
+def content(colour: tuple[int, ...] = (200, 30, 30), side: int = 8, form: str = "PNG", mode: str = "RGB") -> bytes:
+    """The bytes of an image file of one colour."""
+    return saved(Image.new(mode, (side, side), colour if len(colour) > 1 else colour[0]), form)
 
 
 def saved(picture: Any, form: str = "PNG", **settings: Any) -> bytes:

@@ -3,8 +3,10 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from uncollapse.files import telling
 
 
 @contextmanager
@@ -14,17 +16,20 @@ def held(path: Path) -> Iterator[bool]:
     The system gives up the lock of a process that dies, however it dies, so a file that one left behind can be taken.
     The number of the process is written into it for people who wonder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = _taken(path)
+    with telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _taken(path)
     if handle is None:
         yield False
         return
     try:
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        with suppress(OSError):  # on a full disk it holds all the same
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
         yield True
     finally:
-        path.unlink(missing_ok=True)  # while it is still held: nobody else's is removed
+        with suppress(OSError):  # one that stays can be taken all the same
+            path.unlink()  # while it is still held: nobody else's is removed
         os.close(handle)
 
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from uncollapse.lab.locks import held
+from uncollapse.locks import held
 
 
 def test_one_holds_it_and_it_is_gone_afterwards(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 import warnings
 from typing import IO, Any
 
-from uncollapse.lab.data.pictures import UnreadableError
 from uncollapse.loading.errors import library
 
 # Others are refused whatever their files are called: some of Pillow's readers start programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"))
 LONGEST = 100  # times the shorter side: scaled to a model's side, a thin line would fill the memory
+
+
+class UnreadableError(Exception):
+    """A picture cannot be read; says which one, and why."""
 
 
 def decoded(file: IO[bytes], name: str) -> Any:

@@ -1,0 +1,69 @@
+"""Tables of the pages on alternatives and limits: what was measured beside others, won and lost, from results/."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from boards import RESULTS, Row  # the module beside this one
+
+LIBRARIES = ("lightly", "pytorch-metric-learning", "the authors' pdist", "a cross entropy")
+DENSE, OURS = "the published dense form", "ContraNorm in every block"
+DEAR = 1.3  # times the step without anything: beyond this a cost is listed as high
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    """What a file of benchmarks holds; nothing if it was not run."""
+    file = RESULTS / f"benchmarks{name}.json"
+    return list(json.loads(file.read_text(encoding="utf-8"))["targets"]) if file.exists() else []
+
+
+def peers() -> tuple[Row, list[Row]]:
+    """The losses beside those of other libraries: time, and memory where it was measured."""
+    rows, found = [], measured("_hypersphere")
+    for target, below in zip(found, [*found[1:], {"name": ""}], strict=True):
+        if any(library in target["name"] for library in LIBRARIES):
+            memory = f"{below['measured']:.2f}" if below["name"].strip() == "its memory" else ""
+            rows.append((target["name"], f"{target['measured']:.1f}", memory, target["detail"]))
+    return ("forward and backward, one thread", "times as fast", "of the memory", "time"), rows
+
+
+def dense() -> tuple[Row, list[Row]]:
+    """ContraNorm beside its plain formula, by the number of rows."""
+    found = [t for t in measured("") if t["name"].startswith("contra_norm")]
+    return ("", "measured", ""), [(t["name"], f"{t['measured']:.2f} {t['unit']}", t["detail"]) for t in found]
+
+
+def lost() -> tuple[Row, list[Row]]:
+    """Targets that were missed, dense forms that were faster, and what is dear."""
+    return ("", "measured", "why it is here"), [*_missed(), *_faster_dense(), *_dear()]
+
+
+def _missed() -> Iterator[Row]:
+    for name in ("", "_attach", "_diagnose", "_graphs", "_hypersphere", "_text", "_vision"):
+        for t in measured(name):
+            if t["reached"] is False:
+                yield t["name"].strip(), f"{t['measured']:.2f} {t['unit']}", f"our target was {t['target']}"
+
+
+def _faster_dense() -> Iterator[Row]:
+    ours: dict[str, Any] = {}
+    for t in measured("_attach"):
+        if t["name"].startswith(OURS):
+            ours = t
+        elif t["name"].strip().startswith(DENSE) and t["measured"] < ours["measured"]:
+            figures = f"{ours['measured']:.2f} × the time of a step without it"
+            yield ours["name"], figures, f"the published dense form takes {t['measured']:.2f} ×, but sees padding"
+
+
+def _dear() -> Iterator[Row]:
+    for name in ("_diagnose", "_text", "_vision"):
+        above = ""
+        for t in measured(name):
+            indented = t["name"].startswith(" ")  # a variant of the one above
+            whole = f"{above}; {t['name'].strip()}" if indented else t["name"]
+            above = above if indented else t["name"]
+            if t["unit"] == "× the time" and t["measured"] > DEAR:
+                yield whole, f"{t['measured']:.2f} × the time", "dear"
+
+
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"peers": peers, "dense_forms": dense, "lost": lost}

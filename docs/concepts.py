@@ -1,0 +1,164 @@
+"""Pictures and tables of the page on concepts, from results/concepts.json: by `python -m experiments.concepts`."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from boards import IMAGES, RESULTS, Row  # the module beside this one
+
+from uncollapse.report.canvas import INK, LINE, QUIET, blank, colour, legend_below, save
+
+RESULT = RESULTS / "concepts.json"
+LAYERS = {"mean_cosine": "a. Mean cosine of two tokens", "effective_rank": "b. Effective rank of the tokens"}
+RING = np.linspace(0, 2 * math.pi, 181)
+EQUATORS = (np.array([[1, 0, 0], [0, 0, 1]]), np.array([[1, 0, 0], [0, 1, 0]]))  # great circles, to see the ball
+VIEW = 0.35  # how far the sphere is tilted towards the eye, in radians
+
+
+@cache
+def found() -> dict[str, Any]:
+    """What was measured."""
+    result: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    return result
+
+
+def states() -> tuple[Row, list[Row]]:
+    """What is measured of the tokens in each state."""
+    rows = [
+        (
+            name,
+            _number(one["figures"]["mean_cosine"]),
+            _number(one["figures"]["effective_rank"]),
+            _number(one["figures"]["uniformity"]),
+        )
+        for name, one in found()["spheres"].items()
+    ]
+    optimum = _number(found()["spheres"]["healthy"]["figures"]["optimum"])
+    return ("", "mean cosine", "effective rank, of 3", f"uniformity, {optimum} at best"), rows
+
+
+def depths() -> tuple[Row, list[Row]]:
+    """Where the random Transformers begin and end."""
+    rows = [
+        (
+            name,
+            f"{_number(one['mean_cosine'][0])} → {_number(one['mean_cosine'][-1])}",
+            f"{one['effective_rank'][0]:.1f} → {one['effective_rank'][-1]:.1f}",
+            one["verdict"] + (f", from {one['onset']} on" if one["onset"] else ""),
+        )
+        for name, one in found()["depth"].items()
+    ]
+    return ("random weights", "mean cosine, first → last", "effective rank, first → last", "verdict"), rows
+
+
+def draw() -> Iterator[Path]:
+    """Draw all pictures of the page."""
+    yield _draw_spheres()
+    yield _draw_pairs()
+    yield _draw_step()
+    yield _draw_depth()
+
+
+def _draw_spheres() -> Path:
+    """Tokens on the sphere above, their singular values below."""
+    figure, _ = blank("", (11.0, 5.4))
+    figure.clear()
+    above, below = figure.subplots(2, 3, height_ratios=[3, 1.3])
+    for number, (name, one) in enumerate(found()["spheres"].items()):
+        _sphere(above[number], np.array(one["points"]), number)
+        above[number].set_title(name, fontsize=12, color=INK)
+        below[number].bar(range(1, 4), one["spectrum"], width=0.5, color=colour(number))
+        below[number].set(ylim=(0, 1), xticks=range(1, 4), yticks=[0, 0.5, 1])
+        below[number].spines[["top", "right"]].set_visible(False)
+        below[number].spines[["left", "bottom"]].set_color(QUIET)
+        below[number].tick_params(colors=QUIET, labelcolor=INK, labelsize=9)
+        below[number].set_xlabel("singular value", color=INK)
+    below[0].set_ylabel("share of the sum", color=INK)
+    return save(figure, IMAGES / "concepts_spheres.svg")
+
+
+def _sphere(axes: Any, points: Any, number: int) -> None:
+    """The points as seen from far away, those behind the sphere pale."""
+    for plane in EQUATORS:
+        x, y, depth = _seen(np.stack([np.cos(RING), np.sin(RING)], 1) @ plane)
+        for there, dashes in ((depth <= 0, "-"), (depth > 0, (0, (2, 3)))):
+            axes.plot(np.where(there, x, np.nan), np.where(there, y, np.nan), color=LINE, lw=1.2, linestyle=dashes)
+    axes.plot(np.cos(RING), np.sin(RING), color=QUIET, linewidth=1.0)
+    x, y, depth = _seen(points)
+    for there, alpha in ((depth > 0, 0.3), (depth <= 0, 0.95)):
+        look = {"color": colour(number), "markersize": 5, "alpha": alpha, "markeredgewidth": 0}
+        axes.plot(x[there], y[there], "o", **look)
+    _bare(axes, 1.08)
+
+
+def _seen(points: Any) -> tuple[Any, Any, Any]:
+    """Where points of the space are in the picture, and how far behind it."""
+    x, y, z = points.T
+    return x, math.sin(VIEW) * y + math.cos(VIEW) * z, math.cos(VIEW) * y - math.sin(VIEW) * z
+
+
+def _draw_pairs() -> Path:
+    """Pairs of views on the circle, each pair joined by a line, in four states."""
+    figure, panels = blank("", (10.5, 3.7), 4)
+    for number, (axes, (name, one)) in enumerate(zip(panels, found()["pairs"].items(), strict=True)):
+        x, y = np.array(one["x"]), np.array(one["y"])
+        axes.plot(np.cos(RING), np.sin(RING), color=LINE, linewidth=1.2)
+        axes.plot(*np.stack([x, y]).transpose(2, 0, 1), color=colour(number), linewidth=1.2, alpha=0.6)
+        axes.plot(*x.T, "o", color=colour(number), markersize=7, markeredgewidth=0)
+        axes.plot(*y.T, "o", color=colour(number), markersize=6, markerfacecolor="none", markeredgewidth=1.4)
+        alignment, uniformity = _number(one["figures"]["alignment"]), _number(one["figures"]["uniformity"])
+        lines = (*name.split(", "), f"alignment {alignment}", f"uniformity {uniformity}")
+        axes.set_title("\n".join(lines), fontsize=10, color=INK)
+        _bare(axes, 1.15)
+    return save(figure, IMAGES / "concepts_pairs.svg")
+
+
+def _draw_step() -> Path:
+    """Where one step of ContraNorm takes points, and where they are on the circle then."""
+    figure, panels = blank("", (11.0, 4.2), 3)
+    one = found()["step"]
+    before, moved, after = (np.array(rows) for rows in (one["before"]["points"], one["moved"], one["after"]["points"]))
+    titles = ("before", "one step: x − s·m", "after, on the circle again")
+    for axes, title, of in zip(panels, titles, ("before", "", "after"), strict=True):
+        axes.plot(np.cos(RING), np.sin(RING), color=LINE, linewidth=1.2)
+        told = f"\nuniformity {_number(one[of]['figures']['uniformity'])}" if of else "\n"
+        axes.set_title(title + told, fontsize=10, color=INK)
+        _bare(axes, 1.15)
+    look = {"markersize": 6, "markeredgewidth": 0}
+    panels[0].plot(*before.T, "o", color=colour(0), **look)
+    panels[1].plot(*before.T, "o", color=colour(0), alpha=0.35, **look)
+    for start, end in zip(before, moved, strict=True):
+        panels[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": colour(1), "linewidth": 1.2})
+    panels[2].plot(*after.T, "o", color=colour(2), **look)
+    return save(figure, IMAGES / "concepts_step.svg")
+
+
+def _draw_depth() -> Path:
+    """Cosine and rank from layer to layer."""
+    figure, panels = blank("", (11.0, 3.9), len(LAYERS))
+    for axes, (measure, title) in zip(panels, LAYERS.items(), strict=True):
+        for number, (name, one) in enumerate(found()["depth"].items()):
+            axes.plot(one[measure], color=colour(number), linewidth=2, label=name)
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
+        axes.set_xlabel("blocks behind", color=INK)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", color=LINE, linewidth=0.8)
+    legend_below(figure, panels[0], 2)
+    return save(figure, IMAGES / "concepts_depth.svg")
+
+
+def _bare(axes: Any, reach: float) -> None:
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
+
+
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"concept_states": states, "concept_depths": depths}

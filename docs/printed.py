@@ -1,0 +1,84 @@
+"""What the Python code of a page prints, shown below it: run once, kept in results/printed.json, filled in by a hook.
+
+A comment `<!-- printed -->` on a page stands for what the block of code above it printed. The blocks of a page are run
+in their order and share their names, as a reader would run them. To run them again after a change:
+
+    python docs/printed.py            # all pages
+    python docs/printed.py timm.md    # one
+"""
+
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+RESULT = DOCS.parent / "results" / "printed.json"
+CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n<!-- (printed) -->)?", flags=re.M | re.S)
+MARK = "<!-- printed -->"
+LIBRARIES = ("torch", "transformers", "timm", "torch_geometric", "lightning")
+
+
+def blocks(markdown: str) -> list[str]:
+    """The Python blocks of a page, in their order."""
+    return [found[1] for found in CODE.finditer(markdown)]
+
+
+def run(sources: list[str], name: str) -> list[str]:
+    """Run the blocks of a page in the current folder; what each of them printed."""
+    import torch
+
+    torch.manual_seed(0)
+    known: dict[str, Any] = {"__name__": "__main__"}
+    told = []
+    for number, source in enumerate(sources, 1):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(source, f"{name}, block {number}", "exec"), known)
+        told.append(out.getvalue())
+    return told
+
+
+def fill(markdown: str, page: str) -> str:
+    """Put what was printed in the place of each mark. Code that was changed since it was run fails the build."""
+    if MARK not in markdown:
+        return markdown
+    kept = json.loads(RESULT.read_text(encoding="utf-8"))["pages"].get(page, {"source": [], "printed": []})
+    if kept["source"] != blocks(markdown):
+        raise ValueError(f"The code of {page} was changed since it was run: python docs/printed.py {page}")
+    told = iter(kept["printed"])
+
+    def shown(found: re.Match[str]) -> str:
+        printed = next(told)
+        kind = "table" if "──" in printed else "prose"  # a table is scrolled, a long sentence is broken
+        block = f"```{{.text .printed .{kind}}}\n{printed.rstrip()}\n```"
+        return found[0].replace(MARK, block) if found[2] else found[0]
+
+    return CODE.sub(shown, markdown)
+
+
+def main(names: list[str]) -> None:
+    """Run the pages that show what is printed, and keep it."""
+    from uncollapse import files
+    from uncollapse.backbones import torchvision_ops
+
+    torchvision_ops.declare()
+    pages = {page.name: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}
+    kept = json.loads(RESULT.read_text(encoding="utf-8"))["pages"] if RESULT.exists() else {}
+    for name in names or [name for name, text in pages.items() if MARK in text]:
+        source = blocks(pages[name])
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            kept[name] = {"source": source, "printed": run(source, name)}
+        print(f"{name}: {len(source)} blocks")
+    kept = {name: kept[name] for name in sorted(kept) if MARK in pages.get(name, "")}
+    versions = {name: metadata.version(name) for name in LIBRARIES}
+    record = {"command": "python docs/printed.py", "versions": versions, "seed": 0, "pages": kept}
+    files.write(RESULT, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

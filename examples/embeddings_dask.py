@@ -1,0 +1,81 @@
+"""Diagnose embeddings that lie in many parquet files, with Dask: workers measure a file each, what they know merges.
+
+A task reads one file and gives a few megabytes, whatever the size of the file: `uc.RowStatistics`. Pairs of these are
+merged, then pairs of pairs. Merging is exact, so it does not matter which worker is done first. With Ray, Spark or a
+queue of batch jobs it is the same: make statistics with a seed of their own, send or save them, merge, diagnose.
+
+    python examples/embeddings_dask.py parts/                                  # workers on this machine
+    python examples/embeddings_dask.py parts/ --column first --pairs second --workers 4
+    python examples/embeddings_dask.py parts/ --scheduler tcp://10.0.0.1:8786  # a cluster that sees the same folder
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uncollapse as uc
+from uncollapse.embeddings import open_rows
+from uncollapse.loading.errors import library
+
+distributed: Any = library("dask.distributed", "dask")
+
+
+def main() -> None:
+    """Measure all files of a folder, print what they show, and write the diagnosis if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of .parquet files with the same columns")
+    parser.add_argument("--column", help="with the embeddings, if a file has several columns of lists")
+    parser.add_argument("--pairs", help="the column with the second views of the same rows, for alignment")
+    parser.add_argument("--workers", type=int, default=2, help="processes on this machine")
+    parser.add_argument("--scheduler", help="the address of a cluster to use instead")
+    parser.add_argument("--out", type=Path, help="a JSON file for the diagnosis")
+    args = parser.parse_args()
+    files = sorted(args.folder.resolve().glob("*.parquet"))
+    if not files:
+        parser.error(f"there is no .parquet file in {args.folder}")
+    with workers(args.scheduler, args.workers) as client:
+        parts = [client.submit(measured, file, args.column, args.pairs, seed) for seed, file in enumerate(files)]
+        whole: uc.RowStatistics = merged(client, parts).result()
+    diagnosis = whole.diagnosis(name=args.folder.name, data=f"{len(files)} files: {whole.count} rows")
+    print(diagnosis)
+    if args.out is not None:
+        diagnosis.save(args.out)
+
+
+def measured(file: Path, column: str | None, pairs: str | None, seed: int) -> uc.RowStatistics:
+    """The statistics of one file; this is what a worker does, in memory that does not grow with the file."""
+    rows = open_rows(file, column)
+    statistics = uc.RowStatistics(rows.dim, seed=seed)
+    if pairs is None:
+        for part in rows.parts():
+            statistics.update(part)
+    else:
+        for part, second in zip(rows.parts(), open_rows(file, pairs).parts(), strict=True):
+            statistics.update(part, second)
+    return statistics
+
+
+def merged(client: Any, parts: list[Any]) -> Any:
+    """Statistics that workers hold, merged in pairs, then in pairs of pairs; none of them comes here on the way."""
+    while len(parts) > 1:
+        pairs = [client.submit(uc.RowStatistics.merge, *pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
+
+
+@contextmanager
+def workers(address: str | None, count: int) -> Iterator[Any]:
+    """A cluster by its address, or processes on this machine, each with one thread."""
+    if address is not None:
+        with distributed.Client(address) as client:
+            yield client
+        return
+    options = {"n_workers": count, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+if __name__ == "__main__":
+    main()

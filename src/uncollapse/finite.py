@@ -1,0 +1,148 @@
+"""Where in a model numbers stop being finite: the first module, found in one pass with a look at everything.
+
+Such a pass is run only after something has failed, so it may cost what it likes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Cause = Literal["batch", "weights", "input", "output"]
+HALF = 65_504  # the largest finite number of float16
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first tensor that is not finite.
+
+    path, kind: the module, "" for the model itself. cause: "batch" is what the model was given, "weights" are the
+    module's own, "input" is what was computed in front of it outside of any module, "output" its own work on finite
+    numbers. what: the name of a weight. nan, infinite, entries: how many. dtype: of the tensor.
+    """
+
+    path: str
+    kind: str
+    cause: Cause
+    nan: int
+    infinite: int
+    entries: int
+    dtype: torch.dtype
+    what: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path} ({self.kind})" if self.path else f"the model ({self.kind})"
+        number = counted(self.nan, self.infinite, self.entries)
+        if self.cause == "batch":
+            return f"The batch itself holds {number}."
+        if self.cause == "weights":
+            return f"It begins at {where}: its {self.what} holds {number}."
+        side = "in front of it, its input holds" if self.cause == "input" else "from finite numbers it makes"
+        return f"It begins at {where}: {side} {number}{self._why()}."
+
+    def _why(self) -> str:
+        if self.dtype != torch.float16:
+            return ""
+        surely = "" if self.infinite else "probably "
+        return f": {surely}a float16 overflow, whose largest finite number is {HALF:,}; run it in bfloat16 or float32"
+
+
+def counted(nan: int, infinite: int, entries: int) -> str:
+    """How many numbers are not finite, in words.
+
+    >>> counted(2, 0, 4096), counted(3, 1, 10)
+    ('2 NaN among 4,096 numbers', '3 NaN and 1 infinite among 10 numbers')
+    """
+    parts = [f"{count:,} {word}" for count, word in ((nan, "NaN"), (infinite, "infinite")) if count]
+    return f"{' and '.join(parts)} among {entries:,} numbers"
+
+
+def count(x: Tensor) -> tuple[int, int, int]:
+    """NaN, infinite numbers and all entries of a tensor."""
+    return int(x.isnan().sum()), int(x.isinf().sum()), x.numel()
+
+
+def first_fault(model: nn.Module, run: Callable[[], Any]) -> Fault | None:
+    """Run something that calls the model, and say where the first number that is not finite came from.
+
+    Infinite numbers below zero that are gone behind the next module are a mask and no fault.
+
+    Args:
+        model: with whose modules `run` works.
+        run: one pass, such as the one that failed. What it raises ends the search and is not raised.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    >>> _ = nn.init.constant_(model[0].bias, float("nan"))
+    >>> print(first_fault(model, lambda: model(torch.ones(2, 4))))
+    It begins at 0 (Linear): its bias holds 4 NaN among 4 numbers.
+    """
+    search = _Search()
+    with ExitStack() as hooks, torch.no_grad():
+        for path, module in model.named_modules():
+            for hook in search.hooks(path, module):
+                hooks.callback(hook.remove)
+        with suppress(Exception):  # it failed before: whatever it raises now, where it began is known or not
+            run()
+    return search.found or search.doubtful
+
+
+class _Search:
+    """What hooks have seen of a pass. doubtful: only infinite numbers below zero, so far."""
+
+    def __init__(self) -> None:
+        self.found: Fault | None = None
+        self.doubtful: Fault | None = None
+
+    def hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
+        """Look at what goes into a module and at what comes out of it."""
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = {name: value for name, value in kwargs.items() if "mask" not in name}
+            self._look(path, module, "input" if path else "batch", (args, given))
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            self._look(path, module, "output", output)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after, with_kwargs=True)
+
+    def _look(self, path: str, module: nn.Module, cause: Cause, value: Any) -> None:
+        if self.found is not None:
+            return
+        bad = next((x for x in _tensors(value) if not bool(x.isfinite().all())), None)
+        if bad is None:
+            self.doubtful = self.doubtful if cause in ("input", "batch") else None
+            return
+        fault = _in_weights(path, module) if cause == "output" else None
+        fault = fault or Fault(path, type(module).__name__, cause, *count(bad), bad.dtype)
+        if bool((bad == -torch.inf).logical_or(bad.isfinite()).all()):
+            self.doubtful = self.doubtful or fault
+        else:
+            self.found = self.doubtful or fault
+
+
+def _in_weights(path: str, module: nn.Module) -> Fault | None:
+    """The first of a module's own weights that is not finite. Those that lie in several processes are not asked."""
+    for name, weight in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point()
+        if plain and not bool(weight.isfinite().all()):
+            return Fault(path, type(module).__name__, "weights", *count(weight), weight.dtype, name)
+    return None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in nested containers, and the nodes of a graph."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "edge_index"):
+        yield from _tensors(getattr(value, "x", None))

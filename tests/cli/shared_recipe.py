@@ -1,0 +1,62 @@
+"""A recipe that processes share, as the command `python shared_recipe.py train shared …`.
+
+It writes down each step, keeps a checkpoint of each, and may wait or fail in one process.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse import processes
+from uncollapse.cli import app
+from uncollapse.lab.configs import identity, setting
+from uncollapse.lab.recipes import RECIPES, Recipe
+from uncollapse.lab.records import record
+from uncollapse.lab.sessions import Session
+from uncollapse.lab.tasks import Settings, Task
+from uncollapse.lab.training import fit
+
+NAME = "shared"
+
+
+@dataclass(frozen=True)
+class Config:
+    epochs: int = setting(30, "How long.")
+    seed: int = setting(0, "Of nothing.")
+
+
+def run(config: Config, session: Session) -> dict[str, Any]:
+    model = nn.Linear(2, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    folder = session.data_root or Path()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        (folder / f"step-of-{processes.rank()}").touch()
+        if (folder / "wait").exists():  # for a signal
+            time.sleep(0.1)
+        if (folder / "fail").exists() and processes.rank() == 1:
+            raise ValueError("the disk of the second process is gone")
+        return (model(x) - 1).square().mean()
+
+    source = torch.Generator().manual_seed(0)
+    batches = [torch.randn(5, 2, generator=source)]
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    task = Task(model, optimiser, lambda epoch: batches, loss, lambda model: {"rank": processes.rank()})
+    session = replace(session, save_seconds=0.0)
+    history = fit(task, Settings(config.epochs), session, identity(NAME, config))
+    figures = {"found": model.bias.item(), "rank": history.epochs[-1]["rank"]}
+    return record(NAME, config, history.seconds, (), figures=figures, ended=history.ended, epochs=history.epochs)
+
+
+def name_of(config: Config) -> str:
+    return f"seed{config.seed}"
+
+
+if __name__ == "__main__":
+    RECIPES.add(NAME, Recipe(NAME, "Shared", "Nobody", Config, run, name_of, cost=lambda config: 1.0))
+    app(prog_name="uncollapse")

@@ -1,0 +1,83 @@
+"""Commands in several processes: one of them writes and talks, and all leave together."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+from ..launched import ended, start  # noqa: TID252
+
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="needs gloo")
+
+RECIPE = Path(__file__).with_name("shared_recipe.py")
+LOST = "Error: another process of this run came to a sudden end, so this one stops as well."
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    places = ["--data-root", str(folder), "--results", str(folder / "results"), "--runs", str(folder / "runs")]
+    return [str(RECIPE), "train", "shared", "--device", "cpu", *places, *more]
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a checkpoint is there, and another step is under way."""
+    return (folder / "step-of-1").exists() and any((folder / "runs").glob("*/*/step-*"))
+
+
+def test_a_process_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    started, _store = start(2, *command(tmp_path))
+    while not has_begun(tmp_path) and all(each.poll() is None for each in started):
+        time.sleep(0.1)
+    started[1].send_signal(signal.SIGKILL)
+    (first, out, told), second = ended(started)
+    assert (first, out, second) == (1, "", (-signal.SIGKILL, "", ""))
+    assert told.startswith(LOST)
+    assert "What was saved is kept: the same command goes on from there." in told
+    assert not list((tmp_path / "results").rglob("*.json"))
+
+    (tmp_path / "wait").unlink()
+    started, _store = start(2, *command(tmp_path, "--json"))
+    (first, out, told), second = ended(started)
+    assert (first, second) == (0, (0, "", ""))
+    assert told.startswith("Seed 0 goes on from step ")
+    (record,) = json.loads(out)
+    assert record["figures"]["rank"] == 0  # the first process's
+    assert len(record["epochs"]) == 30
+    assert [path.suffix for path in (tmp_path / "results").rglob("*.*")] == [".json"]
+    assert not list((tmp_path / "runs").rglob("step-*"))
+
+
+def test_a_signal_to_one_process_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    started, _store = start(2, *command(tmp_path))
+    while not has_begun(tmp_path) and all(each.poll() is None for each in started):
+        time.sleep(0.1)
+    started[1].send_signal(signal.SIGTERM)
+    (first, out, told), second = ended(started)
+    assert (first, out, second) == (130, "", (130, "", ""))
+    assert told.startswith("Interrupted in epoch ") or told.startswith("Interrupted after epoch ")
+    assert told.endswith("The same command goes on from there.\n")
+
+
+def test_an_error_in_one_process_is_told_once_and_all_leave(tmp_path: Path) -> None:
+    (tmp_path / "fail").touch()
+    started, _store = start(2, *command(tmp_path))
+    first, (second, out, told) = ended(started)
+    assert first == (1, "", "")
+    assert (second, out) == (1, "")
+    assert told == "Error: the disk of the second process is gone (--debug shows where.)\n"
+
+
+def test_what_cannot_be_shared_is_left_to_the_first_process(tmp_path: Path) -> None:
+    small = ["--points", "20", "--free", "4", "--steps", "2", "--draws", "2", "--largest", "4"]
+    places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    started, _store = start(2, "-m", "uncollapse", "train", "potentials", *small, *places)
+    (first, out, told), second = ended(started)
+    assert (first, second) == (0, (0, "", ""))
+    assert told.startswith("potentials cannot be shared by 2 processes: the first one runs it, and the others wait.")
+    assert "uniform" in out
+    assert len(list((tmp_path / "results").rglob("*.json"))) == 1

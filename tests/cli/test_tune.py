@@ -1,0 +1,115 @@
+"""uncollapse tune. How trials are run is tested with `lab.tuning`."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import Result
+
+from uncollapse.cli.tune_progress import TrialBars
+from uncollapse.tuning.tried import Tried
+
+from ..lab.sweep_recipe import registered  # noqa: TID252
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    with registered(monkeypatch, "tiny_tune") as module:
+        yield module
+
+
+def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) -> None:
+    command = ["tune", tiny.NAME, "--data-root", ".", "--cure", "good", "--budget", "2h"]
+    plan = run(*command, "--trials", 4, "--dry-run")
+    assert plan.exit_code == 0, plan.stderr
+    assert "scale (good): 0.01 to 10, by factors\n4 trials: 0 there, 4 missing." in plan.stdout
+    assert not (tmp_path / "studies").exists()
+    done = run(*command, "--trials", 4)
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "4 of 4 trials: 4 done. They cost 4.0 whole trainings, 2 s."
+    assert lines[1].startswith("Best: trial ")
+    assert lines[1].endswith("Without a cure: 30.00 %.")
+    assert lines[2] == "The search did not look at: test 50.00 % (without a cure 50.00 %)."
+    assert any(line.startswith('In your own code:  uc.attach(model, "contra_norm", scale=') for line in lines)
+    assert any(line.startswith("The same run:      uncollapse train tiny-tune ") for line in lines)
+    assert lines[-1] == "Written: studies/tiny-tune/tuned.json and studies/tiny-tune/tuned.html"
+    told = done.stderr.splitlines()
+    assert told[0] == "1/4 trial 0 (without a cure): validation 30.00 %, 1 s"
+    assert told[1].startswith("2/4 trial 1 (scale=0.1): validation ")
+    again = run(*command, "--trials", 4, "--json")
+    facts = json.loads(again.stdout)
+    assert facts["ended"] == "done"
+    assert [trial["number"] for trial in facts["trials"]] == [0, 1, 2, 3]
+    assert facts["baseline"]["value"] == 0.3
+    assert len((tmp_path / "log").read_text().splitlines()) == 4  # nothing was run a second time
+    assert "4 trials: 4 there, 0 missing." in run(*command, "--trials", 4, "--dry-run").stdout
+    other = run(*command, "--trials", 4, "--epochs", 9)
+    assert (other.exit_code, other.stdout) == (2, "")
+    assert "is a study of something else: it has epochs 5, and now it is 9." in other.stderr
+
+
+def test_failures(run: Run, tiny: ModuleType) -> None:
+    done = run("tune", tiny.NAME, "--data-root", ".", "--fault", "raise", "--trials", 9, "--study", "here")
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("0 of 9 trials: 3 not done.")
+    assert lines[1] == (
+        "3 trials failed; the first was trial 0 (without a cure): It broke. See here/runs. "
+        "The same command tries again."
+    )
+    assert lines[-1] == "Written: here/tuned.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny-tune", "--budget", "soon"], "--budget takes a time such as 90s, 45min or 2h, got 'soon'."),
+        (["tiny-tune", "--pruner", "often"], "--pruner is one of median, hyperband, none, got 'often'."),
+        (["tiny-tune", "--vary", "scale"], "--vary takes FIELD=LOW..HIGH or FIELD=A,B,…"),
+        (["tiny-tune", "--scale", "1", "--vary", "scale=1,2"], "scale is given and varies too"),
+        (["tiny-tune", "--holdout", "0"], "Nothing is held out to choose on: --holdout 0.1."),
+        (["tiny-tune", "--study", "models.py"], "models.py is a file"),
+        (["potentials"], "potentials says of no setting that it may vary. Recipes that can be tuned: gcn-depth, "),
+        (["gcn-deep"], "Did you mean 'gcn-depth'?"),
+    ],
+)
+def test_what_cannot_be_had(run: Run, tiny: ModuleType, arguments: list[str], words: str) -> None:
+    done = run("tune", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_under_a_launcher(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uncollapse.cli.tuning.launched", lambda: 2)
+    assert "tune starts processes of its own, with --jobs" in run("tune", tiny.NAME).stderr
+
+
+def test_bars() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    tried = (
+        Tried(0, {}, 0.25, "done", 3, 12.0, key="a"),
+        Tried(2, {"scale": 0.5}, None, "pruned", 2, 3.0, key="b"),
+        Tried(3, {"scale": 9.0}, None, "failed", 1, 3.0, key="c", why="its figure is nan"),
+    )
+    agenda = SimpleNamespace(
+        tried=tried, key=str, label=lambda config: f"trial {config}", done=3, total=5, failed={},
+        searched=SimpleNamespace(search=SimpleNamespace(by="validation")),
+    )  # fmt: skip
+    sweep = SimpleNamespace(agenda=agenda, running={}, seconds_left=lambda: 60.0)
+    with TrialBars(console, "Trials") as bars:
+        bars.changed(sweep)  # type: ignore[arg-type]
+        for config in "abc":
+            bars.finished(sweep, config)  # type: ignore[arg-type]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3/5 trial a: validation 25.00 %, 12 s" in shown
+    assert "3/5 trial b: stopped after epoch 2" in shown
+    assert "3/5 trial c: failed: its figure is nan" in shown
+    assert "about 60 s left" in shown

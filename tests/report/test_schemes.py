@@ -1,0 +1,37 @@
+"""One SVG file for light and for dark pages."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from uncollapse.report import canvas, schemes
+
+pytest.importorskip("matplotlib")
+
+
+def drawn(path: Path) -> str:
+    figure, (axes,) = canvas.blank("title", (3.0, 2.0))
+    axes.plot([0, 1], color=canvas.colour(1))
+    axes.set_xlabel("plain black")
+    return canvas.save(figure, path).read_text(encoding="utf-8")
+
+
+def test_it_has_the_colours_of_both(tmp_path: Path) -> None:
+    text = drawn(tmp_path / "x.svg")
+    light, _, dark = text.partition("@media (prefers-color-scheme: dark) {")
+    dark, _, rest = dark.partition("</style>")
+    assert "#c44d08" not in light
+    assert "stroke: #c44d08" in rest  # as drawn, for programs that know no style sheets
+    assert '[style*="stroke: #c44d08"] { stroke: #f79256 !important }' in dark
+    assert '[style*="fill: #ffffff"] { fill: transparent !important }' in dark
+    assert "svg { fill: #e7edf4 }" in dark
+    ElementTree.fromstring(text)
+
+
+def test_every_colour_of_plots_has_a_dark_one() -> None:
+    assert {*canvas.COLOURS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(schemes.PAIRS)
+
+
+def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
+    assert drawn(tmp_path / "x.svg") == drawn(tmp_path / "y.svg")
