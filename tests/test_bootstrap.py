@@ -7,7 +7,7 @@ import torch
 
 from uncollapse import bootstrap
 from uncollapse.bootstrap import Bootstrap, mean_interval
-from uncollapse.gauge import VALUES, Spread
+from uncollapse.spread import VALUES, Spread
 
 
 def test_blocks_add_up_and_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,8 @@ class Diagnosis:
         if not isinstance(state, dict) or "schema" not in state:
             raise ValueError("it has no schema, so it was not written by Diagnosis.save.")
         if state["schema"] != SCHEMA:
-            raise ValueError(f"it has schema {state['schema']}, and this version of uncollapse reads {SCHEMA}.")
+            got = str(state["schema"])[:20]
+            raise ValueError(f"it has schema {got}, and this version of uncollapse reads {SCHEMA}.")
         try:
             found: Self = stored.read(cls, state)
             _check(found)

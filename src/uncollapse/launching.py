@@ -58,9 +58,9 @@ def join(device: str | None = None) -> None:
 
     device: "cpu" if the work is on the processor although there are GPUs.
     """
-    meet()
-    if _met is None:
+    if launched() == 1:  # also in a first process that works alone, see `left_to_first`
         return
+    meet()
     import torch
     from torch import distributed
 

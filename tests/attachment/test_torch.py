@@ -456,7 +456,7 @@ def test_wrong_layers_say_what_is_expected(layers: Any) -> None:
         ("contra_norm", {"at": 1.5}, r"at must be.*1.5"),
         ("contra_norm", {"strength": 2}, r"does not take 'strength'. Its options are: dim, scale,"),
         ("contra_norm", {"scale": "much"}, r"contra_norm at layers.0.norm2: scale must be a finite number, got 'much'"),
-        ("contra_norm", {"preset": "best"}, r"no preset 'best'. There are: bert,"),
+        ("contra_norm", {"preset": "best"}, r"no preset 'best'\. Did you mean 'bert'\? There are: bert,"),
         ("pair_norm", {"mode": "XX"}, r"mode must be 'PN'"),
         ("contra_norm", {"tokens": "some"}, r'tokens must be "all" or "patches"'),
         ("attn_scale", {}, r"needs the values of attention"),

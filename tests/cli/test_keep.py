@@ -51,7 +51,8 @@ def test_the_model_of_each_seed_is_kept_and_told(run: Run, register: Callable[..
     assert [line.partition("--")[0] for line in lines] == ["Kept: runs/slope/2-seed0", "Kept: runs/slope/2-seed1"]
     assert all(line.endswith("/model.") for line in lines)
     (folder,) = (tmp_path / "runs" / "slope").glob("2-seed1--*")
-    assert sorted(path.name for path in folder.rglob("*")) == ["SHA256SUMS", "config.json", "model", "model.safetensors"]
+    there = sorted(path.name for path in folder.rglob("*"))
+    assert there == ["SHA256SUMS", "config.json", "model", "model.safetensors"]
     repeated = run("train", "slope", "--config", folder / "model" / "config.json")  # it is a configuration
     assert "1 of 1 was there already" in repeated.stderr
 

@@ -14,7 +14,7 @@ from uncollapse.loading.errors import UsageError
 TIMES = int(os.environ.get("UNCOLLAPSE_FUZZ", "0"))  # so many times the usual examples, and others in each run
 EXTREMES = [b"\x00" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\xff" * 7 + b"\x7f", b"999999999999", b"../../", b"\n\n"]
 
-TEXTS = ["", " ", "../../x", "/etc/passwd", "a\x00b", "é\ud800", "x" * 5000, "<script>", "NaN", "\x1b[2J"]
+TEXTS = ["", " ", "../../x", "/dev/null/x", "a\x00b", "é\ud800", "x" * 5000, "<script>", "NaN", "\x1b[2J"]
 NAMES = st.sampled_from(TEXTS)
 SCALARS = st.one_of(
     st.none(),
@@ -105,5 +105,5 @@ def answer(read: Callable[..., Any], *arguments: Any, refusals: tuple[type[Excep
             return read(*arguments)
         except refusals as error:
             found = error
-    assert 0 < len(str(found).strip()) < 7000, f"no sentence: {str(found)[:300]!r}"
+    assert str(found).strip(), f"{type(found).__name__} without words"
     return found

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from uncollapse.lab.config_files import LARGEST, read
 from uncollapse.lab.configs import build, checked, command, from_pairs, identity, settings
 from uncollapse.lab.recipes import RECIPES
+from uncollapse.lab.results import Results
 from uncollapse.loading.errors import UsageError
 
 from .damage import TEXTS, WILD, answer, damaged, few
@@ -144,10 +145,9 @@ def test_wild_settings_of_every_recipe(recipe: str, tmp_path: Path) -> None:
             json.dumps(asdict(config))
             identity(chosen.name, config)
             command(chosen.name, config)
-            name = chosen.name_of(config)
-            assert (tmp_path / f"{name}--0.json").resolve().parent == tmp_path.resolve()
-            assert len(name.encode()) < 200
-            assert "\x00" not in name
+            path = Results(tmp_path).path(chosen, config)
+            assert path.resolve().parent == (tmp_path / chosen.name).resolve()
+            assert len(path.name.encode()) < 255
 
     check()
 

@@ -122,7 +122,7 @@ def test_a_damaged_transformer_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"The cure in .*model cannot be loaded: .* does not describe a cure"):
         keeping.load_vision(folder)
     (folder / "model.safetensors").write_bytes(b"half")
-    with pytest.raises(UsageError, match="model.safetensors is not the file that was kept"):
+    with pytest.raises(UsageError, match=r"model\.safetensors is not the file that was kept"):
         keeping.load_vision(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"holds no whole model: model\.safetensors is missing"):

@@ -108,6 +108,9 @@ def test_another_cure_than_the_kept_one(tmp_path: Path, changes: dict[str, Any],
 def test_a_damaged_cure_is_a_sentence(tmp_path: Path) -> None:
     folder = kept(tmp_path / "model", **CURED)
     (folder / "uncollapse.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"uncollapse\.safetensors is not the file that was kept: its checksum"):
+        begun(folder, **CURED)
+    (folder / "SHA256SUMS").unlink()
     with pytest.raises(UsageError, match=r"The cure in .* cannot be loaded: .* one was replaced"):
         begun(folder, **CURED)
     (folder / "settings.json").unlink()

@@ -17,6 +17,7 @@ from uncollapse.cli.printing import printable
 from uncollapse.files import ADVICE, NotWrittenError
 from uncollapse.loading.errors import UsageError
 
+LONGEST = 2000  # letters of a sentence: a name in a file may have any number
 HOME = str(Path(__file__).parents[1])
 
 
@@ -67,7 +68,8 @@ def sentence(error: BaseException) -> str:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     if isinstance(error, OSError) and error.strerror and not isinstance(error, NotWrittenError):
         text = _of_the_system(error)
-    return printable(" ".join(str(text).split())) or type(error).__name__
+    words = printable(" ".join(str(text).split())) or type(error).__name__
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
 
 
 def _of_the_system(error: OSError) -> str:

@@ -47,7 +47,8 @@ def findings(made: "Outcome") -> list[str]:
         lines = [f"No cure was better than none: {by} {shown(by, [won.value])}."]
     else:
         lines = [f"Best: trial {won.number}, {won.words()}: {by} {shown(by, [won.value])}.{without}"]
-    judged = [f"{name} {shown(name, [value])}{_beside(made, name)}" for name, value in made.judged(won).items()]
+    figures = made.judged(won) if made.ended == "done" else {}  # who goes on with a search has not seen them
+    judged = [f"{name} {shown(name, [value])}{_beside(made, name)}" for name, value in figures.items()]
     lines += [f"The search did not look at: {', '.join(judged)}."] if judged else []
     shares = [f"{name} {100 * share:.0f} %" for name, share in made.shares.items()]
     return lines + ([f"What mattered: {', '.join(shares)} of the differences."] if shares else [])

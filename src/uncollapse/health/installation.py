@@ -106,7 +106,12 @@ def _torchvision() -> Iterator[Finding]:
     torchvision_ops.declare()
     version = metadata.version("torchvision")
     if torchvision_ops.declared():
-        words = f"{version} was built for another torch; models load all the same, its own operators (nms) do not work"
-        yield Finding(PARTS, "torchvision", "missing", words, "install the torchvision that belongs to your torch")
+        words = (
+            f"{version} was built for another torch: commands work all the same, `import timm` in your code may fail"
+        )
+        remedy = (
+            "install the one that belongs to your torch, or call uncollapse.backbones.torchvision_ops.declare() before"
+        )
+        yield Finding(PARTS, "torchvision", "missing", words, remedy)
     else:
         yield Finding(PARTS, "torchvision", "good", version)

@@ -102,8 +102,14 @@ def _fault(record: Any, recipe: str) -> str | None:
         return f"it is of the recipe {record.get('recipe')!r}, not {recipe!r}"
     if not isinstance(record.get("seed"), int) or record["seed"] != record["config"].get("seed"):
         return "its seed is not that of its config"
-    nested = [name for name, value in record["config"].items() if isinstance(value, dict)]
+    nested = [name for name, value in record["config"].items() if not _is_value(value)]
     return f"its setting {nested[0]} is no value" if nested else None
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a setting can have it: a plain value, or a list of those."""
+    several = value if isinstance(value, list) else [value]
+    return not any(isinstance(one, dict | list) for one in several)
 
 
 def _is_named(path: Path, record: Mapping[str, Any], recipe: "Recipe") -> bool:

@@ -9,7 +9,7 @@ from uncollapse.lab.results import Results
 from uncollapse.lab.search import Searched
 from uncollapse.lab.selecting import figure_of
 from uncollapse.loading.errors import UsageError
-from uncollapse.tuning.space import counting, kept, suggest
+from uncollapse.tuning.space import counting, kept
 from uncollapse.tuning.studies import ALIKE, Study
 from uncollapse.tuning.tried import Tried, said
 
@@ -179,10 +179,11 @@ class Trials(Agenda):
             return self.searched.baseline
         if trial.number == 1:
             if self._default():
-                suggest(trial, space, vars(config))  # which keeps them for the study
+                self.study.suggest(trial, space, vars(config))  # which keeps them
             return config
+        chosen = self.study.suggest(trial, space, vars(config))
         try:
-            return dataclasses.replace(config, **suggest(trial, space, vars(config)))
+            return dataclasses.replace(config, **chosen)
         except UsageError:
             return None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.loading.arrays import check_growth
-from uncollapse.loading.errors import UsageError
+from uncollapse.loading.errors import UsageError, intact
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")  # where training loops put the weights in a larger dictionary
 PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, Lightning
@@ -67,7 +67,9 @@ def _safetensors(path: Path) -> Any:
 
 def read_torch_file(path: Path) -> Any:
     """What torch.save wrote, tensors and plain containers only."""
-    if zipfile.is_zipfile(path):
+    with intact(path, "torch file"):
+        is_packed = zipfile.is_zipfile(path)  # which raises for some damaged ones
+    if is_packed:
         check_growth(path, kind="torch file")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -87,7 +87,7 @@ def space_of(cures: tuple[str, ...], scale: Any, temperature: Any, at: Any, laye
             raise UsageError(f"No cure is named {name!r}.{hint} There are: {', '.join(CURES)}.")
     found: list[Dimension] = [OneOf(CURE, cures)]
     for name, given in (("scale", scale), ("temperature", temperature)):
-        takers = tuple(cure for cure in cures if name in inspect.signature(CURES[cure].layer.__init__).parameters)
+        takers = tuple(cure for cure in cures if name in inspect.signature(CURES[cure].layer).parameters)
         if given is not None and takers:
             found.append(_numbers(name, given, {} if takers == cures else {CURE: takers}))
     for name, given in (("at", at), ("layers", layers)):
@@ -103,7 +103,8 @@ def _numbers(name: str, given: Any, when: Mapping[str, tuple[Any, ...]]) -> Dime
     if not numbers or not all(isinstance(number, int | float) for number in numbers):
         raise UsageError(f"{name} is a pair of numbers, a list of them, or one, got {given!r}.")
     if isinstance(given, tuple) and len(numbers) == 2:
-        return Between(name, *map(float, numbers), log=numbers[0] > 0, when=when)
+        low, high = map(float, numbers)
+        return Between(name, low, high, log=low > 0, when=when)
     return OneOf(name, tuple(map(float, numbers)), when)
 
 

@@ -82,7 +82,7 @@ class Loop:
                 if trial is None:
                     return None
                 known = {CURE: self.arguments.cures[0]}
-                chosen = {} if trial.number == 0 else spaces.suggest(trial, self.arguments.space, known)
+                chosen = {} if trial.number == 0 else self.study.suggest(trial, self.arguments.space, known)
                 if not self.study.repeats(trial, key := repr(sorted(chosen.items()))):
                     self.study.set(trial, chosen, key)
                     return trial, chosen

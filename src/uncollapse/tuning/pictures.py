@@ -48,7 +48,7 @@ def mattered(shares: Mapping[str, float]) -> Any | None:
     if not shares:
         return None
     picture, (axes,) = blank("What mattered", (SIZE[0], 1.4 + ROW * len(shares)))
-    names = list(reversed(shares))
+    names = list(shares)[::-1]
     axes.barh(range(len(names)), [shares[name] for name in names], color=GOOD, height=0.6)
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_xlim(0, 1)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from uncollapse.loading.errors import UsageError
@@ -20,7 +20,7 @@ class Between:
     low: float
     high: float
     log: bool = True
-    when: When = field(default_factory=dict)
+    when: When = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -56,7 +56,7 @@ class OneOf:
 
     field: str
     values: tuple[Any, ...]
-    when: When = field(default_factory=dict)
+    when: When = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.values or len(set(map(_label, self.values))) < len(self.values):

@@ -6,7 +6,7 @@ kept at all: each trial draws from a seed of its own, so a study that was interr
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from uncollapse.loading.errors import UsageError, library
 from uncollapse.tuning.pruning import Pruning
+from uncollapse.tuning.space import Space, suggest
 from uncollapse.tuning.study_files import PATIENCE, check, telling
 from uncollapse.tuning.tried import Better, State, Tried
 
@@ -96,6 +97,11 @@ class Study:
                 self._study.enqueue_trial(dict(params))
             self._study.sampler = _sampler(self._seed, len(self._study.get_trials(deepcopy=False)))
             return self._study.ask()
+
+    def suggest(self, trial: Any, space: Space, known: Mapping[str, Any]) -> dict[str, Any]:
+        """What a trial tries, which the study keeps; see `space.suggest`."""
+        with telling(self.file):
+            return suggest(trial, space, known)
 
     def unfinished(self) -> list[Any]:
         """Trials of Optuna that a process had begun when it ended; they are taken up again where they were."""

@@ -69,7 +69,7 @@ def test_48_blocks() -> None:
         (
             "deit_tiny_patch16_223",
             {},
-            r"timm has no model 'deit_tiny_patch16_223'\. Did you mean deit_tiny_patch16_224",
+            r"timm has no model 'deit_tiny_patch16_223'\. Did you mean 'deit_tiny_patch16_224'",
         ),
         ("deit_tiny_patch16_224.none", {}, r"timm cannot build .* Invalid pretrained tag \(none\)"),
         ("resnet50", {}, "resnet50 is no plain vision transformer of timm; take a vit_… or deit_…"),
