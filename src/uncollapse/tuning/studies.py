@@ -6,7 +6,7 @@ kept at all: each trial draws from a seed of its own, so a study that was interr
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
