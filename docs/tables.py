@@ -119,6 +119,11 @@ def hypersphere_speed() -> str:
     return _benchmarks("benchmarks_hypersphere.json") or graphs.NOT_RUN
 
 
+def gathering() -> str:
+    """What a loss over the rows of two processes takes beside gathering all keys."""
+    return _benchmarks("benchmarks_gather.json") or graphs.NOT_RUN
+
+
 def streaming() -> str:
     """How fast a large file of embeddings is measured, and in how much memory."""
     return _benchmarks("benchmarks_streaming.json") or graphs.NOT_RUN
@@ -235,6 +240,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "text_costs": text_costs,
     "vision_costs": vision_costs,
     "hypersphere_speed": hypersphere_speed,
+    "gathering": gathering,
     "streaming": streaming,
     "commands": commands.commands,
 }

@@ -32,3 +32,9 @@ def test_a_wrong_kind_is_one_sentence(run: Callable[..., Result]) -> None:
     result = run("list", "layers")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"Error: There is no list of 'layers'; choose one of {', '.join(REGISTRIES)}.\n"
+
+
+def test_without_a_kind_it_says_which_there_are(run: Callable[..., Result]) -> None:
+    result = run("list")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"Choose one of {', '.join(REGISTRIES)}, such as" in result.stderr

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import Result
 
+from uncollapse.cli import tune_words
 from uncollapse.cli.tune_progress import TrialBars
 from uncollapse.tuning.tried import Tried
 
@@ -53,6 +54,20 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     other = run(*command, "--trials", 4, "--epochs", 9)
     assert (other.exit_code, other.stdout) == (2, "")
     assert "is a study of something else: it has epochs 5, and now it is 9." in other.stderr
+
+
+@pytest.mark.parametrize(("ended", "tells"), [("done", True), ("interrupted", False), ("time", False)])
+def test_test_figures_are_told_at_the_end_only(ended: str, tells: bool) -> None:
+    tried = Tried(0, {}, 0.25, "done", 3, 12.0)
+    searched = SimpleNamespace(search=SimpleNamespace(by="validation"))
+    made = SimpleNamespace(
+        best=tried, baseline=tried, searched=searched, ended=ended, shares={}, judged=lambda tried: {"test": 0.5}
+    )
+    lines = tune_words.findings(made)  # type: ignore[arg-type]
+    assert lines == [
+        "No cure was better than none: validation 25.00 %.",
+        *["The search did not look at: test 50.00 %."] * tells,
+    ]
 
 
 def test_failures(run: Run, tiny: ModuleType) -> None:

@@ -81,7 +81,8 @@ def _pace(diagnosis: "Diagnosis", size: int, plain: "PlainRead") -> str:
     seconds, rows = max(diagnosis.seconds, 1e-3), diagnosis.tokens
     own = f"{rows:,} rows in {seconds:,.1f} s: {rows / seconds:,.0f} rows/s, {size / seconds / 1e9:.2f} GB/s"
     best = plain.size / max(plain.seconds, 1e-6) / 1e9
-    return f"{own}. A plain read of the file: {best:.2f} GB/s ({plain.size / 1e9:.2f} GB {plain.words})."
+    read = f"{plain.size / 1e9:.1f} GB" if plain.size >= 1e9 else f"{plain.size / 1e6:.1f} MB"
+    return f"{own}. A plain read of the file: {best:.2f} GB/s ({read} {plain.words})."
 
 
 def _second(rows: "Rows", path: Path, key: str | None) -> "Rows":

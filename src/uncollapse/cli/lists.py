@@ -17,15 +17,17 @@ Columns = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 def list_names(
     kind: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="metrics, cures, losses, backbones, recipes or measures",
             metavar="KIND",
             autocompletion=lambda incomplete: among(KINDS)(incomplete),
         ),
-    ],
+    ] = None,
 ) -> None:
     """List what there is of a kind, with its facts."""
+    if kind is None:
+        raise UsageError(f"A list of what? Choose one of {', '.join(KINDS)}, such as `uncollapse list cures`.")
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS)
         raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.{hint}")

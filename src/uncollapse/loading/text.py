@@ -80,6 +80,7 @@ def _check_known(ids: Any, tokenizer: Any) -> None:
     unknown = sum(number == tokenizer.unk_token_id for number in real)
     if tokenizer.unk_token_id not in (tokenizer.eos_token_id, tokenizer.pad_token_id) and 2 * unknown > len(real):
         raise UsageError(
-            f"The tokenizer does not know {unknown} of the first {len(real)} tokens: give text of the model's own "
-            "kind with --text, or pass --batches module:function if the model has another tokenizer."
+            f"The tokenizer does not know {unknown} of the first {len(real)} tokens. If the folder of the model has no "
+            "tokenizer, save it there too; else give text of the model's own kind with --text, or pass --batches "
+            "module:function if the model has another tokenizer."
         )
