@@ -27,7 +27,7 @@ def devices() -> Iterator[Finding]:
     mps = torch.backends.mps.is_available()
     yield Finding(DEVICES, "mps", "good" if mps else "missing", "there" if mps else "only on a Mac")
     several = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-    words = "torchrun and accelerate launch work" if several else "this torch is built without gloo"
+    words = "torch has gloo, so `torchrun` works" if several else "this torch is built without gloo"
     yield Finding(DEVICES, "several processes", "good" if several else "missing", words)
 
 

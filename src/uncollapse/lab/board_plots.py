@@ -32,6 +32,8 @@ def figure_of_group(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]
         _draw(axes, number, str(row), along)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
+    if len(columns) == 1:
+        axes.set_xlim(-0.5, 0.5)  # else its tick lies at the edge, far from its points
     axes.set_xlabel(board.columns, color=INK, parse_math=False)
     axes.set_ylabel(f"{board.figure.replace('_', ' ')}{', %' if board.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)

@@ -16,6 +16,8 @@ def accelerated(model: nn.Module, device: str | None, precision: str) -> Any:
     """Accelerate's Accelerator for a run. On GPUs, batch norms of several processes take the statistics of all."""
     state: Any = library("accelerate.state", "train").AcceleratorState
     state._reset_state(reset_partial_state=True)  # else the precision of an earlier run in this process stays
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":  # first: without a GPU Accelerate fails on it
+        raise _splits("FSDP")
     several = processes.count() > 1
     on_processor = device == "cpu" or (several and not torch.accelerator.is_available())
     made: Any = library("accelerate", "train").Accelerator(mixed_precision=precision, cpu=on_processor)
@@ -37,13 +39,15 @@ def _check_processes(made: Any) -> None:
             f"There are {processes.count()} processes, and Accelerate sees {made.num_processes}; start them with "
             "torchrun or accelerate launch."
         )
-    split = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"  # which Accelerate forgets without a GPU
-    if split or made.distributed_type.name not in WHOLE:
-        kind = "FSDP" if split else made.distributed_type.name
-        raise UsageError(
-            f"Each process trains a whole model here, and Accelerate is set to {kind}, which splits it; start with "
-            "torchrun, or with accelerate launch without that."
-        )
+    if made.distributed_type.name not in WHOLE:
+        raise _splits(made.distributed_type.name)
+
+
+def _splits(kind: str) -> UsageError:
+    return UsageError(
+        f"Each process trains a whole model here, and Accelerate is set to {kind}, which splits it; start with "
+        "torchrun, or with accelerate launch without that."
+    )
 
 
 def averaged(model: nn.Module, decay: float | None) -> Any:

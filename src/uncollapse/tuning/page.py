@@ -74,7 +74,8 @@ def _parts(search: Search) -> Iterator[tuple[str, str, Child]]:
     """The name, the heading and the content of each part that has something to show."""
     said_first: list[Child] = [element("p", sentence, class_="sentence") for sentence in search.sentences]
     if search.line:
-        said_first.append(element("pre", element("code", search.line)))
+        wraps = "white-space: pre-wrap; overflow-wrap: anywhere; margin-top: 0.6rem"
+        said_first.append(element("pre", element("code", search.line), style=wraps))
     yield "best", "The best", element("div", said_first, class_="card")
     if (bars := pictures.mattered(search.shares)) is not None:
         yield "mattered", "What mattered", [_lead(MATTERED), _card(bars, "Shares of the differences by parameter.")]
