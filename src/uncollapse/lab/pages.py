@@ -13,7 +13,7 @@ from uncollapse.lab.board_plots import figure_of_group
 from uncollapse.lab.selecting import Record
 from uncollapse.report.inline import svg
 from uncollapse.report.markup import Child, Markup, element
-from uncollapse.report.page import document
+from uncollapse.report.page import document, top
 from uncollapse.report.sections import scroller, swatch
 
 ONE_LINE = "white-space: nowrap"  # a wide table is scrolled rather than squeezed
@@ -40,13 +40,7 @@ def page(board: Board, made: Sequence[Cell], pictures: Sequence[Picture] = ()) -
     links = [element("a", str(group), href=f"#group-{i}") for i, group in enumerate(groups)]
     links += [element("a", each.title, href=f"#picture-{i}") for i, each in enumerate(pictures)]
     body: list[Child] = [
-        element("a", "Skip to the tables", href="#main", class_="skip"),
-        element(
-            "header",
-            element("p", "uncollapse", class_="brand"),
-            element("nav", links, aria_label="Tables"),
-            class_="bar",
-        ),
+        *top("tables", links, "Tables"),
         element(
             "main",
             element(

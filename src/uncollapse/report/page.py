@@ -66,6 +66,15 @@ def document(title: str, scripts: Sequence[str], body: Child) -> str:
     return f"<!doctype html>\n{element('html', element('head', head), element('body', body), lang='en')}\n"
 
 
+def top(what: str, links: Sequence[Child], label: str) -> list[Child]:
+    """The link that leads past the bar, to what the page is about, and the bar with links to its parts."""
+    name, nav = element("p", "uncollapse", class_="brand"), element("nav", list(links), aria_label=label)
+    return [
+        element("a", f"Skip to the {what}", href="#main", class_="skip"),
+        element("header", name, nav, class_="bar"),
+    ]
+
+
 def policy(scripts: Sequence[str]) -> str:
     """What a browser may do with a page: nothing, but for its own style, its own pictures and these scripts.
 

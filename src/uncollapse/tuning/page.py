@@ -9,7 +9,7 @@ from uncollapse import __version__, files
 from uncollapse.report.inline import svg
 from uncollapse.report.library import asset
 from uncollapse.report.markup import Child, Markup, element
-from uncollapse.report.page import document
+from uncollapse.report.page import document, top
 from uncollapse.report.sections import scroller
 from uncollapse.tuning import pictures
 from uncollapse.tuning.tried import Better, Tried, best, said
@@ -51,13 +51,7 @@ def page(search: Search) -> str:
     links = [element("a", heading, href=f"#{name}") for name, heading, _ in parts]
     script = asset(SCRIPT)
     body: list[Child] = [
-        element("a", "Skip to the results", href="#main", class_="skip"),
-        element(
-            "header",
-            element("p", "uncollapse", class_="brand"),
-            element("nav", links, aria_label="Parts of the page"),
-            class_="bar",
-        ),
+        *top("results", links, "Parts of the page"),
         element(
             "main",
             element("div", element("h1", search.title), element("p", _counts(search), class_="meta"), class_="title"),
