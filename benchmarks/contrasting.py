@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.measure import peak_memory
 from benchmarks.targets import SETUP, Result
-from uncollapse.lab import contrastive
-from uncollapse.lab.objectives import ObjectiveConfig, objective
-from uncollapse.lab.recipes import contrast
+from uncollapse.lab.experiments.contrastive import config as contrastive
+from uncollapse.lab.experiments.contrastive import recipe as contrast
+from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, objective
 
 BATCHES = (1024, 4096)
 WAYS = {

@@ -22,7 +22,7 @@ from torch import Tensor, distributed
 import uncollapse as uc
 from benchmarks.measure import speed_ratio, training_step
 from benchmarks.targets import Result
-from uncollapse import ring
+from uncollapse.pairwise import all_ranks
 
 COUNT, DIM, TEMPERATURE, FEW = 2, 128, 0.5, 64
 ROUNDS = {4096: 9, 16384: 3}  # by the rows of all processes together
@@ -80,7 +80,7 @@ def plain(x: Tensor, y: Tensor) -> Tensor:
     partner = torch.arange(len(x)) + distributed.get_rank() * len(x)
     forth = F.cross_entropy(x @ all_y.T / TEMPERATURE, partner)
     back = F.cross_entropy(y @ all_x.T / TEMPERATURE, partner)
-    return ring.total((forth + back) / 2) / COUNT
+    return all_ranks.total((forth + back) / 2) / COUNT
 
 
 def rows(rank: int, batch: int) -> tuple[Tensor, Tensor]:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from benchmarks.measure import peak_memory
 from benchmarks.targets import SETUP, Result, faster, smaller
-from uncollapse.lab.data.csbm import csbm
-from uncollapse.lab.data.graphs import Graph, load, undirected
-from uncollapse.lab.data.splits import by_count
+from uncollapse.lab.data.graph.csbm import csbm
+from uncollapse.lab.data.graph.datasets import Graph, load, undirected
+from uncollapse.lab.data.graph.splits import by_count
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.models.adjacency import adjacency, sparse_features
-from uncollapse.lab.recipes import gcn_depth
-from uncollapse.lab.threads import threads
 
 Epoch = Callable[[], None]
 CORA, WORDS = 2708, 18  # its nodes, and the words of a node on average

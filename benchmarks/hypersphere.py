@@ -20,7 +20,7 @@ from benchmarks import contrasting, plain
 from benchmarks.measure import peak_memory, training_step
 from benchmarks.targets import SETUP, Result, faster
 from uncollapse.backbones import torchvision_ops
-from uncollapse.loading.errors import library
+from uncollapse.errors import library
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ROUNDS = {1024: 15, 4096: 3}  # by batch

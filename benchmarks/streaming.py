@@ -19,10 +19,10 @@ import numpy
 import torch
 
 from benchmarks.targets import Result
-from uncollapse import moments
-from uncollapse.reading import plain_read
-from uncollapse.row_statistics import RowStatistics
-from uncollapse.sums import Sum
+from uncollapse.diagnosis.row_statistics import RowStatistics
+from uncollapse.diagnosis.stats import moments
+from uncollapse.diagnosis.stats.compensated_sum import Sum
+from uncollapse.io.prefetch import plain_read
 
 ROWS, DIM, RANK = 10_000_000, 384, 48
 PIECE = 50_000  # rows that are written at a time

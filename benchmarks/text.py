@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from benchmarks.targets import Result, slower
-from uncollapse.lab.data.encoded import Encoded
-from uncollapse.lab.data.glue import TASKS
-from uncollapse.lab.recipes import glue
-from uncollapse.lab.sentence_training import Training
-from uncollapse.lab.sentences import Data
-from uncollapse.loading.huggingface import Origin
+from uncollapse.io.hf_models import Origin
+from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.data.text.glue import TASKS
+from uncollapse.lab.experiments.glue import recipe as glue
+from uncollapse.lab.experiments.glue.config import Data
+from uncollapse.lab.experiments.glue.training import Training
 
 Steps = Callable[[], None]
 WORDS = 30_000  # of the vocabulary

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from benchmarks.targets import Result, slower
-from uncollapse.lab import vision
-from uncollapse.lab.data.augmenting import Look, for_training
-from uncollapse.lab.data.image_batches import Batches, ImageBatch
-from uncollapse.lab.data.packed_images import Packed
-from uncollapse.lab.data.pictures import Pictures
-from uncollapse.lab.image_training import Training, without_slow_attention
-from uncollapse.lab.recipes import vit
-from uncollapse.lab.sessions import Session
+from uncollapse.lab.data.image.augmentation import Look, for_training
+from uncollapse.lab.data.image.image_batches import Batches, ImageBatch
+from uncollapse.lab.data.image.image_source import Pictures
+from uncollapse.lab.data.image.packed_images import Packed
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.vit import config as vision
+from uncollapse.lab.experiments.vit import recipe as vit
+from uncollapse.lab.experiments.vit.training import Training, without_slow_attention
 
 LARGE: dict[str, Any] = {"model": "deit_small_patch16_224", "batch": 8, "mixup": 0.0, "drop_path": 0.0}
 SMALL: dict[str, Any] = {**vit.SMALL, "data": "cifar10"}

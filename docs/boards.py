@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from uncollapse.lab.agenda import Agenda
-from uncollapse.lab.board import Board
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.results import Results
-from uncollapse.lab.selecting import Record
-from uncollapse.lab.tables import markdown
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.tables.markdown import markdown
+from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.selection import Record
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from uncollapse.cli import app
+from uncollapse.cli.app import app
 
 STYLE = re.compile(r"\[/?[a-z ]*\]")  # of rich
 

@@ -14,12 +14,12 @@ import boards  # the module beside this one
 import numpy as np
 from boards import IMAGES, NOT_RUN, Row
 
-from uncollapse.lab.board import Board, Cell, cells
-from uncollapse.lab.board_plots import plot
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.selecting import Record, figure_of, setting
-from uncollapse.lab.tables import by_group
-from uncollapse.measures import MEASURES
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.tables.markdown import by_group
+from uncollapse.lab.tables.paper_table import Board, Cell, cells
+from uncollapse.lab.tables.selection import Record, figure_of, setting
+from uncollapse.lab.tables.table_plots import plot
 from uncollapse.report.canvas import INK, LINE, blank, colour, legend, save
 
 RECIPE = RECIPES["gcn-depth"]

@@ -10,10 +10,11 @@ import numpy as np
 from boards import IMAGES
 from matplotlib.ticker import NullLocator
 
-from uncollapse.lab.configs import build
-from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import RECIPES, asymptotics, potentials
-from uncollapse.lab.selecting import Record
+from uncollapse.lab.config.fields import build
+from uncollapse.lab.experiments.sphere import asymptotics, potentials
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, legend_below, save
 
 SETS = {

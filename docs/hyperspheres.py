@@ -15,14 +15,14 @@ import boards  # the modules beside this one
 import hypersphere_limits
 from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
-from uncollapse.lab.encoder_plots import circle, kind, scatter
-from uncollapse.lab.explaining import comparable, explained
-from uncollapse.lab.grids import Grid
-from uncollapse.lab.objectives import formula
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.recipes.circle import LEARNED, PUBLISHED
-from uncollapse.lab.recipes.contrast import JUDGES, PARTS
-from uncollapse.lab.selecting import Record
+from uncollapse.lab.experiments.contrastive.circle import LEARNED, PUBLISHED
+from uncollapse.lab.experiments.contrastive.encoder_plots import circle, kind, scatter
+from uncollapse.lab.experiments.contrastive.objectives import formula
+from uncollapse.lab.experiments.contrastive.predictors import comparable, explained
+from uncollapse.lab.experiments.contrastive.recipe import JUDGES, PARTS
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import INK, LINE, blank, colour, legend_below, save
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]

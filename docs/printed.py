@@ -63,8 +63,8 @@ def fill(markdown: str, page: str) -> str:
 
 def main(names: list[str]) -> None:
     """Run the pages that show what is printed, and keep it."""
-    from uncollapse import files
     from uncollapse.backbones import torchvision_ops
+    from uncollapse.io import files
 
     torchvision_ops.declare()
     pages = {page.name: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}

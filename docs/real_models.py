@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.diagnosis.result import Diagnosis, Layer
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_models"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import uncollapse
 from uncollapse.backbones import BACKBONES
-from uncollapse.measures import MEASURES
+from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.registry import CURES, LOSSES, METRICS
 
 sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its folder, and that is no package

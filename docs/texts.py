@@ -13,11 +13,11 @@ from typing import Any
 import boards  # the module beside this one
 from boards import IMAGES, NOT_RUN, RESULTS, Row
 
-from uncollapse.lab.board_plots import plot
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.recipes.glue import MINILM, variant
-from uncollapse.lab.selecting import Record, setting
-from uncollapse.measures import MEASURES
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.lab.experiments.glue.recipe import MINILM, variant
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.tables.selection import Record, setting
+from uncollapse.lab.tables.table_plots import plot
 from uncollapse.report.canvas import INK, LINE, blank, legend, save
 
 DEPTH = RECIPES["bert-depth"].boards["depth"]

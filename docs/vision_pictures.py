@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import visions  # the module beside this one
 
-from uncollapse.lab.selecting import Record
+from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank, colour, legend_below, save
 
 BY_LAYER = {

@@ -15,13 +15,13 @@ from typing import Any
 import boards  # the module beside this one
 from boards import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
 
-from uncollapse.lab.board import Board, Cell, cells
-from uncollapse.lab.configs import identity
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.recipes.vit import DIVERSE, variant
-from uncollapse.lab.selecting import Record, setting
-from uncollapse.lab.tables import by_group, notes, ours, theirs
-from uncollapse.lab.vision_start import PUBLISHED, SCRATCH
+from uncollapse.lab.config.fields import identity
+from uncollapse.lab.experiments.vit.recipe import DIVERSE, variant
+from uncollapse.lab.experiments.vit.start_weights import PUBLISHED, SCRATCH
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.tables.markdown import by_group, notes, ours, theirs
+from uncollapse.lab.tables.paper_table import Board, Cell, cells
+from uncollapse.lab.tables.selection import Record, setting
 
 RECIPE = RECIPES["vit"]
 ACCURACY = RECIPE.boards["accuracy"]

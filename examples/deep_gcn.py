@@ -20,11 +20,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 import uncollapse as uc
-from uncollapse.lab.data import graphs
-from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Settings, Task
-from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
+from uncollapse.lab.data.graph import datasets
+from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.threads import threads
 
 NAMES = {"plain": "as it is", "mended": "with ContraNorm"}
 
@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.layers < 2:
         parser.error(f"--layers is 2 or more, since a hidden layer is measured; got {args.layers}.")
-    graph = graphs.load("csbm")
+    graph = datasets.load("csbm")
     parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
     data = Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, **parts)
     with threads(1):  # more do not help with so small a graph

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.lab.recipes.vit_digits import Config as Vit
-from uncollapse.lab.recipes.vit_digits import accuracy, build, digits
-from uncollapse.lab.records import record
-from uncollapse.lab.threads import threads
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.experiments.vit.digits import Config as Vit
+from uncollapse.lab.experiments.vit.digits import accuracy, build, digits
+from uncollapse.lab.runs.records import record
 
 CLASSES = 10
 OUT = Path("results/diverse_patch.json")

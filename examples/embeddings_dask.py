@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import uncollapse as uc
-from uncollapse.embeddings import open_rows
-from uncollapse.loading.errors import library
+from uncollapse.errors import library
+from uncollapse.io.embedding_files import open_rows
 
 distributed: Any = library("dask.distributed", "dask")
 

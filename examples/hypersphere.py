@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import uncollapse as uc
-from uncollapse.loading.errors import library
+from uncollapse.errors import library
 
 WAYS = {"alignment": (1.0, 0.0), "uniformity": (0.0, 1.0), "both": (1.0, 1.0)}
 DIM, STEPS, BATCH = 16, 400, 256

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from uncollapse.lab.recipes import vit_digits
+from uncollapse.lab.experiments.vit import digits
 
 NAMES = {"plain": "as it is", "mended": "with ContraNorm"}
 
@@ -32,20 +32,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
-    config = vit_digits.Config(norm="layer", depth=args.depth, epochs=args.epochs, seed=args.seed)
+    config = digits.Config(norm="layer", depth=args.depth, epochs=args.epochs, seed=args.seed)
     runs = {name: trained(config, args.scale if name == "mended" else None) for name in NAMES}
     show(runs)
     if args.out is not None:
         args.out.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def trained(config: vit_digits.Config, scale: float | None) -> dict[str, Any]:
+def trained(config: digits.Config, scale: float | None) -> dict[str, Any]:
     """Build the model, attach the cure if a scale is given, train, and measure the last block."""
-    model = vit_digits.build(replace(config, norm="layer"))
+    model = digits.build(replace(config, norm="layer"))
     if scale is not None:
         print(uc.attach(model, "contra_norm", scale=scale, at="norms"))
-    record = vit_digits.fit(model, config)
-    images, _ = vit_digits.digits()["test"]
+    record = digits.fit(model, config)
+    images, _ = digits.digits()["test"]
     diagnosis = uc.diagnose(model, torch.split(images, 50), baseline=0)
     last = [layer for layer in diagnosis.layers if layer.name.startswith("block")][-1]
     return {

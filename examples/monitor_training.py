@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.monitor import CollapseWarning, Monitor, Record, Rule
+from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Record, Rule
 
 WIDTH = 32
 

@@ -22,9 +22,10 @@ import torch
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.recipes import gcn_depth, vit_digits
-from uncollapse.lab.sessions import Session
-from uncollapse.loading import text
+from uncollapse.io import text_batches
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.vit import digits
 
 OUT = Path("results/real_models")
 Saver = Callable[[str, uc.Diagnosis], None]
@@ -96,8 +97,8 @@ def load_minilm() -> tuple[Any, Any]:
 
 def measured(model: Any, tokenizer: Any, texts: list[str], size: int = 32, **options: Any) -> uc.Diagnosis:
     """A text model on texts of at most 128 tokens."""
-    batches = text.batches(texts, tokenizer, batch_size=size, max_length=128, decoder=False)
-    return uc.diagnose(model, batches, example=text.example(texts[0], tokenizer, 128), **options)
+    batches = text_batches.batches(texts, tokenizer, batch_size=size, max_length=128, decoder=False)
+    return uc.diagnose(model, batches, example=text_batches.example(texts[0], tokenizer, 128), **options)
 
 
 def minilm(data: Path, save: Saver, out: Path) -> None:
@@ -176,11 +177,11 @@ def bert72(data: Path, save: Saver, out: Path) -> None:
 
 def vit(data: Path, save: Saver, out: Path) -> None:
     """The deep vision transformer of the demo, untrained and trained, with LayerNorm and with ContraNorm."""
-    images: Any = vit_digits.digits()["test"][0]
+    images: Any = digits.digits()["test"][0]
     for norm, label in (("layer", "LayerNorm"), ("contra", "ContraNorm")):
-        for state, epochs in (("untrained", 0), ("trained", vit_digits.Config.epochs)):
-            config = vit_digits.Config(norm=norm, epochs=epochs)
-            model, run = vit_digits.train(config) if epochs else (vit_digits.build(config), None)
+        for state, epochs in (("untrained", 0), ("trained", digits.Config.epochs)):
+            config = digits.Config(norm=norm, epochs=epochs)
+            model, run = digits.train(config) if epochs else (digits.build(config), None)
             keep(run, out / "runs" / f"vit_{norm}.json")
             options: dict[str, Any] = {
                 "name": f"ViT-{config.depth}, {label}, {state}",

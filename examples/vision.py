@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab import vision
-from uncollapse.lab.data.augmenting import for_judging
-from uncollapse.lab.data.image_batches import Batches, epoch_order
-from uncollapse.lab.image_training import look_of
-from uncollapse.lab.recipes import vit
-from uncollapse.lab.sessions import Session
+from uncollapse.lab.data.image.augmentation import for_judging
+from uncollapse.lab.data.image.image_batches import Batches, epoch_order
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.vit import config as vision
+from uncollapse.lab.experiments.vit import recipe as vit
+from uncollapse.lab.experiments.vit.training import look_of
 
 SIZES = {"depth": 6, "width": 48, "image": 16, "patch": 4, "epochs": 3}
 PLAIN: dict[str, Any] = {**vit.SMALL, **SIZES, "cure": "none", "precision": "no"}

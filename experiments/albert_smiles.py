@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from experiments import keeping, smiles
-from uncollapse.lab.paired import compare
-from uncollapse.lab.recipes import glue
-from uncollapse.lab.records import short
-from uncollapse.lab.sessions import Session
-from uncollapse.lab.threads import threads
-from uncollapse.loading.errors import UsageError
-from uncollapse.loading.huggingface import Origin
+from uncollapse.errors import UsageError
+from uncollapse.io.hf_models import Origin
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.experiments.glue import recipe as glue
+from uncollapse.lab.runs.records import short
+from uncollapse.lab.tables.significance import compare
 
 MODEL = "rxnmapper's ALBERT"  # what a result says instead of the folder that is made of it
 KEPT = ("mean_cosine", "effective_rank")

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.lab.data import glue
-from uncollapse.lab.data.encoded import Encoded, encode, in_order
-from uncollapse.lab.data.glue import Examples
-from uncollapse.lab.data.glue_metrics import figures
-from uncollapse.lab.records import short
-from uncollapse.loading import huggingface
-from uncollapse.loading.errors import UsageError
-from uncollapse.loading.huggingface import Origin
+from uncollapse.errors import UsageError
+from uncollapse.io import hf_models
+from uncollapse.io.hf_models import Origin
+from uncollapse.lab.data.text import glue
+from uncollapse.lab.data.text.encoded import Encoded, encode, in_order
+from uncollapse.lab.data.text.glue import Examples
+from uncollapse.lab.data.text.glue_metrics import figures
+from uncollapse.lab.runs.records import short
 
 ALIKE = 4.0  # pairs with at least this score mean the same
 BATCH = 64
@@ -25,7 +25,7 @@ BATCH = 64
 
 def encoder(place: str, *, random_weights: bool = False) -> nn.Module:
     """A model without a head, in float32 and evaluation mode."""
-    model, _, _ = huggingface.load(Origin(place), random_weights=random_weights, dtype=torch.float32)
+    model, _, _ = hf_models.load(Origin(place), random_weights=random_weights, dtype=torch.float32)
     return model.eval()
 
 

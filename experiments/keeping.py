@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uncollapse import files
-from uncollapse.lab.records import record
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.io import files
+from uncollapse.lab.runs.records import record
 
 LIBRARIES = ("transformers", "tokenizers", "accelerate", "scikit-learn", "scipy")
 

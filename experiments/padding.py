@@ -23,10 +23,10 @@ from torch.nn import functional as F
 import uncollapse as uc
 from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, quality, some
-from uncollapse.lab.data.encoded import Encoded
-from uncollapse.lab.records import fingerprint, short
-from uncollapse.lab.threads import threads
-from uncollapse.loading.huggingface import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.runs.records import fingerprint, short
 
 
 @dataclass(frozen=True)

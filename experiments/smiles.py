@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from uncollapse.loading.errors import library
-from uncollapse.loading.quiet import quiet
+from uncollapse.errors import library
+from uncollapse.io.quiet import quiet
 
 SYMBOL = "|".join(
     (

@@ -22,13 +22,13 @@ import uncollapse as uc
 from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, pooled, quality
 from uncollapse import backbones
-from uncollapse.lab.data.encoded import bucketed
-from uncollapse.lab.records import fingerprint, short
-from uncollapse.lab.schedules import linear
-from uncollapse.lab.tasks import Settings, Task
-from uncollapse.lab.threads import threads
-from uncollapse.lab.training import fit
-from uncollapse.loading.huggingface import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.lab.data.text.encoded import bucketed
+from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.schedules import linear
+from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.runs.records import fingerprint, short
 
 
 @dataclass(frozen=True)

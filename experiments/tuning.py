@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from experiments.keeping import told_plainly
-from uncollapse import files
-from uncollapse.lab import configs
-from uncollapse.lab.recipes import RECIPES, Recipe
-from uncollapse.lab.records import record
-from uncollapse.lab.results import Results
-from uncollapse.lab.running import placed, run_one
-from uncollapse.lab.search import searched
-from uncollapse.lab.selecting import figure_of
-from uncollapse.lab.sessions import Session
-from uncollapse.lab.sweeping import Limits, Sweep
-from uncollapse.lab.trials import Most
-from uncollapse.lab.tuning import Outcome, tune
+from uncollapse.io import files
+from uncollapse.lab.config import fields
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.recipe import RECIPES, Recipe
+from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.run_one import placed, run_one
+from uncollapse.lab.runs.sweep import Limits, Sweep
+from uncollapse.lab.search.trials import Most
+from uncollapse.lab.search.tune_recipe import Outcome, tune
+from uncollapse.lab.search.variables import searched
+from uncollapse.lab.tables.selection import figure_of
 
 OUT = Path("results/tune")
 ENOUGH = 1000  # trials: the cost is what ends a search
@@ -105,7 +105,7 @@ def by_hand(recipe: Recipe, task: Comparison, folder: Path, session: Session) ->
     """Every run of the grid: settings, figures, cost."""
     found = []
     for point in task.grid:
-        config = configs.build(recipe.config, {**task.settings, **point, "seed": task.seed})
+        config = fields.build(recipe.config, {**task.settings, **point, "seed": task.seed})
         own = placed(session, recipe, config, folder / "runs")
         made, _ = run_one(recipe, config, Results(folder / "results"), own)
         print(time.strftime("%H:%M:%S"), "by hand", point, figure_of(made, "validation"), flush=True)
@@ -122,7 +122,7 @@ def chosen(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def by_search(recipe: Recipe, task: Comparison, folder: Path, session: Session, trainings: float) -> Outcome:
     """The search, as far as so many whole trainings go."""
-    config = configs.build(recipe.config, {**task.settings, "seed": task.seed})
+    config = fields.build(recipe.config, {**task.settings, "seed": task.seed})
     search = recipe.search
     assert search is not None
     plan = searched(search, config, [*task.settings, "seed"], task.vary)
@@ -134,7 +134,7 @@ def compared(task: Comparison, folder: Path, session: Session) -> dict[str, Any]
     """Both ways, with what they found and what it cost."""
     recipe = RECIPES[task.recipe]
     hand = by_hand(recipe, task, folder / "hand", session)
-    whole = configs.build(recipe.config, {**task.settings}).epochs
+    whole = fields.build(recipe.config, {**task.settings}).epochs
     trainings = sum(trial["steps"] for trial in hand) / whole
     made = by_search(recipe, task, folder / "search", session, trainings)
     won, base = made.best, made.baseline

@@ -11,7 +11,7 @@ from pathlib import Path
 from releasing.versions import ReleaseError
 
 EXTRAS = "all"
-MINILM = "from uncollapse.demo import INSTALL_MINILM; print(INSTALL_MINILM)"  # as users are told
+MINILM = "from uncollapse.cli.demo import INSTALL_MINILM; print(INSTALL_MINILM)"  # as users are told
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")  # of the variables here
 
 

@@ -16,16 +16,17 @@ import torch
 from torch import nn
 
 import uncollapse as uc
-from uncollapse.lab.checkpoint_files import STATE, _digest
-from uncollapse.lab.checkpoints import Checkpoints
-from uncollapse.lab.configs import build
-from uncollapse.lab.data import array_images, packed_images, running_text
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.results import Results
-from uncollapse.lab.running import folder_of
-from uncollapse.loading import checkpoints, graphs
-from uncollapse.loading.errors import UsageError
-from uncollapse.loading.pickles import read_matrix
+from uncollapse.errors import UsageError
+from uncollapse.io import graphs, weights
+from uncollapse.io.pickles import read_matrix
+from uncollapse.lab.config.fields import build
+from uncollapse.lab.data.image import array_images, packed_images
+from uncollapse.lab.data.text import running_text
+from uncollapse.lab.engine.checkpoint_files import STATE, _digest
+from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.run_one import folder_of
 
 SOURCE = Path(uc.__file__).parent
 MODULES = {
@@ -40,11 +41,11 @@ MODULES = {
     "pandas.read_pickle",
 }
 ALLOWED = {  # the file, and why it may
-    ("loading/pickles.py", "pickle"): "Planetoid's files: an unpickler that only knows stand-ins",
-    ("loading/checkpoints.py", "pickle"): "the error that torch.load raises",
-    ("loading/builders.py", "exec_module"): "the user's own file.py:function",
-    ("lab/workers.py", "recv"): "from the sweep that started this process, through its own pipe",
-    ("lab/sweeping.py", "recv"): "from a worker that this process started, through its own pipe",
+    ("io/pickles.py", "pickle"): "Planetoid's files: an unpickler that only knows stand-ins",
+    ("io/weights.py", "pickle"): "the error that torch.load raises",
+    ("io/builders.py", "exec_module"): "the user's own file.py:function",
+    ("lab/runs/workers.py", "recv"): "from the sweep that started this process, through its own pipe",
+    ("lab/runs/sweep.py", "recv"): "from a worker that this process started, through its own pipe",
 }
 
 
@@ -176,7 +177,7 @@ def test_torch_files_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
     for value in (trap, {"weight": trap}, {"x": torch.ones(1, 1), "edge_index": trap}):
         torch.save(value, tmp_path / "w.pt")
         with pytest.raises(UsageError, match="could run code"):
-            checkpoints.load_into(nn.Linear(1, 1), tmp_path / "w.pt")
+            weights.load_into(nn.Linear(1, 1), tmp_path / "w.pt")
         with pytest.raises(UsageError, match="could run code"):
             graphs.load(str(tmp_path / "w.pt"), None)
 
@@ -197,7 +198,7 @@ def test_arrays_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
 
 
 def _rows(path: Path) -> Any:
-    from uncollapse.embeddings import open_rows
+    from uncollapse.io.embedding_files import open_rows
 
     return list(open_rows(path, "a" if path.suffix == ".npz" else None).parts())
 
@@ -216,7 +217,7 @@ def test_pickles_of_data_sets_are_not_run(tmp_path: Path, trap: Runs, monkeypatc
 
 
 def test_folders_of_models_run_no_code(tmp_path: Path, trap: Runs) -> None:
-    from uncollapse.loading import models
+    from uncollapse.io import models
 
     own = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(own))
@@ -296,7 +297,7 @@ def test_names_inside_of_archives_write_nothing(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_a_result_is_replaced_not_followed(tmp_path: Path) -> None:
-    from uncollapse.files import write
+    from uncollapse.io.files import write
 
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "d.json").symlink_to(tmp_path / "mine")

@@ -1,6 +1,6 @@
 """`python -m uncollapse`, which launchers of several processes need: `torchrun -m uncollapse train …`."""
 
-from uncollapse.cli import app
+from uncollapse.cli.app import app
 
 if __name__ == "__main__":
     app(prog_name="uncollapse")

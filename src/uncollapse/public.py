@@ -6,22 +6,22 @@ It is imported when the first of these names is asked for, see `uncollapse/__ini
 from typing import Any
 
 from uncollapse import __version__, cures, losses, metrics, pairwise
-from uncollapse.attachment import Attachment, attach, attachments, detach, places
-from uncollapse.cure_files import load_cure, save_cure
+from uncollapse.attachment.attach import Attachment, attach, attachments, detach, places
+from uncollapse.attachment.inner_tokens import Tokens, tokens
+from uncollapse.attachment.save import load_cure, save_cure
 from uncollapse.cures import *  # noqa: F403
-from uncollapse.diagnosing import diagnose, diagnose_activations
-from uncollapse.diagnosing_rows import diagnose_rows
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.inner import Tokens, tokens
+from uncollapse.diagnosis.embeddings import diagnose_rows
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.diagnosis.row_statistics import RowStatistics
+from uncollapse.diagnosis.run import diagnose, diagnose_activations
+from uncollapse.diagnosis.stats.moments import Moments
+from uncollapse.diagnosis.stats.reservoir import Reservoir
+from uncollapse.errors import did_you_mean
 from uncollapse.losses import *  # noqa: F403
 from uncollapse.metrics import *  # noqa: F403
-from uncollapse.moments import Moments
-from uncollapse.monitor import CollapseWarning, Monitor, Rule
-from uncollapse.names import did_you_mean
+from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
 from uncollapse.registry import CURES, LOSSES, METRICS
-from uncollapse.reservoir import Reservoir
-from uncollapse.row_statistics import RowStatistics
-from uncollapse.tuner import Tuned, tune
+from uncollapse.tuning.tune_model import Tuned, tune
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from uncollapse.names import did_you_mean
+from uncollapse.errors import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.writing.ports import PORT
+from uncollapse.attachment.write_hooks import PORT
 
 Change = Callable[[Tensor], Tensor]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import uncollapse as uc
-from uncollapse.sites import laid_back, sets_of
+from uncollapse.backbones.sites import laid_back, sets_of
 
 from .by_hand import At, assert_clean, assert_same, written_in
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.sites import Context, Site, Stack
+from uncollapse.backbones.sites import Context, Site, Stack
 
 
 def record(model: nn.Module, sites: dict[Any, Site], *args: Any, **kwargs: Any) -> dict[Any, list[Tensor]]:

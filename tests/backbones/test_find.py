@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from uncollapse import backbones
-from uncollapse.sites import Context
+from uncollapse.backbones.sites import Context
 
 LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "batch_first": True}
 

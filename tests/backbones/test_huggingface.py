@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from uncollapse import backbones  # noqa: E402
 from uncollapse.backbones import huggingface  # noqa: E402
-from uncollapse.sites import Block, Context, Site, Stack, as_sets  # noqa: E402
+from uncollapse.backbones.sites import Block, Context, Site, Stack, as_sets  # noqa: E402
 
 ALL_PLACES = {
     "block",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones
 from uncollapse.backbones import named
-from uncollapse.sites import Context, Site, as_sets
+from uncollapse.backbones.sites import Context, Site, as_sets
 
 
 class Mixer(nn.Module):

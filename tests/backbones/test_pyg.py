@@ -14,7 +14,7 @@ from torch_geometric.nn import DeepGCNLayer, GCNConv, GENConv, SAGEConv, SAGPool
 
 import uncollapse as uc  # noqa: E402
 from uncollapse import backbones  # noqa: E402
-from uncollapse.sites import Context, Site, as_sets  # noqa: E402
+from uncollapse.backbones.sites import Context, Site, as_sets  # noqa: E402
 
 from .reading import context, read_all  # noqa: E402
 

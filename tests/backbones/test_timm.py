@@ -10,7 +10,7 @@ from torch import Tensor, nn
 timm = pytest.importorskip("timm")
 
 from uncollapse import backbones  # noqa: E402
-from uncollapse.sites import as_sets  # noqa: E402
+from uncollapse.backbones.sites import as_sets  # noqa: E402
 
 from .reading import read_all, record  # noqa: E402
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones
 from uncollapse.backbones import torch as torch_backbone
-from uncollapse.sites import as_sets
+from uncollapse.backbones.sites import as_sets
 
 from .reading import context, places, read_all, record
 

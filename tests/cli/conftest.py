@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from uncollapse.cli import app
+from uncollapse.cli.app import app
 
 MODELS = """
 import torch

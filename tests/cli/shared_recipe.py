@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse import processes
-from uncollapse.cli import app
-from uncollapse.lab.configs import identity, setting
-from uncollapse.lab.recipes import RECIPES, Recipe
-from uncollapse.lab.records import record
-from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Settings, Task
-from uncollapse.lab.training import fit
+from uncollapse import distributed
+from uncollapse.cli.app import app
+from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.recipe import RECIPES, Recipe
+from uncollapse.lab.runs.records import record
 
 NAME = "shared"
 
@@ -36,17 +36,17 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     folder = session.data_root or Path()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        (folder / f"step-of-{processes.rank()}").touch()
+        (folder / f"step-of-{distributed.rank()}").touch()
         if (folder / "wait").exists():  # for a signal
             time.sleep(0.1)
-        if (folder / "fail").exists() and processes.rank() == 1:
+        if (folder / "fail").exists() and distributed.rank() == 1:
             raise ValueError("the disk of the second process is gone")
         return (model(x) - 1).square().mean()
 
     source = torch.Generator().manual_seed(0)
     batches = [torch.randn(5, 2, generator=source)]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    task = Task(model, optimiser, lambda epoch: batches, loss, lambda model: {"rank": processes.rank()})
+    task = Task(model, optimiser, lambda epoch: batches, loss, lambda model: {"rank": distributed.rank()})
     session = replace(session, save_seconds=0.0)
     history = fit(task, Settings(config.epochs), session, identity(NAME, config))
     figures = {"found": model.bias.item(), "rank": history.epochs[-1]["rank"]}

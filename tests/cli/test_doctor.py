@@ -9,9 +9,10 @@ import pytest
 import torch
 from typer.testing import Result
 
-from uncollapse import __version__, health, pairwise
+from uncollapse import __version__, pairwise
 from uncollapse.backbones import torchvision_ops
-from uncollapse.health import Finding, installation, machine, self_check
+from uncollapse.cli import health_doc, health_installation, health_machine, health_self_check
+from uncollapse.cli.health_doc import Finding
 
 Run = Callable[..., Result]
 
@@ -20,8 +21,8 @@ Run = Callable[..., Result]
 def light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without importing the optional libraries, which takes seconds each; and on a disk that is good enough."""
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(installation, "import_module", lambda name: None)
-    monkeypatch.setattr(machine, "LITTLE", 0)
+    monkeypatch.setattr(health_installation, "import_module", lambda name: None)
+    monkeypatch.setattr(health_machine, "LITTLE", 0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -55,7 +56,7 @@ def test_what_it_says_on_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch)
         Finding("Versions", "python", "good", "3.11"),
         Finding("Optional parts", "timm", "missing", "vision models", 'pip install "uncollapse[timm]"'),
     ]
-    monkeypatch.setattr(health, "examine", lambda: iter(findings))
+    monkeypatch.setattr(health_doc, "examine", lambda: iter(findings))
     result = run("doctor")
     assert result.exit_code == 0
     assert "✓ python" in result.stdout
@@ -74,22 +75,22 @@ def requires(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def test_a_plain_installation_is_well_and_says_what_could_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     requires(monkeypatch, "torch>=2.6", 'not-there>=1; extra == "timm"', "uncollapse[hf,train]; extra == 'text'")
-    (timm,) = [finding for finding in installation.parts() if finding.name == "timm"]
+    (timm,) = [finding for finding in health_installation.parts() if finding.name == "timm"]
     assert (timm.state, timm.remedy) == ("missing", 'pip install -U "uncollapse[timm]"')
     assert timm.words == "vision models of timm: not-there is not installed"
-    assert not any(finding.name == "text" for finding in installation.parts())
+    assert not any(finding.name == "text" for finding in health_installation.parts())
 
 
 def test_an_old_or_broken_library_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     requires(monkeypatch, "torch>=99.1", 'rich (>=13) ; extra == "report"')
-    old = next(finding for finding in installation.versions() if finding.name == "torch")
+    old = next(finding for finding in health_installation.versions() if finding.name == "torch")
     assert (old.state, "99.1 or later is needed" in old.words) == ("bad", True)
 
     def broken(name: str) -> None:
         raise RuntimeError("operator x::y\ndoes not exist")
 
-    monkeypatch.setattr(installation, "import_module", broken)
-    (report,) = [finding for finding in installation.parts() if finding.name == "report"]
+    monkeypatch.setattr(health_installation, "import_module", broken)
+    (report,) = [finding for finding in health_installation.parts() if finding.name == "report"]
     assert report.state == "bad"
     assert report.words.endswith("cannot be imported: operator x::y does not exist")
 
@@ -99,19 +100,21 @@ def test_without_metadata_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert [finding.name for finding in installation.versions()] == ["python", "uncollapse"]
+    assert [finding.name for finding in health_installation.versions()] == ["python", "uncollapse"]
 
 
 def test_the_extras_are_those_of_the_package() -> None:
     named = metadata.metadata("uncollapse").get_all("Provides-Extra")
-    assert {"hf", "timm", "pyg", "train", "text", "data", "report", "gguf"} <= set(named or ()) & set(installation.USES)
+    assert {"hf", "timm", "pyg", "train", "text", "data", "report", "gguf"} <= set(named or ()) & set(
+        health_installation.USES
+    )
 
 
 def test_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchvision") if torchvision_ops.declare() is None else None
     for declared, state in ((True, "missing"), (False, "good")):
         monkeypatch.setattr(torchvision_ops, "declared", lambda declared=declared: declared)
-        (found,) = installation._torchvision()
+        (found,) = health_installation._torchvision()
         assert found.state == state
 
 
@@ -119,14 +122,14 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
-    found = machine._folder("here", tmp_path, "results")
+    monkeypatch.setattr(health_machine.tempfile, "TemporaryFile", refuse)
+    found = health_machine._folder("here", tmp_path, "results")
     assert (found.state, found.words) == ("bad", f"{tmp_path} cannot be written to: Permission denied")
 
 
 def test_little_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LITTLE", 2**80)
-    assert machine._folder("here", tmp_path / "new", "results").remedy == "make room"
+    monkeypatch.setattr(health_machine, "LITTLE", 2**80)
+    assert health_machine._folder("here", tmp_path / "new", "results").remedy == "make room"
     assert not (tmp_path / "new").exists()
 
 
@@ -134,13 +137,13 @@ def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert machine._hub().state == "good"
+    assert health_machine._hub().state == "good"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert machine._hub().remedy == "unset HF_HUB_OFFLINE"
+    assert health_machine._hub().remedy == "unset HF_HUB_OFFLINE"
 
 
 def results() -> Iterator[Finding]:
-    return (finding for finding in self_check.checks() if finding.name.startswith("kernel, cpu"))
+    return (finding for finding in health_self_check.checks() if finding.name.startswith("kernel, cpu"))
 
 
 def test_the_self_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

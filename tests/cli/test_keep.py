@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lab import slope
+from tests.lab.tiny_text import SENTENCES, tiny_model
 from typer.testing import Result
 
-from uncollapse.inputs import NotFiniteError
-from uncollapse.lab import keeping, kept_folders
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.sessions import Session
-
-from ..lab import slope  # noqa: TID252
-from ..lab.tiny_text import SENTENCES, tiny_model  # noqa: TID252
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs import model_folder, saved_models
+from uncollapse.pairwise.numerics import NotFiniteError
 
 Run = Callable[..., Result]
 WEIGHTS = torch.nn.Linear(1, 1)
@@ -24,7 +23,7 @@ WEIGHTS = torch.nn.Linear(1, 1)
 
 def keeps(config: slope.Config, session: Session) -> dict[str, Any]:
     record = slope.run(config, session)
-    keeping.keep_weights(session, WEIGHTS, config)
+    saved_models.keep_weights(session, WEIGHTS, config)
     return record
 
 
@@ -112,7 +111,7 @@ def test_a_model_that_cannot_be_kept_is_one_sentence(
         raise OSError(28, "No space left on device")
 
     register(keeps)
-    monkeypatch.setattr(kept_folders, "_sync", full)
+    monkeypatch.setattr(model_folder, "_sync", full)
     result = run("train", "slope", "--keep")
     assert (result.exit_code, result.stdout, models(tmp_path)) == (2, "", [])
     assert result.stderr.startswith("Error: The model cannot be kept in runs/slope/2-seed0--")
@@ -154,7 +153,7 @@ def test_glue_keeps_its_predictions(run: Run, tmp_path: Path, monkeypatch: pytes
     header, *lines = (folder / "predictions" / "own.tsv").read_text().splitlines()
     assert header == "index\tprediction"
     assert [line.split("\t")[0] for line in lines] == list(map(str, range(16)))
-    model, words = keeping.load_text(folder)
+    model, words = saved_models.load_text(folder)
     for line, (text, _) in zip(lines, SENTENCES[48:], strict=True):  # one at a time, as the file has them
         with torch.no_grad():
             score = model(**words(text, return_tensors="pt")).logits.item()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab import slope
 from typer.testing import Result
 
-from uncollapse.lab.configs import build, settings
-from uncollapse.lab.recipes import RECIPES, glue
-from uncollapse.lab.results import Results
-
-from ..lab import slope  # noqa: TID252
+from uncollapse.lab.config.fields import build, settings
+from uncollapse.lab.experiments.glue import recipe as glue
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.results import Results
 
 Run = Callable[..., Result]
 PRESETS = {"steep": {"slope": 8.0, "noise": 1.0, "weight_decay": 0.5, "epochs": 2, "seed": 7}, "flat": {"slope": 0.5}}

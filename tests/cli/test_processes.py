@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.launched import ended, start
 from torch import distributed
-
-from ..launched import ended, start  # noqa: TID252
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="needs gloo")

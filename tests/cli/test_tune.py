@@ -8,13 +8,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.lab.sweep_recipe import registered
 from typer.testing import Result
 
 from uncollapse.cli import tune_words
 from uncollapse.cli.tune_progress import TrialBars
-from uncollapse.tuning.tried import Tried
-
-from ..lab.sweep_recipe import registered  # noqa: TID252
+from uncollapse.tuning.trial_result import Tried
 
 Run = Callable[..., Result]
 
@@ -103,7 +102,7 @@ def test_what_cannot_be_had(run: Run, tiny: ModuleType, arguments: list[str], wo
 
 
 def test_under_a_launcher(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uncollapse.cli.tuning.launched", lambda: 2)
+    monkeypatch.setattr("uncollapse.cli.tune.launched", lambda: 2)
     assert "tune starts processes of its own, with --jobs" in run("tune", tiny.NAME).stderr
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncollapse._kernel import grid
 from uncollapse.cures import ContraNorm, contra_norm
+from uncollapse.pairwise import grid
 
 
 def unit(x):

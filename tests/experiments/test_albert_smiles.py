@@ -10,8 +10,8 @@ import pytest
 from experiments.albert_smiles import Config
 
 from experiments import albert_smiles
-from uncollapse.lab.recipes import glue
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.lab.experiments.glue import recipe as glue
 
 TABLE = 'iupac,smiles,expt,calc\nethanol,CCO,-5.0,-4.9\n"1,2-ethanediol",OCCO,-9.3,-9.1\n'
 FOUND = [("C" * (n + 1), float(n)) for n in range(20)]

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lab.tiny_text import SENTENCES, tiny_model
 from torch import nn
 
 from experiments import embedding, padding
-from uncollapse.lab.data.encoded import Encoded, encode
-from uncollapse.lab.data.glue import Examples
-from uncollapse.loading.huggingface import Origin, tokenizer
-
-from ..lab.tiny_text import SENTENCES, tiny_model  # noqa: TID252
+from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.lab.data.text.encoded import Encoded, encode
+from uncollapse.lab.data.text.glue import Examples
 
 CURE = {"axis": "tokens", "scale": 0.2}
 

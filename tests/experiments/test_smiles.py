@@ -48,7 +48,7 @@ def test_every_character_is_in_one_symbol(words: Any, text: str) -> None:
 
 
 def test_a_saved_tokenizer_reads_the_same(words: Any, tmp_path: Path) -> None:
-    from uncollapse.loading.huggingface import Origin, tokenizer
+    from uncollapse.io.hf_models import Origin, tokenizer
 
     words.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "albert"}', encoding="utf-8")

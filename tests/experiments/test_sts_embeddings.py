@@ -6,13 +6,12 @@ import pytest
 import torch
 from experiments.embedding import Pairs, pooled
 from experiments.sts_embeddings import WAYS, Config, Training
+from tests.lab.tiny_text import SENTENCES, tiny_model
 
 import uncollapse as uc
-from uncollapse.lab.data.encoded import encode
-from uncollapse.lab.data.glue import Examples
-from uncollapse.loading.huggingface import Origin, tokenizer
-
-from ..lab.tiny_text import SENTENCES, tiny_model  # noqa: TID252
+from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.lab.data.text.encoded import encode
+from uncollapse.lab.data.text.glue import Examples
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,12 @@ from types import ModuleType
 
 import pytest
 from experiments.tuning import TASKS, Comparison, chosen, compared
+from tests.lab.sweep_recipe import registered
 
-from uncollapse.lab import configs
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.records import record
-from uncollapse.lab.sessions import Session
-
-from ..lab.sweep_recipe import registered  # noqa: TID252
+from uncollapse.lab.config import fields
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.records import record
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -52,7 +51,7 @@ def test_both_ways_cost_the_same(tiny: ModuleType, tmp_path: Path, monkeypatch: 
 def test_the_tasks_can_be_had(name: str) -> None:
     task = TASKS[name]
     recipe = RECIPES[task.recipe]
-    made = [configs.build(recipe.config, {**task.settings, **point}) for point in task.grid]
+    made = [fields.build(recipe.config, {**task.settings, **point}) for point in task.grid]
     assert recipe.search is not None
     assert made[0] == dataclasses.replace(made[1], **recipe.search.none) or made[0].norm == "none"
     assert len(set(made)) == len(made)

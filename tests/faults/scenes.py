@@ -61,7 +61,7 @@ def command(arguments: list[str]) -> int:
     own = {"monitor": _monitored, "tune": _tuned}
     if arguments[0] in own and not arguments[1].startswith("gcn"):
         return _told(lambda: own[arguments[0]](Path(arguments[1]), *map(int, arguments[2:])))
-    from uncollapse.cli import app
+    from uncollapse.cli.app import app
 
     try:
         app(arguments, prog_name="uncollapse")
@@ -86,7 +86,7 @@ def _monitored(folder: Path, steps: int = 4) -> None:
     import models
     import torch
 
-    from uncollapse.monitor import Monitor
+    from uncollapse.monitoring.monitor import Monitor
 
     monitor = Monitor(models.batches(), every=1, folder=folder)
     for step in range(_lines(folder) + 1, steps + 1):
@@ -103,7 +103,7 @@ def _tuned(folder: Path, trials: int = 4) -> None:
     import torch
 
     import uncollapse as uc
-    from uncollapse.files import write
+    from uncollapse.io.files import write
 
     def judged(model: Any, trial: Any) -> float:
         with torch.no_grad():
@@ -133,7 +133,7 @@ def warm_up() -> None:
 
     torchvision_ops.declare()
     torch.set_num_threads(1)
-    from uncollapse.lab.sessions import Session
+    from uncollapse.lab.engine.runtime import Session
 
     names = [field.name for field in dataclasses.fields(Session)]
     given: Any = Session.__init__

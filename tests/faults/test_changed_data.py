@@ -13,15 +13,16 @@ import numpy
 import pytest
 import safetensors.numpy
 import torch
+from tests.lab.data.graph import made_up_graphs
+from tests.lab.data.image import made_up_images
 
-from uncollapse.embeddings import open_rows
-from uncollapse.lab import sentences
-from uncollapse.lab.data import image_sets
-from uncollapse.lab.data.image_batches import Batches
-from uncollapse.lab.sessions import Session
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.io.embedding_files import open_rows
+from uncollapse.lab.data.image import image_sets
+from uncollapse.lab.data.image.image_batches import Batches
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.glue import config as sentences
 
-from ..lab.data import made_up, made_up_images  # noqa: TID252
 from .machine import Machine, litter
 from .remains import check_whole, said
 from .scenes import TRAIN, furnish
@@ -33,9 +34,9 @@ TEXAS = [*TRAIN, "--data", "texas", "--data-root", "data"]
 def with_graphs(folder: Path) -> Path:
     """A folder `data` with a graph, and a folder `other` with one that has other features."""
     furnish(folder)
-    made_up.save(folder / "data" / "heterophilous" / "texas.npz")
-    changed = made_up.heterophilous()["node_features"] * 2 + numpy.eye(40, 6, dtype="float32")
-    made_up.save(folder / "other" / "heterophilous" / "texas.npz", node_features=changed)
+    made_up_graphs.save(folder / "data" / "heterophilous" / "texas.npz")
+    changed = made_up_graphs.heterophilous()["node_features"] * 2 + numpy.eye(40, 6, dtype="float32")
+    made_up_graphs.save(folder / "other" / "heterophilous" / "texas.npz", node_features=changed)
     return folder
 
 

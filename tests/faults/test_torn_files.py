@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 import uncollapse as uc
-from uncollapse.attachment import attachments
-from uncollapse.lab import contrastive, keeping
-from uncollapse.lab.data.encoded import encode
-from uncollapse.lab.data.glue_files import Examples
-from uncollapse.lab.kept_encoders import load_encoder
-from uncollapse.lab.sessions import Session
-from uncollapse.loading.errors import UsageError
+from uncollapse.attachment.attach import attachments
+from uncollapse.errors import UsageError
+from uncollapse.lab.data.text.encoded import encode
+from uncollapse.lab.data.text.glue_files import Examples
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.contrastive import config as contrastive
+from uncollapse.lab.experiments.contrastive.saved_encoders import load_encoder
+from uncollapse.lab.runs import saved_models
 
 from .machine import Machine, litter
 from .remains import said
@@ -113,7 +114,7 @@ def test_the_study_of_a_search(machine: Machine, tmp_path: Path, record_property
 
 def test_a_kept_model(tmp_path: Path, record_property: Count) -> None:
     config, cases = contrastive.ContrastConfig(dim=5, falls=(0.5,), width=0.03, side=16), 0
-    keeping.keep_weights(Session(keep=tmp_path / "model"), contrastive.build(config), config)
+    saved_models.keep_weights(Session(keep=tmp_path / "model"), contrastive.build(config), config)
     for name in ("model.safetensors", "config.json", "SHA256SUMS"):
         for damage in torn(tmp_path / "model" / name, flips=10):
             cases, told = cases + 1, ""

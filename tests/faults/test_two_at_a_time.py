@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.lab.agenda import Agenda
-from uncollapse.lab.grids import Grid
-from uncollapse.lab.results import Results
-from uncollapse.lab.sessions import Session
-from uncollapse.lab.sweeping import Limits, Sweep
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.runs.sweep import Limits, Sweep
 
 from ..lab.sweep_recipe import registered  # noqa: TID252
 from .machine import Machine, litter

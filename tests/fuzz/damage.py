@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
 
 TIMES = int(os.environ.get("UNCOLLAPSE_FUZZ", "0"))  # so many times the usual examples, and others in each run
 EXTREMES = [b"\x00" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\xff" * 7 + b"\x7f", b"999999999999", b"../../", b"\n\n"]

@@ -19,25 +19,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from uncollapse.embeddings import open_rows
-from uncollapse.lab.data import (
-    array_images,
-    arxiv,
-    class_lists,
-    depth_maps,
-    encoded,
-    glue_files,
-    glue_own,
-    heterophilous,
-    labelled_sentences,
-    packed_images,
-    running_text,
-    splits,
-)
-from uncollapse.loading import checkpoints, decoding, graphs, images, text
-from uncollapse.loading.decoding import UnreadableError
-from uncollapse.loading.errors import UsageError
-from uncollapse.loading.pickles import read_matrix, read_neighbours
+from uncollapse.errors import UsageError
+from uncollapse.io import decoding, graphs, images, text_batches, weights
+from uncollapse.io.decoding import UnreadableError
+from uncollapse.io.embedding_files import open_rows
+from uncollapse.io.pickles import read_matrix, read_neighbours
+from uncollapse.lab.data.graph import arxiv, heterophilous, splits
+from uncollapse.lab.data.image import array_images, class_lists, depth_maps, packed_images
+from uncollapse.lab.data.text import encoded, glue_files, glue_own, labelled_sentences, running_text
 
 RANDOM = numpy.random.default_rng(0)
 ROWS = RANDOM.normal(size=(40, 6)).astype("float32")
@@ -185,7 +174,7 @@ STATE = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
 
 
 def load_weights(path: Path) -> None:
-    checkpoints.load_into(MODEL, path)
+    weights.load_into(MODEL, path)
 
 
 def raw(*parts: bytes) -> bytes:
@@ -229,7 +218,7 @@ CASES = {
     "neighbours": Case("ind.cora.graph", raw(LISTS), read_neighbours),
     "tsv": Case("train.tsv", 'sentence\tlabel\nA fine day.\tyes\nNo "rain".\tno\nÉté\tyes\n'.encode(), read_tsv),
     "tsv scores": Case("train.tsv", b"sentence1\tsentence2\tscore\na\tb\t1.5\nc\td\t-2\n", read_tsv),
-    "lines": Case("x.txt", "one\ntwo\n\nthree é\n".encode(), lambda path: text.read_lines(str(path))),
+    "lines": Case("x.txt", "one\ntwo\n\nthree é\n".encode(), lambda path: text_batches.read_lines(str(path))),
     "class list": Case("c.txt", b"# wanted\nn01 cat\nn02 dog\n", read_list),
     "labelled": Case("rt-polarity.all", b"0 a bad film\n1 a good film\n" * 3, read_labelled),
     "brown": Case("brown.zip", brown(), read_zip),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import uncollapse as uc
-from uncollapse import files
-from uncollapse.cli import app
+from uncollapse.cli.app import app
+from uncollapse.io import files
 
 from .damage import TEXTS, few
 

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uncollapse.lab.config_files import LARGEST, read
-from uncollapse.lab.configs import build, checked, command, from_pairs, identity, settings
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.results import Results
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.lab.config.config_files import LARGEST, read
+from uncollapse.lab.config.fields import build, checked, command, from_pairs, identity, settings
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs.results import Results
 
 from .damage import TEXTS, WILD, answer, damaged, few
 

@@ -13,17 +13,18 @@ from torch import nn
 
 import uncollapse as uc
 from uncollapse import report
-from uncollapse.attachment import attachments
-from uncollapse.cure_files import DESCRIPTION, WEIGHTS
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.lab import keeping, kept_encoders
-from uncollapse.lab.board import cells
-from uncollapse.lab.checkpoint_files import STATE
-from uncollapse.lab.checkpoints import Checkpoints
-from uncollapse.lab.recipes import RECIPES
-from uncollapse.lab.results import Results
-from uncollapse.lab.tables import facts, markdown
-from uncollapse.loading import timm_models
+from uncollapse.attachment.attach import attachments
+from uncollapse.attachment.save import DESCRIPTION, WEIGHTS
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.io import timm_models
+from uncollapse.lab.engine.checkpoint_files import STATE
+from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.experiments.contrastive import saved_encoders
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.runs import saved_models
+from uncollapse.lab.runs.results import Results
+from uncollapse.lab.tables.markdown import facts, markdown
+from uncollapse.lab.tables.paper_table import cells
 from uncollapse.report.page import page
 
 from .damage import answer, as_json, changed, damaged, few
@@ -184,7 +185,12 @@ def test_kept_models(folder: Path, name: str) -> None:
 
     def check(content: bytes) -> None:
         (place / name).write_bytes(content)
-        for load in (kept_encoders.load_encoder, keeping.load_vision, keeping.load_text, timm_models.is_folder):
+        for load in (
+            saved_encoders.load_encoder,
+            saved_models.load_vision,
+            saved_models.load_text,
+            timm_models.is_folder,
+        ):
             answer(load, place)
 
     few(40)(given(changed(written))(lambda value: check(as_json(value))))()

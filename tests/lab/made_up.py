@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from uncollapse.lab.board import Board, Published
+from uncollapse.lab.tables.paper_table import Board, Published
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse.lab.configs import identity, setting
-from uncollapse.lab.recipes import Recipe
-from uncollapse.lab.records import record
-from uncollapse.lab.sessions import Session
-from uncollapse.lab.tasks import Settings, Task
-from uncollapse.lab.training import fit
+from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.recipe import Recipe
+from uncollapse.lab.runs.records import record
 
 NAME = "slope"
 runs: list[int] = []  # seeds of the runs that were begun

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from uncollapse.lab.recipes import RECIPES
+from uncollapse.lab.recipe import RECIPES
 
 
 @contextmanager

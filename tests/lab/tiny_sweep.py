@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from uncollapse.lab.checkpoints import Checkpoints
-from uncollapse.lab.configs import identity
-from uncollapse.lab.grids import Grid
-from uncollapse.lab.recipes import RECIPES, Recipe
-from uncollapse.lab.records import record
-from uncollapse.lab.sessions import Session
+from uncollapse.lab.config.fields import identity
+from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.recipe import RECIPES, Recipe
+from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.runs.records import record
 
 NAME = "tiny-sweep"
 PAUSE = 0.02  # seconds

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.inputs import NotFiniteError
-from uncollapse.lab.configs import identity, setting
-from uncollapse.lab.recipes import RECIPES, Recipe
-from uncollapse.lab.records import record
-from uncollapse.lab.search import Search
-from uncollapse.lab.sessions import PrunedError, Session
-from uncollapse.lab.tasks import Settings, Task
-from uncollapse.lab.training import fit
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.runtime import PrunedError, Session
+from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.recipe import RECIPES, Recipe
+from uncollapse.lab.runs.records import record
+from uncollapse.lab.search.variables import Search
+from uncollapse.pairwise.numerics import NotFiniteError
 from uncollapse.tuning.space import Between, OneOf
-from uncollapse.tuning.tried import attach_line
+from uncollapse.tuning.trial_result import attach_line
 
 NAME = "tiny-tune"
 

@@ -6,8 +6,8 @@ import torch
 from scipy.special import hyp0f1
 from torch import Tensor
 
-from uncollapse._kernel.grid import TILE
 from uncollapse.metrics import alignment, pairwise_potential, uniformity, uniformity_optimum
+from uncollapse.pairwise.grid import TILE
 
 TABLE = {  # dimension: optimum at t = 1, 2, 3
     2: (-1.1760, -1.5750, -1.7918),

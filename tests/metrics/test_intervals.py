@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import uncollapse as uc
-from uncollapse.bootstrap import Bootstrap
 from uncollapse.metrics import intervals
+from uncollapse.metrics.bootstrap import Bootstrap
 
 
 def rows(n: int, d: int, seed: int = 0, lean: float = 0.0) -> Tensor:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from uncollapse.diagnosis import Advice, Diagnosis, Evidence, Layer, Summary, Verdict
-from uncollapse.measures import MEASURES
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.result import Advice, Diagnosis, Evidence, Layer, Summary, Verdict
 
 Make = Callable[..., Diagnosis]
 

@@ -13,7 +13,7 @@ import torch
 
 import uncollapse as uc
 from uncollapse import report
-from uncollapse.diagnosis import Diagnosis
+from uncollapse.diagnosis.result import Diagnosis
 
 pytest.importorskip("plotly")
 playwright = pytest.importorskip("playwright.sync_api")

@@ -13,8 +13,8 @@ import torch
 
 import uncollapse as uc
 from uncollapse import report
+from uncollapse.diagnosis.describe import between
 from uncollapse.report.page import page
-from uncollapse.sphere import between
 
 pytest.importorskip("plotly")
 

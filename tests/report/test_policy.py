@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from uncollapse import report
-from uncollapse.lab.board import Board
-from uncollapse.lab.pages import Picture, write_page
+from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.table_page import Picture, write_page
 from uncollapse.report.canvas import blank
 from uncollapse.report.library import asset
 from uncollapse.report.markup import fingerprint
 from uncollapse.report.page import document, policy
-from uncollapse.tuning import page as tuned
-from uncollapse.tuning.tried import Tried
+from uncollapse.tuning import search_page as tuned
+from uncollapse.tuning.trial_result import Tried
 
 pytest.importorskip("plotly")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)

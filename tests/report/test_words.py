@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from uncollapse.bootstrap import Interval
-from uncollapse.diagnosis import Summary
+from uncollapse.diagnosis.result import Summary
+from uncollapse.metrics.bootstrap import Interval
 from uncollapse.report import difference
 from uncollapse.report.words import inside, listed, number, path_of
 

@@ -12,8 +12,8 @@ from typing import get_args
 from torch import nn
 
 from uncollapse.backbones import named
-from uncollapse.names import did_you_mean
-from uncollapse.sites import OUTPUT, Layout, Stack
+from uncollapse.backbones.sites import OUTPUT, Layout, Stack
+from uncollapse.errors import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from uncollapse.backbones import arguments
 from uncollapse.backbones.huggingface_places import kind_of, numbers, order_of_use, places
 from uncollapse.backbones.huggingface_search import Run, above, entrance, pretrained_above, runs, takes_input
 from uncollapse.backbones.random_weights import SEED, is_of_cure, reset_cures
+from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, Values
 from uncollapse.backbones.widths import width
-from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, Values
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
 _FINAL = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from uncollapse.backbones import arguments
-from uncollapse.sites import OUTPUT, Site
+from uncollapse.backbones.sites import OUTPUT, Site
 
 
 @dataclass(frozen=True)

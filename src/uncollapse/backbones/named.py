@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments, random_weights
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 from uncollapse.backbones.torch import step_by_step
-from uncollapse.names import did_you_mean
-from uncollapse.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
+from uncollapse.errors import did_you_mean
 
 PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # masks that are True at padding
 MASKS = ("attention_mask", "mask")  # masks that are True at real tokens, or hide some tokens from others

@@ -17,7 +17,7 @@ import torch_geometric as pyg
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments, random_weights
-from uncollapse.sites import OUTPUT, Block, Context, Site, Stack, inside
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, inside
 
 Modules = Mapping[str, nn.Module]
 EDGES = ("edge_index", "adj_t", "adj")  # what models call their graph

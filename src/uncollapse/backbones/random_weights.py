@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from uncollapse.sites import CHILD
+from uncollapse.backbones.sites import CHILD
 
 SEED = 0
 

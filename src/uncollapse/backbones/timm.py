@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import arguments, random_weights
-from uncollapse.sites import OUTPUT, Block, Context, Site, Stack, Values, inside
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, Values, inside
 
 # Place -> site within the block. What drop_path gives is what the residual adds, layer scale included.
 ANY_BLOCK = {OUTPUT: Site(""), "attention.input": Site("", "input")}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from uncollapse.backbones import arguments, random_weights
-from uncollapse.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, inside, no_context
+from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, inside, no_context
 
 Layer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 WHOLES = (nn.TransformerEncoder, nn.TransformerDecoder)

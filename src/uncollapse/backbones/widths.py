@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from uncollapse.sites import Side
+from uncollapse.backbones.sites import Side
 
 
 def width(module: nn.Module, side: Side) -> int | None:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from uncollapse.loading.errors import UsageError
-from uncollapse.names import did_you_mean
+from uncollapse.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     import torch

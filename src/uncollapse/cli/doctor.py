@@ -11,10 +11,10 @@ from rich.text import Text
 
 from uncollapse.cli import output
 from uncollapse.cli.options import flag
-from uncollapse.cli.waiting import Waiting
+from uncollapse.cli.progress import Waiting
 
 if TYPE_CHECKING:
-    from uncollapse.health import Finding
+    from uncollapse.cli.health_doc import Finding
 
 MARKS = {"good": ("✓", "green"), "missing": ("–", "yellow"), "bad": ("✗", "bold red")}
 NAMES = 24  # columns
@@ -24,12 +24,12 @@ def doctor(
     as_json: Annotated[bool, flag("--json", "Print the findings as JSON and nothing else.")] = False,
 ) -> None:
     """Examine the installation: versions, devices, optional parts and how to get them, and a self-check."""
-    from uncollapse import health
+    from uncollapse.cli import health_doc
 
     found = []
     with Waiting() as waiting:
         waiting.stage("Examining")
-        for finding in health.examine():
+        for finding in health_doc.examine():
             found.append(finding)
             waiting.stage(f"Examined: {finding.name}")
     if as_json:

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from uncollapse.cli import output
-from uncollapse.files import at_home
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.io.files import at_home
 
 
 def check(results: Path, runs: Path, data_root: Path | None) -> None:
@@ -22,7 +22,7 @@ def check(results: Path, runs: Path, data_root: Path | None) -> None:
 
 def make(results: Path, runs: Path) -> None:
     """Make those that are written to, or raise: a run that took hours has to find them."""
-    from uncollapse.lab.running import check_writable
+    from uncollapse.lab.runs.run_one import check_writable
 
     check_writable(results)
     check_writable(runs, "Checkpoints")

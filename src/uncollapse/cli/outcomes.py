@@ -197,7 +197,7 @@ def _figures(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
     """A figure's name, in short where it is a measure, with that of the metric where the results tell it."""
-    from uncollapse.measures import MEASURES  # torch comes with it, which the help can do without
+    from uncollapse.diagnosis.measures import MEASURES  # torch comes with it, which the help can do without
 
     if name in MEASURES:
         return MEASURES[name].short

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from uncollapse.cli.printing import printable
-from uncollapse.files import NotWrittenError
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.io.files import NotWrittenError
 
 if TYPE_CHECKING:
-    from uncollapse.diagnosis import Diagnosis
+    from uncollapse.diagnosis.result import Diagnosis
 
 COLLAPSED = 3
 LONGEST = 100  # letters of a name that names a folder: file systems have a largest length

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uncollapse import __version__, files
+from uncollapse import __version__
 from uncollapse.cli import recipe_flags
-from uncollapse.cli.completing import among
-from uncollapse.lab.configs import settings
+from uncollapse.cli.completion import among
+from uncollapse.io import files
+from uncollapse.lab.config.fields import settings
 
 if TYPE_CHECKING:
-    from uncollapse.lab.recipes import Recipe
+    from uncollapse.lab.recipe import Recipe
 
 HOME = Path(__file__).parents[1]
 FOLDER = "completion"  # below the user's cache

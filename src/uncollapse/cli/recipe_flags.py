@@ -10,13 +10,13 @@ import typer
 from rich.markup import escape
 
 from uncollapse.cli.options import flag, option
-from uncollapse.lab import configs
-from uncollapse.lab.configs import Setting
-from uncollapse.lab.kinds import as_text, members
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.lab.config import fields
+from uncollapse.lab.config.field_types import as_text, members
+from uncollapse.lab.config.fields import Setting
 
 if TYPE_CHECKING:
-    from uncollapse.lab.recipes import Recipe
+    from uncollapse.lab.recipe import Recipe
 
 PANEL = "Experiment"
 SHORT = 26  # letters of choices that still go into the column of values
@@ -32,7 +32,7 @@ def flags(config: type) -> list[inspect.Parameter]:
             default=setting.default if setting.kind is bool else as_text(setting.default),
             annotation=_annotation(setting),
         )
-        for setting in configs.settings(config).values()
+        for setting in fields.settings(config).values()
     ]
 
 
@@ -78,7 +78,7 @@ def command(recipe: "Recipe", order: type, run: Callable[..., None], panel: str,
 
 def chosen(ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]) -> Any:
     """The configuration: defaults, preset, files in their order, key=value, flags; the later one counts."""
-    return configs.build(config, {**preset, **written(ctx, config, files, pairs)})
+    return fields.build(config, {**preset, **written(ctx, config, files, pairs)})
 
 
 def written(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def written(ctx: typer.Context, config: type, files: list[Path], pairs: list[str
     values: dict[str, Any] = {}
     for path in files:
         try:
-            read = configs.read(path)
+            read = fields.read(path)
             _check_flags(ctx, config, read)
-            values |= configs.checked(config, read)
+            values |= fields.checked(config, read)
         except UsageError as error:
             told = str(error) if str(path) in str(error) else f"{path}: {error}"
             raise UsageError(told) from error
-    values |= configs.from_pairs(config, pairs)
-    return values | {name: ctx.params[name] for name in configs.settings(config) if _given(ctx, name)}
+    values |= fields.from_pairs(config, pairs)
+    return values | {name: ctx.params[name] for name in fields.settings(config) if _given(ctx, name)}
 
 
 def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None:
@@ -101,7 +101,7 @@ def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None
     flags = {flag.strip("-").replace("-", "_"): flag for option in ctx.command.params for flag in option.opts}
     for name in names:
         plain = name.replace("-", "_")
-        if plain in flags and plain not in configs.settings(config):
+        if plain in flags and plain not in fields.settings(config):
             raise UsageError(f"{name} is no setting but a flag of the command: leave it out, and use {flags[plain]}.")
 
 

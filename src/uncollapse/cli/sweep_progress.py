@@ -11,7 +11,7 @@ from uncollapse.cli import output
 from uncollapse.cli.outcomes import SHARES, duration, shown
 
 if TYPE_CHECKING:
-    from uncollapse.lab.sweeping import Sweep
+    from uncollapse.lab.runs.sweep import Sweep
 
 
 class Lines:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from uncollapse.cli import output
 from uncollapse.cli.outcomes import Planned, duration, plan_table, shown
-from uncollapse.lab.configs import settings
-from uncollapse.lab.kinds import as_text
+from uncollapse.lab.config.field_types import as_text
+from uncollapse.lab.config.fields import settings
 
 if TYPE_CHECKING:
-    from uncollapse.lab.agenda import Agenda
-    from uncollapse.lab.grids import Cell
-    from uncollapse.lab.sweeping import Ended
+    from uncollapse.lab.runs.grids import Cell
+    from uncollapse.lab.runs.run_queue import Agenda
+    from uncollapse.lab.runs.sweep import Ended
 
 MOST = 10  # lines of a list
 RESULTS = Path("results")  # where they are unless another folder is named
@@ -30,8 +30,8 @@ def show_plan(agenda: "Agenda", runs: Path, jobs: int) -> None:
 
 
 def _planned(agenda: "Agenda", config: Any, runs: Path) -> Planned:
-    from uncollapse.lab.running import placed, step_of
-    from uncollapse.lab.sessions import Session
+    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.runs.run_one import placed, step_of
 
     recipe = agenda.recipe
     begun = step_of(placed(Session(), recipe, config, runs), recipe, config) is not None

@@ -9,7 +9,7 @@ from uncollapse.cli.outcomes import duration, shown
 from uncollapse.cli.sweep_progress import Bars, Lines
 
 if TYPE_CHECKING:
-    from uncollapse.lab.sweeping import Sweep
+    from uncollapse.lab.runs.sweep import Sweep
 
 
 class TrialLines(Lines):

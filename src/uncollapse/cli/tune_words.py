@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from uncollapse.cli.outcomes import duration, shown
 
 if TYPE_CHECKING:
-    from uncollapse.lab.search import Searched
-    from uncollapse.lab.tuning import Outcome
-    from uncollapse.tuning.tried import Tried
+    from uncollapse.lab.search.tune_recipe import Outcome
+    from uncollapse.lab.search.variables import Searched
+    from uncollapse.tuning.trial_result import Tried
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from uncollapse import inputs
 from uncollapse.cures.groups import token_mean
+from uncollapse.pairwise import numerics
 from uncollapse.registry import cure
 
 
@@ -39,12 +39,12 @@ def attn_scale(
     if causal and context.shape[-2] != v.shape[-2]:
         raise ValueError(f"causal needs as many keys as queries, got {v.shape[-2]} and {context.shape[-2]}.")
     if mask is not None:
-        inputs.check_mask(mask, torch.Size((*v.shape[:-3], v.shape[-2])))
+        numerics.check_mask(mask, torch.Size((*v.shape[:-3], v.shape[-2])))
         mask = mask.unsqueeze(-2)  # (..., 1, m): the same in every head
-    mean = token_mean(inputs.prepared(v, mask), mask, causal=causal)
+    mean = token_mean(numerics.prepared(v, mask), mask, causal=causal)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]  # (heads, 1, 1)
-    full = inputs.as_full(context)
+    full = numerics.as_full(context)
     return (full + scale * (full - mean)).to(context.dtype)
 
 

@@ -8,12 +8,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from uncollapse import inputs
 from uncollapse.cures.groups import Groups
 from uncollapse.cures.neighbours import neighbours
 from uncollapse.cures.sampling import sampled_mean
-from uncollapse.names import did_you_mean
-from uncollapse.pairwise import Pairs, all_pairs, check_pairs, column_mean, log_weight
+from uncollapse.errors import did_you_mean
+from uncollapse.pairwise import Pairs, all_pairs, check_pairs, column_mean, log_weight, numerics
 from uncollapse.registry import cure
 
 PAPER = "ContraNorm, ICLR 2023, arXiv 2303.06562"
@@ -73,16 +72,16 @@ def contra_norm(
             [-1.0000,  1.0000]])
     """
     check_options(axis, average, identity, dual, causal, exclude_self or edge_index is not None, sample)
-    inputs.check_tokens(x, mask)
-    inputs.check_temperature(temperature)
+    numerics.check_tokens(x, mask)
+    numerics.check_temperature(temperature)
     if batch is not None and (x.dim() != 2 or causal):
         raise ValueError(f"batch is for nodes (n, d) without causal, got x of shape {tuple(x.shape)}.")
     if not isinstance(scale, Tensor) and scale == 0 and identity != "scale":
         return x
-    given, x = x, inputs.prepared(x, mask)
+    given, x = x, numerics.prepared(x, mask)
     if center:
         x = x - x.mean(-1, keepdim=True)
-    unit = inputs.unit_rows(x)
+    unit = numerics.unit_rows(x)
     value = unit if average == "unit" else x
     groups = None if batch is None else Groups(batch, x.shape[0])
     if axis == "features":
@@ -279,7 +278,7 @@ class ContraNorm(nn.Module):
         )
         if self.norm is not None:
             x = self.norm(x)
-        return inputs.unit_rows(x) if self.after == "l2" else x
+        return numerics.unit_rows(x) if self.after == "l2" else x
 
     def extra_repr(self) -> str:
         """The options that differ from their defaults."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from uncollapse import inputs
 from uncollapse.cures.groups import token_mean
+from uncollapse.pairwise import numerics
 from uncollapse.registry import cure
 
 
@@ -36,8 +36,8 @@ def feat_scale(
     tensor([[0.],
             [4.]])
     """
-    inputs.check_tokens(x, mask)
-    given, x = x, inputs.prepared(x, mask)
+    numerics.check_tokens(x, mask)
+    given, x = x, numerics.prepared(x, mask)
     mean = token_mean(x, mask, causal=causal)
     out = (x + low * mean + high * (x - mean)).to(given.dtype)
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)

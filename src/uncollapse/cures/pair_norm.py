@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse import inputs
 from uncollapse.cures.groups import token_mean
+from uncollapse.pairwise import numerics
 from uncollapse.registry import cure
 
 Mode = Literal["PN", "SI", "SCS"]
@@ -45,8 +45,8 @@ def pair_norm(
     """
     if mode not in ("PN", "SI", "SCS"):
         raise ValueError(f"mode must be 'PN', 'SI' or 'SCS', got {mode!r}.")
-    inputs.check_tokens(x, mask)
-    given, x = x, inputs.prepared(x, mask)
+    numerics.check_tokens(x, mask)
+    given, x = x, numerics.prepared(x, mask)
     mean = token_mean(x, mask, batch)
     centred = x - mean
     if mode == "SCS":

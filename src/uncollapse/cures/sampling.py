@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import Pairs, all_pairs
-from uncollapse.sparse import sums
+from uncollapse.pairwise.sparse import sums
 
 
 def sampled_mean(

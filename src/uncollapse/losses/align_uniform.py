@@ -5,11 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from uncollapse import ring
-from uncollapse.inputs import as_full, unit_rows
 from uncollapse.losses.checks import check_pair, check_rows
 from uncollapse.metrics.hypersphere import PAPER, distances, log_potential
-from uncollapse.pairwise import Pairs, all_pairs
+from uncollapse.pairwise import Pairs, all_pairs, all_ranks
+from uncollapse.pairwise.numerics import as_full, unit_rows
 from uncollapse.registry import loss
 
 
@@ -26,7 +25,7 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
         y: second views (..., n, d), row by row those of x.
         alpha: the exponent, positive.
         normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
-        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
             every process; gradients are made for the mean over processes that DistributedDataParallel takes.
 
     Returns:
@@ -40,7 +39,7 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
     check_pair(x, y, gather=gather)
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}.")
-    return ring.mean(distances(x, y, alpha, None, normalize), gather)
+    return all_ranks.mean(distances(x, y, alpha, None, normalize), gather)
 
 
 @loss(needs=("tokens",), paper=PAPER)
@@ -71,7 +70,7 @@ def uniform_loss(
         within: with a queue, count the pairs of rows as well.
         normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
         exclude_self: leave out the pairs i = j, as the authors do. Without a queue only.
-        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
             every process; gradients are made for the mean over processes that DistributedDataParallel takes. Rows
             (n, d) of all processes are one set, and a queue is the same in all; of (..., n, d) each element is a set.
 
@@ -98,13 +97,13 @@ def uniform_loss(
             each = log_potential(rows, t, None, exclude_self, normalize, across)
         else:
             each = _with_queue(rows, queue, t, within, normalize, across)
-        values.append(ring.mean(each, gather and not across))
+        values.append(all_ranks.mean(each, gather and not across))
     return values[0] if y is None else (values[0] + values[1]) / 2
 
 
 def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool, gather: bool) -> Tensor:
     """(...): the logarithm of the mean potential of x against the queue and, if asked for, within x."""
-    n, keys = ring.row_count(x, gather), queue.shape[0]
+    n, keys = all_ranks.row_count(x, gather), queue.shape[0]
     outer = _against(x, queue, t, normalize, gather)
     inner = n * (n - 1) // 2 if within else 0
     if not inner:
@@ -121,7 +120,7 @@ def _against(x: Tensor, queue: Tensor, t: float, normalize: bool, gather: bool) 
     else:  # the three terms of a distance cancel: give them more digits
         rows, queue = full.double(), queue.double()
     sums = all_pairs(rows, queue, None, 1 / (2 * t), Pairs(), -t * queue.square().sum(-1))[1]
-    return ring.log_total(sums - t * rows.square().sum(-1), gather).to(full.dtype)
+    return all_ranks.log_total(sums - t * rows.square().sum(-1), gather).to(full.dtype)
 
 
 def _check_queue(queue: Tensor, x: Tensor, exclude_self: bool) -> None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from uncollapse.inputs import check_tokens
+from uncollapse.pairwise.numerics import check_tokens
 
 
 def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x", gather: bool = False) -> None:

@@ -5,11 +5,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uncollapse import processes, ring
-from uncollapse.inputs import check_temperature, prepared, real_count, unit_rows
+from uncollapse import distributed
 from uncollapse.losses.checks import check_matrix, check_rows
 from uncollapse.metrics.similarity import CONTRA_NORM
-from uncollapse.pairwise import logsumexp
+from uncollapse.pairwise import all_ranks, logsumexp
+from uncollapse.pairwise.numerics import check_temperature, prepared, real_count, unit_rows
 from uncollapse.registry import loss
 
 
@@ -38,7 +38,7 @@ def contra_uniform_loss(
         mask: (..., n) bool, True = real. Other tokens may hold anything and have no influence.
         normalize: divide rows by their length first; a row of zeros stays so.
         form: see above.
-        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
             every process; gradients are made for the mean over processes that DistributedDataParallel takes. Rows
             (n, d) of all processes are one matrix; of (..., n, d) each sequence stays in its process.
 
@@ -58,21 +58,21 @@ def contra_uniform_loss(
         check_matrix(x)
     h = prepared(x, mask)
     h = unit_rows(h) if normalize else h
-    across = gather and h.dim() == 2 and processes.count() > 1
+    across = gather and h.dim() == 2 and distributed.count() > 1
     if across and mask is not None:
         h, mask = h[mask], None
     each = logsumexp(h, h, temperature=temperature, mask=mask)  # (..., n)
     if across:
-        each = ring.joined(each, ring.log_sum(h, h, temperature))
+        each = all_ranks.joined(each, all_ranks.log_sum(h, h, temperature))
     if mask is not None:
         each = each.masked_fill(~mask, 0)
     if form == "published":
-        return ring.total(each.sum(), gather)
+        return all_ranks.total(each.sum(), gather)
     if across:
-        return ring.mean(each)
+        return all_ranks.mean(each)
     real = real_count(h, mask)  # (...)
     summed = torch.stack([(each.sum(-1) / real.clamp(min=1)).sum(), (real > 0).sum().to(h.dtype)])
-    return _ratio(*ring.total(summed, gather))
+    return _ratio(*all_ranks.total(summed, gather))
 
 
 def _ratio(whole: Tensor, count: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy
 
-from uncollapse.inputs import as_full, prepared, real_count
 from uncollapse.losses.checks import check_pair, check_rows
 from uncollapse.losses.info_nce import against
 from uncollapse.metrics.similarity import pair_cosine
+from uncollapse.pairwise.numerics import as_full, prepared, real_count
 from uncollapse.registry import loss
 
 PAPER = "Vision Transformers with Patch Diversification, arXiv 2104.12753"

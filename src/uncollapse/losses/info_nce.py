@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from uncollapse import processes, ring
-from uncollapse.inputs import as_full, check_temperature, unit_rows
+from uncollapse import distributed
 from uncollapse.losses.checks import check_matrix, check_pair
-from uncollapse.pairwise import Pairs, all_pairs, log_sums, logsumexp
+from uncollapse.pairwise import Pairs, all_pairs, all_ranks, log_sums, logsumexp
+from uncollapse.pairwise.numerics import as_full, check_temperature, unit_rows
 from uncollapse.registry import loss
 
 
@@ -48,7 +48,7 @@ def info_nce(
         symmetric: the mean of both directions, x against y and y against x. "both" is symmetric as it is. Not with a
             queue, which holds keys of one direction only.
         normalize: divide rows by their length first; a row of zeros stays so.
-        gather: take the rows of all processes as one batch, see `uncollapse.ring`. The value is that of all rows, in
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
             every process; gradients are made for the mean over processes that DistributedDataParallel takes. A
             queue is the same in all; given negatives are those of a process's own rows.
 
@@ -65,7 +65,7 @@ def info_nce(
     given = [as_full(t) for t in (x, y, negatives, queue) if isinstance(t, Tensor)]
     rows = [unit_rows(t) for t in given] if normalize else given
     x, y, others = rows[0], rows[1], rows[2:]
-    across = gather and processes.count() > 1
+    across = gather and distributed.count() > 1
     own = isinstance(negatives, str)
     if own and negatives == "both":
         each = _both_views(x, y, temperature, across)
@@ -75,7 +75,7 @@ def info_nce(
         each = _one_direction(x, y, temperature, own, others, across)
         if symmetric:
             each = (each + _one_direction(y, x, temperature, own, others, across)) / 2
-    return ring.mean(each, gather)
+    return all_ranks.mean(each, gather)
 
 
 def _one_direction(
@@ -84,18 +84,18 @@ def _one_direction(
     """(B,): x_i and y_i against the rest of y, where `own`, and against the rows of `others`."""
     sums = [logsumexp(x, y, temperature=temperature, exclude="self")] if own else []
     if own and across:
-        sums.append(ring.log_sum(x, y, temperature))
+        sums.append(all_ranks.log_sum(x, y, temperature))
     for keys in others:
         queries = x if keys.dim() == 2 else x.unsqueeze(-2)  # (B, 1, d) against (B, M, d)
         sums.append(logsumexp(queries, keys, temperature=temperature).reshape(x.shape[0]))
-    return against(_positive(x, y, temperature), reduce(ring.joined, sums))
+    return against(_positive(x, y, temperature), reduce(all_ranks.joined, sums))
 
 
 def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
     """(2B,): x_i and y_i against the rest of y, and against the rest of x."""
     negative = torch.cat(log_sums(x, y, temperature, exclude_self=True))
     if across:
-        negative = ring.joined(negative, torch.cat(ring.log_sums(x, y, temperature)))
+        negative = all_ranks.joined(negative, torch.cat(all_ranks.log_sums(x, y, temperature)))
     return against(_positive(x, y, temperature).repeat(2), negative)
 
 
@@ -106,7 +106,7 @@ def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool)
     pairs = Pairs(no_self=True, excluded=torch.stack([row, row.roll(x.shape[0])]))
     negative = all_pairs(z, z, None, temperature, pairs)[1]
     if across:
-        negative = ring.joined(negative, ring.log_sum(z, z, temperature))
+        negative = all_ranks.joined(negative, all_ranks.log_sum(z, z, temperature))
     return against(_positive(x, y, temperature).repeat(2), negative)
 
 

@@ -1,7 +1,7 @@
 """Measures of collapse: pure functions on tensors, registered with their facts in `uncollapse.registry.METRICS`."""
 
-from uncollapse.bootstrap import Interval
 from uncollapse.metrics.attention import attention_entropy, attention_similarity, attention_std
+from uncollapse.metrics.bootstrap import Interval
 from uncollapse.metrics.graph import dirichlet_energy, group_distance_ratio, mean_average_distance
 from uncollapse.metrics.hypersphere import alignment, pairwise_potential, uniformity, uniformity_optimum
 from uncollapse.metrics.intervals import alignment_interval, uniformity_gap, uniformity_interval

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from uncollapse import inputs
 from uncollapse.metrics.similarity import CONTRA_NORM, pair_cosine
+from uncollapse.pairwise import numerics
 from uncollapse.registry import metric
 
 DIVERSE_PATCH = "Vision Transformers with Patch Diversification, arXiv 2104.12753"
@@ -35,7 +35,7 @@ def attention_similarity(attn: Tensor, mask: Tensor | None = None, *, prefix: in
     tensor(1.)
     """
     attn, mask = _kept(attn, mask, prefix)
-    return pair_cosine(attn, inputs.real_count(attn, mask)).mean(-1)
+    return pair_cosine(attn, numerics.real_count(attn, mask)).mean(-1)
 
 
 @metric(needs=("attention",), better="higher", bounds=(0, 1), paper=DIVERSE_PATCH)
@@ -59,8 +59,8 @@ def attention_std(attn: Tensor, mask: Tensor | None = None, *, prefix: int = 0) 
     tensor(0.5000)
     """
     attn, mask = _kept(attn, mask, prefix)
-    count = inputs.real_count(attn, mask).clamp(min=1)
-    shift = inputs.centred(attn.mT, mask)  # keys in rows
+    count = numerics.real_count(attn, mask).clamp(min=1)
+    shift = numerics.centred(attn.mT, mask)  # keys in rows
     variance = shift.square().sum(-2) / count[..., None]  # (..., heads, n)
     uneven = variance > 0
     deviation = torch.where(uneven, variance, 1).sqrt() * uneven
@@ -90,25 +90,25 @@ def attention_entropy(attn: Tensor, mask: Tensor | None = None, *, prefix: int =
     tensor(1.)
     """
     attn, mask = _kept(attn, mask, prefix)
-    count = inputs.real_count(attn, mask)
+    count = numerics.real_count(attn, mask)
     entropy = -(attn * torch.where(attn > 0, attn, 1).log()).sum((-2, -1)) / count.clamp(min=1)
     return (entropy / count.clamp(min=2).log()).masked_fill(count < 2, 0).mean(-1)
 
 
 def _kept(attn: Tensor, mask: Tensor | None, prefix: int) -> tuple[Tensor, Tensor | None]:
     """Maps without prefix tokens and zero at unreal ones, checked, and the mask (..., 1, n) of what is left."""
-    inputs.check_float(attn, "attn")
+    numerics.check_float(attn, "attn")
     if attn.dim() < 3 or attn.shape[-1] != attn.shape[-2] or attn.shape[-3] == 0:
         raise ValueError(f"attn must have shape (..., heads, n, n), got {tuple(attn.shape)}.")
     if not 0 <= prefix <= attn.shape[-1]:
         raise ValueError(f"prefix must be between 0 and n = {attn.shape[-1]}, got {prefix}.")
     if mask is not None:
-        inputs.check_mask(mask, attn.shape[:-3] + attn.shape[-1:])
+        numerics.check_mask(mask, attn.shape[:-3] + attn.shape[-1:])
         mask = mask[..., None, prefix:]
-    attn = inputs.prepared(attn[..., prefix:, prefix:], mask)
+    attn = numerics.prepared(attn[..., prefix:, prefix:], mask)
     if mask is not None:
         attn = attn.masked_fill(~mask[..., None, :], 0)
-    inputs.check_finite(attn, "attn")
+    numerics.check_finite(attn, "attn")
     _check_shares(attn.detach())
     return attn, mask
 

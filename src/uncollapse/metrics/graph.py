@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse import inputs, processes, ring
-from uncollapse.pairwise import check_pairs
+from uncollapse import distributed
+from uncollapse.pairwise import all_ranks, check_pairs, numerics
 from uncollapse.registry import metric
 
 EDGES = 1 << 16  # edges whose differences are held at once
@@ -55,8 +55,8 @@ def dirichlet_energy(
     energy = sum((_squared_differences(nodes, part) for part in _parts(edges)), nodes.new_zeros(()))
     if normalize == "norm":
         squared = nodes.square().sum()
-        return (energy / torch.where(squared > 0, squared, 1)).to(inputs.full_dtype(x))
-    return (energy / size).to(inputs.full_dtype(x))
+        return (energy / torch.where(squared > 0, squared, 1)).to(numerics.full_dtype(x))
+    return (energy / size).to(numerics.full_dtype(x))
 
 
 @metric(needs=("tokens", "edges"), better="higher", bounds=(0, 2), paper=MAD)
@@ -79,12 +79,12 @@ def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
     tensor(1.)
     """
     nodes, edges = _graph(x, edge_index)
-    unit, degrees = inputs.unit_rows(nodes), _degrees(edges, len(nodes))
+    unit, degrees = numerics.unit_rows(nodes), _degrees(edges, len(nodes))
     total = nodes.new_zeros(())
     for i, j in _parts(edges):
         share = 1 / degrees[i] + 1 / degrees[j]  # an edge counts at both of its ends
         total = total + (share * (1 - (unit[i] * unit[j]).sum(-1))).sum()
-    return (total / (degrees > 0).sum().clamp(min=1)).to(inputs.full_dtype(x))
+    return (total / (degrees > 0).sum().clamp(min=1)).to(numerics.full_dtype(x))
 
 
 @metric(needs=("tokens", "labels"), better="higher", bounds=(0, None), paper=DGN)
@@ -117,11 +117,11 @@ def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> 
         given = nodes[rows], group[rows], nodes, group, sizes
         sums = checkpoint(_distance_sums, *given, use_reentrant=False, preserve_rng_state=False)
         within, between = within + sums[0], between + sums[1]
-    if gather and processes.count() > 1:
+    if gather and distributed.count() > 1:
         within, between = _spread_sums(nodes, group, sizes, within.detach(), between.detach())
     within, between = within / (sizes > 1).sum(), between / (len(sizes) * (len(sizes) - 1))
     apart = torch.where(between > 0, math.inf, 0.0)
-    return torch.where(within > 0, between / torch.where(within > 0, within, 1), apart).to(inputs.full_dtype(x))
+    return torch.where(within > 0, between / torch.where(within > 0, within, 1), apart).to(numerics.full_dtype(x))
 
 
 def _tiles(nodes: Tensor, others: Tensor) -> Iterator[slice]:
@@ -133,11 +133,11 @@ def _tiles(nodes: Tensor, others: Tensor) -> Iterator[slice]:
 def _spread_sums(nodes: Tensor, group: Tensor, sizes: Tensor, within: Tensor, between: Tensor) -> tuple[Tensor, Tensor]:
     """`_distance_sums` over all processes, from those of the pairs within this one."""
     with torch.no_grad():
-        for (others, their_group), _ in ring.around([nodes, group]):
+        for (others, their_group), _ in all_ranks.around([nodes, group]):
             for rows in _tiles(nodes, others):
                 sums = _distance_sums(nodes[rows], group[rows], others, their_group, sizes)
                 within, between = within + sums[0], between + sums[1]
-        return ring.total(within), ring.total(between)
+        return all_ranks.total(within), all_ranks.total(between)
 
 
 def _distance_sums(
@@ -157,8 +157,8 @@ def _groups(labels: Tensor, n: int, gather: bool) -> tuple[Tensor, Tensor]:
     if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"labels must be integers of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}.")
     names, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    if gather and processes.count() > 1:
-        there = processes.everywhere((names.tolist(), sizes.tolist()))
+    if gather and distributed.count() > 1:
+        there = distributed.everywhere((names.tolist(), sizes.tolist()))
         whole = Counter({name: 0 for some, _ in there for name in some})
         for some, counted in there:
             whole.update(dict(zip(some, counted, strict=True)))
@@ -177,7 +177,7 @@ def _nodes(x: Tensor) -> Tensor:
     """x checked, in float64."""
     if x.dim() != 2:
         raise ValueError(f"x must have shape (n, d), the nodes of one graph, got {tuple(x.shape)}.")
-    return inputs.tokens(x, None).double()
+    return numerics.tokens(x, None).double()
 
 
 def _graph(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uncollapse import inputs, processes, ring
-from uncollapse.pairwise import Pairs, all_pairs
+from uncollapse import distributed
+from uncollapse.pairwise import Pairs, all_pairs, all_ranks, numerics
 from uncollapse.registry import metric
 
 SHARPEST = 1e6  # beyond which the series of the optimum would take too long
@@ -48,18 +48,18 @@ def alignment(
     >>> alignment(x, x.flip(0))
     tensor(2.)
     """
-    inputs.check_tokens(x, mask)
-    inputs.check_tokens(y, mask, "y")
+    numerics.check_tokens(x, mask)
+    numerics.check_tokens(y, mask, "y")
     if x.shape != y.shape:
         raise ValueError(f"x and y must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}.")
-    inputs.check_finite(inputs.prepared(x, mask), "x")
-    inputs.check_finite(inputs.prepared(y, mask), "y")
-    ring.check_set(x, gather)
+    numerics.check_finite(numerics.prepared(x, mask), "x")
+    numerics.check_finite(numerics.prepared(y, mask), "y")
+    all_ranks.check_set(x, gather)
     each = distances(x, y, alpha, mask, normalize)
-    summed = ring.total(each.sum(-1), gather)
-    return summed / ring.total(inputs.real_count(inputs.as_full(x), mask), gather).clamp(min=1)
+    summed = all_ranks.total(each.sum(-1), gather)
+    return summed / all_ranks.total(numerics.real_count(numerics.as_full(x), mask), gather).clamp(min=1)
 
 
 @metric(better="lower", bounds=(None, 0), paper=PAPER)
@@ -95,8 +95,8 @@ def uniformity(
     tensor(-8.)
     """
     check_sharpness(t)
-    ring.check_set(x, gather)
-    return log_potential(inputs.tokens(x, mask), t, mask, exclude_self, normalize, gather)
+    all_ranks.check_set(x, gather)
+    return log_potential(numerics.tokens(x, mask), t, mask, exclude_self, normalize, gather)
 
 
 @metric(better="lower", bounds=(0, 1), paper=PAPER)
@@ -164,9 +164,9 @@ def check_sharpness(t: float) -> None:
 
 def distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
     """(..., n): what `alignment` is the mean of, 0 for rows that are not real; the gradient at equal rows is 0."""
-    x, y = inputs.prepared(x, mask), inputs.prepared(y, mask)
+    x, y = numerics.prepared(x, mask), numerics.prepared(y, mask)
     if normalize:
-        x, y = inputs.unit_rows(x), inputs.unit_rows(y)
+        x, y = numerics.unit_rows(x), numerics.unit_rows(y)
     squared = (x - y).square().sum(-1)
     apart = squared != 0  # NaN is apart, and stays NaN
     return torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
@@ -176,32 +176,32 @@ def log_potential(
     x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool, gather: bool = False
 ) -> Tensor:
     """`uniformity` without its checks, for the losses. Differentiable once."""
-    x = inputs.prepared(x, mask)
-    if gather and processes.count() > 1:
+    x = numerics.prepared(x, mask)
+    if gather and distributed.count() > 1:
         return _spread_potential(x if mask is None else x[mask], t, exclude_self, normalize)
     if x.numel() == 0:
         return x.sum((-2, -1))
     # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
-    points = x if normalize else inputs.centred(x.double(), mask)
+    points = x if normalize else numerics.centred(x.double(), mask)
     log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self, normalize)  # type: ignore[no-untyped-call]
     if mask is None and x.shape[-2] > 1:
         return (log_sum - math.log(x.shape[-2] * (x.shape[-2] - exclude_self))).to(x.dtype)
-    count = inputs.real_count(points, mask)
+    count = numerics.real_count(points, mask)
     pairs = count * (count - 1 if exclude_self else count)
     return (log_sum - pairs.clamp(min=1).log()).masked_fill(pairs < 1, 0).to(x.dtype)
 
 
 def _spread_potential(x: Tensor, t: float, exclude_self: bool, normalize: bool) -> Tensor:
     """The same for rows (n, d) of one set that is spread over processes."""
-    points = inputs.unit_rows(x) if normalize else ring.centred(x.double(), None)
+    points = numerics.unit_rows(x) if normalize else all_ranks.centred(x.double(), None)
     fall = -t * points.square().sum(-1)  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
     own = all_pairs(points, points, None, 1 / (2 * t), Pairs(no_self=exclude_self), fall)[1]
-    sums = ring.joined(own, ring.log_sum(points, points, 1 / (2 * t), fall)) + fall
-    n = ring.row_count(x)
+    sums = all_ranks.joined(own, all_ranks.log_sum(points, points, 1 / (2 * t), fall)) + fall
+    n = all_ranks.row_count(x)
     pairs = n * (n - 1 if exclude_self else n)
     if pairs < 1:
-        return ring.total(x.sum()) * 0
-    return (ring.log_total(sums) - math.log(pairs)).to(x.dtype)
+        return all_ranks.total(x.sum()) * 0
+    return (all_ranks.log_total(sums) - math.log(pairs)).to(x.dtype)
 
 
 class _LogPotentialSum(torch.autograd.Function):
@@ -213,7 +213,7 @@ class _LogPotentialSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
-        inverse = inputs.inverse_norms(x).unsqueeze(-1) if normalize else None
+        inverse = numerics.inverse_norms(x).unsqueeze(-1) if normalize else None
         x = x if inverse is None else x * inverse
         values, pairs = (x if ctx.needs_input_grad[0] else None), Pairs(no_self=exclude_self)
         if inverse is not None and mask is None and _all_positive(inverse):  # −t‖x_i − x_j‖² = 2t x_i·x_j − 2t

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from uncollapse import inputs
-from uncollapse.bootstrap import Bootstrap, Interval, mean_interval
+from uncollapse.metrics.bootstrap import Bootstrap, Interval, mean_interval
 from uncollapse.metrics.hypersphere import alignment, check_sharpness, uniformity, uniformity_optimum
+from uncollapse.pairwise import numerics
 
 TILE = 1024  # rows on a side of the part of all pairs that is there at a time
 ROUNDING = 1e-5  # what float32 may leave of 0 in a uniformity, for each unit of t
@@ -42,7 +42,7 @@ def alignment_interval(
     check_exponent(alpha)
     _check_rows(x, "x")
     value = float(alignment(x, y, alpha))
-    unit = inputs.unit_rows(x.detach().double()) - inputs.unit_rows(y.detach().double())
+    unit = numerics.unit_rows(x.detach().double()) - numerics.unit_rows(y.detach().double())
     distances = torch.linalg.vector_norm(unit, dim=-1).pow(alpha).cpu()
     deviation = float(distances.std(correction=0)) if len(x) else 0.0
     return mean_interval(distances, value, deviation, len(x), 2.0**alpha, asked)
@@ -81,7 +81,7 @@ def uniformity_interval(
     if n < 3:
         return Interval(value, *bounds, level, draws, n)
     weights = torch.cat([torch.ones(1, n, dtype=torch.float64), *map(_counts, asked.chosen(n))]).to(x.device)
-    sums, squares, second = _weighted_sums(inputs.unit_rows(x.detach().double()), t, value, weights)
+    sums, squares, second = _weighted_sums(numerics.unit_rows(x.detach().double()), t, value, weights)
     logs = (sums / (n * n - weights.square().sum(-1))).log()  # relative to the value; NaN for copies of one row
     first = (n * squares / sums.square() - 1).clamp(min=0)
     errors = (4 / n * first + 2 / n**2 * second).sqrt()

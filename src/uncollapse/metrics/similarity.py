@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse import inputs, processes, ring
+from uncollapse import distributed
+from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.registry import metric
 
 TILE = 1 << 22  # largest number of cosines that are held at once
@@ -39,11 +40,11 @@ def mean_cosine(
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]))
     tensor(0.3333)
     """
-    ring.check_set(x, gather)
-    x = inputs.tokens(x, mask)
+    all_ranks.check_set(x, gather)
+    x = numerics.tokens(x, mask)
     if center:
-        x = ring.centred(x, mask, gather)
-    return pair_cosine(x, inputs.real_count(x, mask), absolute, gather)
+        x = all_ranks.centred(x, mask, gather)
+    return pair_cosine(x, numerics.real_count(x, mask), absolute, gather)
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
@@ -66,8 +67,8 @@ def token_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fals
     >>> token_variance(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
     tensor(2.)
     """
-    ring.check_set(x, gather)
-    return ring.total(ring.centred(inputs.tokens(x, mask), mask, gather).square().sum((-2, -1)), gather)
+    all_ranks.check_set(x, gather)
+    return all_ranks.total(all_ranks.centred(numerics.tokens(x, mask), mask, gather).square().sum((-2, -1)), gather)
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
@@ -91,10 +92,10 @@ def feature_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fa
     >>> feature_variance(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
     tensor(2.)
     """
-    ring.check_set(x, gather)
-    x = inputs.tokens(x, mask)
+    all_ranks.check_set(x, gather)
+    x = numerics.tokens(x, mask)
     alone = x.shape[-1] == 1 or x.numel() == 0
-    return ring.total((x * 0).sum((-2, -1)) if alone else x.var(-1).sum(-1), gather)
+    return all_ranks.total((x * 0).sum((-2, -1)) if alone else x.var(-1).sum(-1), gather)
 
 
 @metric(better="lower", bounds=(0, 1), paper=DECORR)
@@ -118,10 +119,10 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool =
     >>> feature_correlation(torch.tensor([[1.0, 0.0, 1.0], [-1.0, 0.0, -1.0]]))
     tensor(0.3333)
     """
-    ring.check_set(x, gather)
-    if gather and processes.count() > 1:
-        return _spread_correlation(inputs.tokens(x, mask), mask)
-    columns = inputs.centred(inputs.tokens(x, mask), mask).mT  # (..., d, n)
+    all_ranks.check_set(x, gather)
+    if gather and distributed.count() > 1:
+        return _spread_correlation(numerics.tokens(x, mask), mask)
+    columns = numerics.centred(numerics.tokens(x, mask), mask).mT  # (..., d, n)
     return pair_cosine(columns, columns.new_full(columns.shape[:-2], columns.shape[-2]), absolute=True)
 
 
@@ -148,10 +149,10 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: 
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
-    ring.check_set(x, gather)
-    shift = ring.centred(inputs.tokens(x, mask), mask, gather)
+    all_ranks.check_set(x, gather)
+    shift = all_ranks.centred(numerics.tokens(x, mask), mask, gather)
     spread: Tensor = torch.linalg.vector_norm(shift, dim=-2, dtype=torch.float64)  # whose squares do not overflow
-    variance = ring.total(spread.square(), gather)
+    variance = all_ranks.total(spread.square(), gather)
     total = variance.sum(-1)
     largest = variance.topk(min(k, x.shape[-1]), -1).values.sum(-1)
     return (largest / torch.where(total > 0, total, 1)).to(shift.dtype)
@@ -159,21 +160,21 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: 
 
 def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool = False) -> Tensor:
     """Mean cosine of pairs of different rows of x (..., n, d), `count` (...) of which are real and the others zero."""
-    inverse = inputs.inverse_norms(x)
-    selves, count = ring.total((inverse > 0).sum(-1), gather), ring.total(count, gather)
+    inverse = numerics.inverse_norms(x)
+    selves, count = all_ranks.total((inverse > 0).sum(-1), gather), all_ranks.total(count, gather)
     with torch.autocast(x.device.type, enabled=False):
         if absolute:
             total = (_absolute_sum(x * inverse[..., None], gather) - selves).clamp(min=0)
         else:
-            total = ring.total(inverse[..., None, :] @ x, gather).square().sum((-2, -1)) - selves  # O(nd)
+            total = all_ranks.total(inverse[..., None, :] @ x, gather).square().sum((-2, -1)) - selves  # O(nd)
     mean: Tensor = total / (count * (count - 1)).clamp(min=1)
     return mean.masked_fill(count < 2, 0)
 
 
 def _spread_correlation(x: Tensor, mask: Tensor | None) -> Tensor:
     """`feature_correlation` of rows (n, d) that are spread over processes: from the covariance, summed over them."""
-    shift = ring.centred(x, mask).double()
-    gram = ring.total(shift.mT @ shift)
+    shift = all_ranks.centred(x, mask).double()
+    gram = all_ranks.total(shift.mT @ shift)
     inverse = torch.where(gram.diagonal() > 0, gram.diagonal(), 1).rsqrt() * (gram.diagonal() > 0)
     correlation = (gram * inverse * inverse[:, None]).abs().clamp(max=1)
     d = x.shape[-1]
@@ -188,14 +189,14 @@ def _absolute_sum(unit: Tensor, gather: bool) -> Tensor:
     for start in range(0, n, height):
         rows, behind = unit[..., start : start + height, :], unit[..., start:, :]
         total = total + checkpoint(_tile_sum, rows, behind, use_reentrant=False, preserve_rng_state=False)
-    if not gather or processes.count() == 1:
+    if not gather or distributed.count() == 1:
         return total
     unit, total = unit.detach(), total.detach()
-    for (others,), _ in ring.around([unit]):
+    for (others,), _ in all_ranks.around([unit]):
         height = max(1, TILE // len(others))
         for start in range(0, n, height):
             total = total + (unit[start : start + height] @ others.mT).abs().sum()
-    return ring.total(total)
+    return all_ranks.total(total)
 
 
 def _tile_sum(rows: Tensor, behind: Tensor) -> Tensor:

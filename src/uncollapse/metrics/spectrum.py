@@ -7,8 +7,8 @@ as a singular value decomposition. Singular values below about 2e-7 of the large
 import torch
 from torch import Tensor
 
-from uncollapse import inputs, ring
 from uncollapse.metrics.similarity import CONTRA_NORM
+from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.registry import metric
 
 # Eigenvalues below it, relative to the largest, are rounding. Up to 33 eps of rounding were seen.
@@ -39,7 +39,7 @@ def singular_values(x: Tensor, mask: Tensor | None = None, *, center: bool = Fal
     tensor([3., 1., 0.])
     """
     sigma: Tensor = torch.linalg.svdvals(_matrix(x, mask, center, False))
-    return sigma.to(inputs.full_dtype(x))
+    return sigma.to(numerics.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
@@ -64,7 +64,7 @@ def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = Fals
     >>> effective_rank(torch.eye(4))
     tensor(4.)
     """
-    return rank_from_singular_values(_spectrum(x, mask, center, gather)[0]).to(inputs.full_dtype(x))
+    return rank_from_singular_values(_spectrum(x, mask, center, gather)[0]).to(numerics.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=STABLE)
@@ -90,9 +90,9 @@ def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False, 
     """
     sigma, _ = _spectrum(x, mask, center, gather)
     if sigma.shape[-1] == 0:
-        return sigma.sum(-1).to(inputs.full_dtype(x))
+        return sigma.sum(-1).to(numerics.full_dtype(x))
     squared = sigma.square()
-    return _ratio(squared.sum(-1), squared[..., 0]).to(inputs.full_dtype(x))
+    return _ratio(squared.sum(-1), squared[..., 0]).to(numerics.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=PARTICIPATION)
@@ -118,7 +118,7 @@ def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool =
     """
     gram = _gram(_scaled(x, mask, center, gather)[0], gather)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return _ratio(trace.square(), gram.square().sum((-2, -1))).to(inputs.full_dtype(x))
+    return _ratio(trace.square(), gram.square().sum((-2, -1))).to(numerics.full_dtype(x))
 
 
 @metric(better="higher", bounds=(0, None), paper=RANKME)
@@ -150,11 +150,11 @@ def rankme(
     if not eps >= 0:
         raise ValueError(f"eps must not be negative, got {eps}.")
     sigma, scale = _spectrum(x, mask, center, gather)
-    rows = ring.total(inputs.real_count(x.double(), mask), gather)[..., None]
+    rows = all_ranks.total(numerics.real_count(x.double(), mask), gather)[..., None]
     exists = torch.arange(sigma.shape[-1], device=x.device) < rows
     shifted = (sigma * scale[..., None] + eps) * exists
     empty = (sigma == 0).all(-1)
-    return rank_from_singular_values(shifted).masked_fill(empty, 0).to(inputs.full_dtype(x))
+    return rank_from_singular_values(shifted).masked_fill(empty, 0).to(numerics.full_dtype(x))
 
 
 def rank_from_singular_values(sigma: Tensor) -> Tensor:
@@ -175,16 +175,16 @@ def gram_spectrum(matrix: Tensor, gather: bool = False) -> Tensor:
     """
     squared: Tensor = torch.linalg.eigvalsh(_gram(matrix, gather)).flip(-1)
     if gather:
-        squared = squared[: ring.row_count(matrix)]
+        squared = squared[: all_ranks.row_count(matrix)]
     present = squared > NOISE * squared[..., :1]
     return torch.where(present, squared, 1).sqrt() * present
 
 
 def _matrix(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> Tensor:
     """x checked, in float64, with zeros for masked rows: they leave the singular values as they are."""
-    ring.check_set(x, gather)
-    x = inputs.tokens(x, mask).double()
-    return ring.centred(x, mask, gather) if center else x
+    all_ranks.check_set(x, gather)
+    x = numerics.tokens(x, mask).double()
+    return all_ranks.centred(x, mask, gather) if center else x
 
 
 def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple
     if x.dtype != torch.float64 or (x.numel() == 0 and not gather):
         return matrix, matrix.new_ones(matrix.shape[:-2])
     peak = matrix.detach().abs().amax((-2, -1)) if x.numel() else matrix.new_zeros(())
-    peak = ring.largest(peak, gather)
+    peak = all_ranks.largest(peak, gather)
     scale = torch.where(peak > 0, peak, 1)
     return matrix / scale[..., None, None], scale
 
@@ -207,7 +207,7 @@ def _spectrum(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tup
 def _gram(x: Tensor, gather: bool) -> Tensor:
     """The smaller of X Xᵀ and XᵀX; the latter if the rows of all processes are gathered."""
     if gather:
-        return ring.total(x.mT @ x)
+        return all_ranks.total(x.mT @ x)
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
 
 

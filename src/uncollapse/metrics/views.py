@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from uncollapse import inputs, processes, ring
+from uncollapse import distributed
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
+from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.registry import metric
 
 LIDAR = "LiDAR: Sensing Linear Probing Performance in Joint Embedding SSL Architectures, arXiv 2312.04000"
@@ -33,16 +34,16 @@ def lidar(x: Tensor, *, delta: float = 1e-4, gather: bool = False) -> Tensor:
     >>> lidar(views)
     tensor(2.)
     """
-    several = gather and processes.count() > 1
+    several = gather and distributed.count() > 1
     if x.dim() != 3 or x.shape[1] < 2 or (len(x) < 2 and not several):
         raise ValueError(f"x must have shape (n, q, d) with at least 2 samples and 2 views, got {tuple(x.shape)}.")
     if not delta > 0:
         raise ValueError(f"delta must be positive, got {delta}.")
-    views = inputs.tokens(x, None).double()
-    within = inputs.centred(views, None).flatten(0, 1)  # (nq, d)
-    n = ring.total(views.new_tensor(float(len(x))), gather)
-    between = ring.centred(views.mean(1), None, gather) / n.sqrt()  # (n, d)
-    spread = ring.total(within.mT @ within, gather) / (n * x.shape[1])
+    views = numerics.tokens(x, None).double()
+    within = numerics.centred(views, None).flatten(0, 1)  # (nq, d)
+    n = all_ranks.total(views.new_tensor(float(len(x))), gather)
+    between = all_ranks.centred(views.mean(1), None, gather) / n.sqrt()  # (n, d)
+    spread = all_ranks.total(within.mT @ within, gather) / (n * x.shape[1])
     root, failed = torch.linalg.cholesky_ex(
         spread + delta * torch.eye(x.shape[-1], dtype=spread.dtype, device=x.device)
     )
@@ -50,7 +51,7 @@ def lidar(x: Tensor, *, delta: float = 1e-4, gather: bool = False) -> Tensor:
         raise ValueError(f"delta = {delta} is lost beside the spread of the views; scale x down or raise delta.")
     # λ are the squared singular values of R⁻¹(M − μ)ᵀ/√n, for any root RRᵀ = Σ_w
     whitened = torch.linalg.solve_triangular(root, between.mT, upper=False)
-    return rank_from_singular_values(gram_spectrum(whitened.mT, several).square()).to(inputs.full_dtype(x))
+    return rank_from_singular_values(gram_spectrum(whitened.mT, several).square()).to(numerics.full_dtype(x))
 
 
 @metric(better=None, paper=ALPHA_REQ)
@@ -80,12 +81,12 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None, gather: bool 
         raise ValueError(
             f"x must have shape (n, d), got {tuple(x.shape)}; flatten batches first, for example x.flatten(0, 1)."
         )
-    there = min(ring.row_count(x, gather) - 1, x.shape[1])
+    there = min(all_ranks.row_count(x, gather) - 1, x.shape[1])
     high = min(there, 100) if high is None else high
     if not 1 <= low < high <= there:
         raise ValueError(f"1 ≤ low < high ≤ min(n − 1, d) = {there} is needed, got low = {low} and high = {high}.")
-    matrix = ring.centred(inputs.tokens(x, None).double(), None, gather)
-    peak = ring.largest(matrix.abs().amax() if x.numel() else matrix.new_zeros(()), gather)
+    matrix = all_ranks.centred(numerics.tokens(x, None).double(), None, gather)
+    peak = all_ranks.largest(matrix.abs().amax() if x.numel() else matrix.new_zeros(()), gather)
     sigma = gram_spectrum(matrix / torch.where(peak > 0, peak, 1), gather)[low - 1 : high]
     index = torch.arange(low, high + 1, dtype=sigma.dtype, device=x.device)[sigma > 0].log()
     if len(index) < 2:
@@ -94,4 +95,4 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None, gather: bool 
         )
     level = 2 * sigma[sigma > 0].log()
     lever = index - index.mean()
-    return (-(lever @ level) / lever.square().sum()).to(inputs.full_dtype(x))
+    return (-(lever @ level) / lever.square().sum()).to(numerics.full_dtype(x))

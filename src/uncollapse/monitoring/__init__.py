@@ -1,1 +1,1 @@
-"""The parts of `uncollapse.monitor`: rules, records, the folder they go to, loggers, trainers and processes."""
+"""The parts of `Monitor`: rules, records, the folder they go to, loggers, trainers and processes."""

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uncollapse import files, stored
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.monitoring.curves import values
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.io import files, typed_json
+from uncollapse.monitoring.layer_curves import values
 from uncollapse.monitoring.state import State
 
 LINES, FIRST, COLLAPSE = "monitor.jsonl", "first.json", "collapse.json"
@@ -99,10 +99,10 @@ class Journal:
 
 def _record(text: bytes) -> dict[str, Any]:
     """What a line says. ValueError if that is no measurement: a torn one may still be JSON."""
-    record = stored.parsed(text.decode("utf-8"))
+    record = typed_json.parsed(text.decode("utf-8"))
     if not isinstance(record, dict) or type(record.get("step")) is not int or "state" not in record:
         raise ValueError("it has no step, or no state")
-    stored.read(State, record["state"], "its state")
+    typed_json.read(State, record["state"], "its state")
     return record
 
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from uncollapse.diagnosis import Layer
-from uncollapse.inputs import NotFiniteError
-from uncollapse.measures import MEASURES
-from uncollapse.monitoring.curves import label
-from uncollapse.names import did_you_mean
-from uncollapse.sites import OUTPUT
+from uncollapse.backbones.sites import OUTPUT
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.result import Layer
+from uncollapse.errors import did_you_mean
+from uncollapse.monitoring.layer_curves import label
+from uncollapse.pairwise.numerics import NotFiniteError
 
 FINITE = "finite"  # not a measure: met when a layer holds NaN or infinite numbers
 ACTIONS = ("warn", "stop", "save")
@@ -22,7 +22,7 @@ class Rule:
     """When a measure of a layer is a collapse.
 
     Args:
-        measure: a name of `uncollapse.measures.MEASURES`; or "finite", met when a layer holds NaN or infinite numbers,
+        measure: a name of `diagnosis.measures.MEASURES`; or "finite", met when a layer holds NaN or infinite numbers,
             which takes no layer and no limit.
         layer: the number of a block (-1 is the last), a name ("block 9", "embed", "final"), "last" for the last block,
             or "any" for each layer of the place.

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.monitoring.curves import Curves
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.monitoring.layer_curves import Curves
 from uncollapse.monitoring.rules import FINITE, Rule
 
 

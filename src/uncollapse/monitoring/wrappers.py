@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from uncollapse import running
+from uncollapse.backbones import forward
 
 WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -18,7 +18,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def check_whole(model: nn.Module) -> None:
     """Raise if the weights are spread over processes: one process alone cannot run such a model."""
-    kinds = running.class_names(model)
+    kinds = forward.class_names(model)
     spread = any(type(p).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())
     if spread or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise ValueError(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uncollapse import files
+from uncollapse.io import files
 from uncollapse.report import schemes
 
 NEEDED = 'Plots need matplotlib: pip install "uncollapse[report]"'

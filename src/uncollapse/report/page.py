@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from uncollapse import __version__, files
-from uncollapse.diagnosis import Diagnosis
+from uncollapse import __version__
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.io import files
 from uncollapse.report import sections, words
 from uncollapse.report import tracks as tr
 from uncollapse.report.library import asset, packed_plotly, plotly

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from uncollapse.diagnosis import Diagnosis
+from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.report import tracks as tr
 from uncollapse.report.markup import Markup, element
 from uncollapse.report.sections import swatch

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uncollapse.diagnosis import Diagnosis
-from uncollapse.report import curves, panels, sections, steps, tables
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.report import layer_plots, number_tables, panels, sections, steps
 from uncollapse.report import tracks as tr
 from uncollapse.report.markup import Markup, element
 
@@ -39,8 +39,8 @@ def data_of(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     tracks = tr.tracks(diagnoses)
     return {
         "names": tr.names(diagnoses),
-        "axis": curves.axis_of(diagnoses, tracks),
-        "groups": curves.groups(diagnoses, tracks) if len(tr.axis(diagnoses)) > 1 else [],
+        "axis": layer_plots.axis_of(diagnoses, tracks),
+        "groups": layer_plots.groups(diagnoses, tracks) if len(tr.axis(diagnoses)) > 1 else [],
         "spectra": steps.spectra(diagnoses),
         "heatmaps": steps.heatmaps(diagnoses),
     }
@@ -50,9 +50,9 @@ def parts(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> Iterator[Part
     """All parts: what is most important comes first."""
     yield from _verdicts(diagnoses)
     yield from _figures(diagnoses, data)
-    yield Part("numbers", "Numbers", [tables.numbers(diagnoses)])
-    yield Part("measures", "How to read the measures", [tables.glossary(diagnoses)])
-    yield Part("about", "Model, data and versions", [tables.about(diagnoses)])
+    yield Part("numbers", "Numbers", [number_tables.numbers(diagnoses)])
+    yield Part("measures", "How to read the measures", [number_tables.glossary(diagnoses)])
+    yield Part("about", "Model, data and versions", [number_tables.about(diagnoses)])
 
 
 def _verdicts(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:

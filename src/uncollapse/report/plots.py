@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uncollapse.diagnosis import Diagnosis, Layer
-from uncollapse.measures import MEASURES
-from uncollapse.names import did_you_mean
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.errors import did_you_mean
 from uncollapse.report import tracks as tr
 from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, evenly, legend, save
-from uncollapse.report.curves import band, logarithmic, value_range
+from uncollapse.report.layer_plots import band, logarithmic, value_range
 from uncollapse.report.steps import SHOWN
 
 Diagnoses = Diagnosis | Sequence[Diagnosis]
@@ -21,7 +21,7 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
 
     Args:
         diagnoses: one, or several that are laid over each other.
-        measure: a name of `uncollapse.measures.MEASURES`.
+        measure: a name of `uncollapse.diagnosis.measures.MEASURES`.
         path: ends in .png, .svg or .pdf.
     """
     given = _sequence(diagnoses)

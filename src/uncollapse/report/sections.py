@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from uncollapse.diagnosis import Advice, Diagnosis, Evidence
+from uncollapse.diagnosis.describe import between
+from uncollapse.diagnosis.result import Advice, Diagnosis, Evidence
 from uncollapse.report import tracks as tr
 from uncollapse.report import words
 from uncollapse.report.markup import Markup, element
 from uncollapse.report.sparkline import sparkline
-from uncollapse.sphere import between
 
 BADGES = {
     "none": "No collapse found",

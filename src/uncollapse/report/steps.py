@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from uncollapse.diagnosis import Diagnosis, Layer
+from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import tracks as tr
-from uncollapse.report.curves import rounded
+from uncollapse.report.layer_plots import rounded
 
 SHOWN = 1e-7  # smaller singular values, relative to the largest, are rounding
 

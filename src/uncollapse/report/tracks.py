@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uncollapse.diagnosis import Diagnosis, Layer
-from uncollapse.sites import OUTPUT
+from uncollapse.backbones.sites import OUTPUT
+from uncollapse.diagnosis.result import Diagnosis, Layer
 
 ENDS = ("embed", "final")  # what comes before the first block and after the last
 LONGEST_LABEL = 8

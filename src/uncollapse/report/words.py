@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uncollapse.diagnosis import Diagnosis, Layer
-from uncollapse.measures import MEASURES
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report.tracks import layer_name, main_layers, matched, same_layers
 
 KINDS = {

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from uncollapse.loading.errors import library
+from uncollapse.errors import library
 
 ENOUGH = 4  # trials before anything is said
 SEED = 0  # of the trees of fANOVA

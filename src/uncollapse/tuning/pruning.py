@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uncollapse.loading.errors import UsageError, library
+from uncollapse.errors import UsageError, library
 
 Kind = Literal["median", "hyperband", "none"]
 KINDS: tuple[Kind, ...] = ("median", "hyperband", "none")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
 
 DIGITS = 3  # of a number that is tried: so that it can be copied, and is the one that was tried
 When = Mapping[str, tuple[Any, ...]]

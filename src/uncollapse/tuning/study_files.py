@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uncollapse.loading.errors import UsageError, library
+from uncollapse.errors import UsageError, library
 
 PATIENCE = 20.0  # seconds to wait for somebody else who reads or writes the file
 

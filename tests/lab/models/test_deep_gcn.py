@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse import diagnose
+from uncollapse.errors import UsageError
 from uncollapse.lab.models import norms
 from uncollapse.lab.models.adjacency import adjacency, dropout, sparse_features
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
-from uncollapse.loading.errors import UsageError
 
 pytest.importorskip("torch_geometric")
 NODES, FEATURES, CLASSES = 12, 9, 4

@@ -2,8 +2,8 @@
 
 import torch
 
+from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.models.depth_head import DepthHead
-from uncollapse.lab.seeding import seeded
 
 
 def test_any_map_becomes_the_size_of_the_depths() -> None:

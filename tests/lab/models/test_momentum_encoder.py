@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from uncollapse.errors import UsageError
+from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder, with_mlp
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
-from uncollapse.lab.seeding import seeded
-from uncollapse.loading.errors import UsageError
 
 
 def model(queue: int = 7, ema: float = 0.9) -> MomentumEncoder:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from uncollapse.backbones import torchvision_ops
+from uncollapse.errors import UsageError
+from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.models.resnet_encoder import LAYERS, ResNetEncoder
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
-from uncollapse.lab.seeding import seeded
-from uncollapse.loading.errors import UsageError
 
 torchvision_ops.declare()
 models: Any = pytest.importorskip("torchvision.models")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from uncollapse.errors import UsageError
 from uncollapse.lab.models.sentence_encoder import Encoders, SentenceEncoder, pooled, waves
-from uncollapse.loading.errors import UsageError
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 3, 0, 0], [4, 0, 0, 0]])
 MASK = IDS != 0

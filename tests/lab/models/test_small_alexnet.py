@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from uncollapse.errors import UsageError
 from uncollapse.lab.models.small_alexnet import LAYERS, SmallAlexNet
-from uncollapse.loading.errors import UsageError
 
 
 def test_at_full_width_it_is_the_papers() -> None:

@@ -9,16 +9,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.lab.tiny_text import SENTENCES, tiny_model, tokenizer
 from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse import backbones
+from uncollapse.errors import UsageError
+from uncollapse.io.hf_models import Origin, classifier
+from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.models.text_classifier import L2Norm, UniformLoss, cure, deepened, drawn, outputs, with_l2_norms
-from uncollapse.lab.seeding import seeded
-from uncollapse.loading.errors import UsageError
-from uncollapse.loading.huggingface import Origin, classifier
-
-from ..tiny_text import SENTENCES, tiny_model, tokenizer  # noqa: TID252
 
 KINDS = ("bert", "albert")
 NORMS = {

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lab.experiments.vit.tiny_vision import KINDS, SIZES, images, tiny_vit
 from torch import Tensor, nn
 
 import uncollapse as uc
+from uncollapse.errors import UsageError
+from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.models.vision_classifier import TalkingHeads, built, put_cure, sizes_of
-from uncollapse.lab.seeding import seeded
-from uncollapse.loading.errors import UsageError
-
-from ..tiny_vision import KINDS, SIZES, images, tiny_vit  # noqa: TID252
 
 PREFIX = {"class token": 1, "distilled": 2, "no class token": 0, "registers": 5, "pooled registers": 4}
 

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uncollapse.sparse import csr, csr_of, row_starts
+from uncollapse.pairwise.sparse import csr, csr_of, row_starts
 
 
 def adjacency(

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from uncollapse.cures import DropEdge
+from uncollapse.errors import UsageError, library
 from uncollapse.lab.models.adjacency import adjacency, dropout
 from uncollapse.lab.models.norms import Norm
-from uncollapse.loading.errors import UsageError, library
 
 Init = Literal["published", "glorot"]
 

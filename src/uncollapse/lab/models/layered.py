@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from uncollapse.loading.errors import UsageError
-from uncollapse.names import did_you_mean
+from uncollapse.errors import UsageError, did_you_mean
 
 
 class Layered(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse import processes
-from uncollapse.loading.errors import UsageError
+from uncollapse import distributed
+from uncollapse.errors import UsageError
 
 
 class Contrasted(NamedTuple):
@@ -54,7 +54,7 @@ class MomentumEncoder(nn.Module):
             self.follow()
             y = F.normalize(self.follower(second).float(), dim=-1)
             before = self.queue.clone()  # the backward pass still needs what is overwritten now
-            self.enqueue(processes.all_rows(y))
+            self.enqueue(distributed.all_rows(y))
         return Contrasted(x, y, before)
 
     @torch.no_grad()

@@ -6,8 +6,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from uncollapse.cures import ContraNorm, PairNorm
-from uncollapse.loading.errors import UsageError, library
-from uncollapse.names import did_you_mean
+from uncollapse.errors import UsageError, did_you_mean, library
 
 After = Literal["layer", "none"]
 

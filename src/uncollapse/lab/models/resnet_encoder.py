@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from uncollapse.backbones import torchvision_ops
+from uncollapse.errors import library
 from uncollapse.lab.models.layered import Layered
-from uncollapse.loading.errors import library
 
 RESNETS = ("resnet18", "resnet34", "resnet50")
 STEMS = ("imagenet", "cifar")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from uncollapse.lab.data.vocabulary import PADDING
-from uncollapse.loading.errors import UsageError
+from uncollapse.errors import UsageError
+from uncollapse.lab.data.text.vocabulary import PADDING
 
 KINDS = ("gru", "transformer")
 POOLINGS = ("mean", "max", "last")

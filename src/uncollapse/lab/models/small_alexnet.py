@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from uncollapse.errors import UsageError
 from uncollapse.lab.models.layered import Layered
-from uncollapse.loading.errors import UsageError
 
 CONVOLUTIONS, HIDDEN = (96, 192, 384, 384, 192), 4096  # channels and features at full width
 POOLED = (1, 2, 5)  # convolutions that a pool of 3×3 at every second pixel follows

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse import backbones
-from uncollapse.attachment import attach
-from uncollapse.inner import tokens
-from uncollapse.inputs import unit_rows
-from uncollapse.loading.errors import UsageError
-from uncollapse.loading.huggingface import Origin, classifier
+from uncollapse.attachment.attach import attach
+from uncollapse.attachment.inner_tokens import tokens
+from uncollapse.attachment.select import places_of
+from uncollapse.errors import UsageError
+from uncollapse.io.hf_models import Origin, classifier
 from uncollapse.losses import contra_uniform_loss
+from uncollapse.pairwise.numerics import unit_rows
 from uncollapse.registry import CURES
-from uncollapse.writing.choosing import places_of
 
 
 class L2Norm(nn.Module):

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.attachment import attach
+from uncollapse.attachment.attach import attach
 from uncollapse.backbones import torchvision_ops
-from uncollapse.loading import timm_models
-from uncollapse.loading.errors import UsageError, library
-from uncollapse.loading.quiet import quiet
+from uncollapse.errors import UsageError, library
+from uncollapse.io import timm_models
+from uncollapse.io.quiet import quiet
 
 INITS = {"timm": "", "xavier": "jax"}  # ours -> timm's; its own has a deviation of 0.02 whatever the width
 FAMILIES = ("vision_transformer", "deit")  # modules of timm whose models are made of the same blocks and arguments

@@ -1,0 +1,194 @@
+"""Cures of a model in files of their own: what was attached as JSON, its weights as safetensors."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from uncollapse import backbones
+from uncollapse.attachment.attach import Attachment, attach, attachments
+from uncollapse.backbones import forward
+from uncollapse.io import files, typed_json
+from uncollapse.registry import CURES
+
+SCHEMA = 1
+DESCRIPTION, WEIGHTS = "uncollapse.json", "uncollapse.safetensors"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cure in a file: what to say to `attach`, and of which model. root: the part that it was said of."""
+
+    root: str
+    cure: str
+    options: Mapping[str, Any]
+    at: tuple[str, ...]
+    layers: tuple[int, ...]
+    part: str | None
+    modules: tuple[str, ...] | None
+    layout: str | None
+    tokens: str
+    causal: bool
+    family: str
+    architecture: str
+    blocks: int
+    padding: str = "masked"  # files of earlier versions do not say it
+
+
+def save_cure(model: nn.Module, folder: str | Path) -> Path:
+    """Write all cures of a model, and nothing else of it, into a folder.
+
+    The folder may be the one of `save_pretrained`: load the model from it first, then the cures.
+
+    Args:
+        model: with one attachment or more.
+        folder: gets uncollapse.json and uncollapse.safetensors; a file of these names is never half written.
+
+    Returns:
+        The folder.
+    """
+    found = attachments(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no cure to save: attach one with uc.attach.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = safetensors.torch.save({key: tensor.cpu().contiguous() for key, tensor in _weights(found).items()})
+    described = {
+        "schema": SCHEMA,
+        "cures": [_described(model, attachment) for attachment in found],
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    try:
+        text = json.dumps(described, indent=2, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"An option of the cure cannot be written as JSON: {error}.") from error
+    files.write(folder / WEIGHTS, weights)
+    files.write(folder / DESCRIPTION, text + "\n")
+    return folder
+
+
+def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
+    """Attach the cures that `save_cure` wrote, with their weights.
+
+    Args:
+        model: of the architecture that they were in, without a cure.
+        folder: where uncollapse.json and uncollapse.safetensors are.
+
+    Returns:
+        The attachments. If anything does not fit, it is said and the model stays as it was.
+    """
+    model = forward.uncompiled(model)
+    present = attachments(model)
+    if present:
+        raise ValueError(f"The model has a cure already: {present[0]}. Remove it first: uc.detach(model).")
+    described, weights = _read(Path(folder))
+    for entry in described:
+        _check(model, entry)
+    with ExitStack() as undo:
+        done = tuple(undo.enter_context(_attached(model, entry)) for entry in described)
+        _fill(done, weights)
+        undo.pop_all()
+    return done
+
+
+def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:
+    """Key -> the tensor itself: number of the attachment, block and place, name of the tensor."""
+    return {
+        f"{number}/{key}/{name}": tensor
+        for number, attachment in enumerate(found)
+        for key, cure in attachment.cures.items()
+        for name, tensor in cure.state_dict().items()
+    }
+
+
+def _described(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
+    """What to say to `attach`. root: the part of the model that it was said of."""
+    root = None if attachment.root is None else attachment.root()
+    return {
+        "root": next((name for name, module in model.named_modules() if module is root), ""),
+        "cure": attachment.cure,
+        "options": attachment.options,
+        "at": list(attachment.at),
+        "layers": list(attachment.blocks),
+        **attachment.asked,
+        "family": attachment.family,
+        "architecture": attachment.architecture,
+        "blocks": attachment.count,
+    }
+
+
+def _attached(model: nn.Module, entry: Entry) -> Attachment:
+    asked: dict[str, Any] = {"part": entry.part, "modules": entry.modules, "layout": entry.layout}
+    asked |= {"tokens": entry.tokens, "causal": entry.causal, "padding": entry.padding}
+    if entry.cure in CURES and CURES[entry.cure].acts_on != "edges":
+        asked["layers"] = list(entry.layers)
+    try:
+        return attach(_root(model, entry), entry.cure, at=list(entry.at), **asked, **entry.options)
+    except (KeyError, TypeError) as error:  # an option that the cure does not have, or of another kind
+        raise ValueError(f"The saved cure {entry.cure!r} cannot be attached: {error}.") from error
+
+
+def _root(model: nn.Module, entry: Entry) -> nn.Module:
+    """The part that the cure was attached to, or the model itself if it has no such part, as one without a head."""
+    parts: dict[str, nn.Module] = dict(model.named_modules())
+    return parts.get(entry.root, model)
+
+
+def _check(model: nn.Module, entry: Entry) -> None:
+    """Raise if the model is another one than the cure was in."""
+    layout: Any = entry.layout
+    stack = backbones.find(_root(model, entry), part=entry.part, layers=entry.modules, layout=layout, by="modules")
+    saved = (entry.architecture, entry.blocks)
+    given = (stack.architecture, len(stack.blocks))
+    if saved != given:
+        raise ValueError(
+            f"The cure was in a model of another kind: {saved[0]} with {saved[1]} blocks, and this one is {given[0]} "
+            f"with {given[1]}."
+        )
+
+
+def _fill(done: tuple[Attachment, ...], weights: Mapping[str, Tensor]) -> None:
+    """Copy saved weights into the cures."""
+    own = _weights(done)
+    shapes = [{key: tuple(tensor.shape) for key, tensor in side.items()} for side in (weights, own)]
+    wrong = next((key for key in {**shapes[0], **shapes[1]} if shapes[0].get(key) != shapes[1].get(key)), None)
+    if wrong is not None:
+        saved, here = (str(side.get(wrong, "nothing")) for side in shapes)
+        raise ValueError(f"The saved cure does not fit this model: {wrong} has shape {saved} in the file, {here} here.")
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(weights[key])
+
+
+def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
+    """What the two files say, if they belong together."""
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no saved cure: there is no {name}, which uc.save_cure writes. If the cure's weights "
+                "are among those of the model, as in a checkpoint of a Trainer, attach it with the same options as "
+                "before and load them with model.load_state_dict."
+            )
+    content = (folder / WEIGHTS).read_bytes()
+    try:
+        described = typed_json.parsed((folder / DESCRIPTION).read_bytes())
+        schema = described["schema"]
+        if type(schema) is int and schema != SCHEMA:
+            raise ValueError(f"it has schema {schema}, and this version of uncollapse reads {SCHEMA}")
+        entries = [typed_json.read(Entry, entry, "a cure") for entry in described["cures"]]
+        digest = described["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error}.") from error
+    if digest != hashlib.sha256(content).hexdigest():
+        raise ValueError(f"{folder / WEIGHTS} is not the file that {DESCRIPTION} was written with: one was replaced.")
+    try:
+        return entries, safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} is no intact safetensors file: {error}.") from error

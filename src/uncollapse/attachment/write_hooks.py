@@ -1,0 +1,111 @@
+"""Hooks that write into a model: at most one port a module, whose writers act in a fixed order.
+
+Ports, frames and writers are plain objects that refer to modules of their model only, so that a copy or a pickle of the
+model has its own. What they know of a forward pass comes from the arguments of the block that runs, because gradient
+checkpointing runs a block again during the backward pass, after other batches may have passed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.attachment.calls import Frame
+from uncollapse.attachment.writers import Receiver
+from uncollapse.backbones.sites import Side, at, is_tokens, put, tokens_among, where
+
+PORT = "_uncollapse_port"  # the attribute under which a module keeps its port
+NO_SCRIPT = (
+    "A model with a cure cannot become TorchScript, nor be traced for anything else such as ONNX without dynamo. Use "
+    "torch.export.export, which keeps the cure, or take it out with uncollapse.detach(model)."
+)
+JIT: Any = torch.jit  # it has no types
+OUTSIDE, RECEIVE, STREAM, PLAIN = range(4)  # the order of writers at one side of a module
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Port:
+    """The hooks of one module. `opens`: frames that a call of it is; `arguments`: what changes arguments as a whole."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.name = name or "the model"
+        self.opens: list[Frame] = []
+        self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Given]] = []
+        self.sides: dict[Side, list[tuple[int, Callable[[Tensor], Tensor]]]] = {"input": [], "output": []}
+        # In front of all others, so that whoever reads the model sees what flows on.
+        self.hooks = [
+            module.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self.leave, prepend=True, with_kwargs=True, always_call=True),
+        ]
+
+    def add(self, side: Side, rank: int, writer: Callable[[Tensor], Tensor]) -> None:
+        """Put a writer behind those of its rank and those before it."""
+        self.sides[side].append((rank, writer))
+        self.sides[side].sort(key=lambda entry: entry[0])
+
+    def drop(self, writers: set[int]) -> None:
+        """Take out the writers with these ids."""
+        for side, entries in self.sides.items():
+            self.sides[side] = [entry for entry in entries if id(entry[1]) not in writers]
+        self.arguments = [change for change in self.arguments if id(change) not in writers]
+
+    def is_idle(self) -> bool:
+        """Whether nobody needs the port any more; frames and receivers without users are dropped."""
+        self.opens = [frame for frame in self.opens if frame.users]
+        for side, entries in self.sides.items():
+            self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver) or e[1].users]
+        return not any((self.opens, self.arguments, *self.sides.values()))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """Before the module runs."""
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                "A model with a cure does not run under nn.DataParallel, whose threads share one cure. Use one process "
+                "a device (torchrun, accelerate launch), or show one device only (CUDA_VISIBLE_DEVICES=0)."
+            )
+        if JIT.is_tracing():
+            raise RuntimeError(NO_SCRIPT)  # a trace would keep the padding and the number of tokens of one batch
+        for change in self.arguments:
+            args, kwargs = change(args, kwargs)
+        for frame in self.opens:
+            frame.open(args, kwargs)
+        written: Given = self._written("input", (args, kwargs))
+        return written
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """After it ran, also if it failed, without an output then."""
+        if output is not None:
+            output = self._written("output", output)
+        for frame in self.opens:
+            frame.close(failed=output is None)
+        return output
+
+    def _written(self, side: Side, value: Any) -> Any:
+        if not self.sides[side]:
+            return value
+        keys = where(tokens_among(value) if side == "input" else value, is_tokens)
+        if keys is None:
+            raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
+        x: Tensor = at(value, keys)
+        for _, writer in self.sides[side]:
+            x = writer(x)
+        return put(value, keys, x)
+
+
+def port_of(module: nn.Module, name: str) -> Port:
+    """The port of a module, made if it has none."""
+    if PORT not in module.__dict__:
+        object.__setattr__(module, PORT, Port(module, name))
+    port: Port = module.__dict__[PORT]
+    return port
+
+
+def close_idle(module: nn.Module) -> None:
+    """Take a module's hooks away if nobody needs them."""
+    port: Port | None = module.__dict__.get(PORT)
+    if port is not None and port.is_idle():
+        for hook in port.hooks:
+            hook.remove()
+        object.__delattr__(module, PORT)

@@ -1,0 +1,132 @@
+"""Hooks that read the sites of a model while it runs, and what goes with the tokens there."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from uncollapse.backbones import forward
+from uncollapse.backbones.sites import Context, Site, Stack
+
+See = Callable[[Site, int, Tensor], None]
+
+
+class Watch:
+    """Shows what passes some sites of a stack, inside `with watch:`; afterwards no hook is left.
+
+    What gradient checkpointing computes again during a backward pass is not shown, nor what a copy of the model does.
+
+    Args:
+        model: the model that has the stack.
+        stack: its blocks.
+        sites: where to look.
+        see: called with a site, the number of this call of it since the pass began, and the tensor.
+        begin: called when a pass of the stack begins.
+        looks: shows passes in which a model is only looked at too, as by `diagnose`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stack: Stack,
+        sites: Iterable[Site],
+        see: See,
+        begin: Callable[[], None] = lambda: None,
+        looks: bool = True,
+    ) -> None:
+        self.model, self.stack, self.sites = model, stack, list(dict.fromkeys(sites))
+        self.context = Context()  # what goes with the tokens of this pass
+        self.graphs: Tensor | None = None  # of each node, where the model itself does not take that
+        self.inside = False  # the owner of the blocks runs; a wrapper may call a method of it, which no hook tells
+        self._around = Context()  # what a module around the owner was told
+        self._see, self._pass_begins, self._looks = see, begin, looks
+        self._calls: Counter[int] = Counter()
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> "Watch":
+        self._calls.clear()
+        self.context = self._known()
+        with ExitStack() as hooks:  # what was entered comes out again if a later step fails
+            hooks.enter_context(self.stack.running(self.model))
+            owner = self.model.get_submodule(self.stack.path)
+            first = self.model.get_submodule(self.stack.blocks[0].path)
+            if self.stack.outer is not None:
+                around, read = self.model.get_submodule(self.stack.outer[0]), self.stack.outer[1]
+                hooks.callback(self._before(around, lambda args, kwargs: self._hear(read(args, kwargs))).remove)
+                hooks.callback(self._after(around, lambda *call: self._hear(Context()), always=True).remove)
+            hooks.callback(self._before(owner, self._begin).remove)
+            hooks.callback(self._after(owner, self._end, always=True).remove)
+            hooks.callback(self._before(first, self._fill).remove)
+            for number, site in enumerate(self.sites):
+                hooks.callback(self._at(number, site).remove)
+            self._hooks = hooks.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.close()
+
+    def _known(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Context:
+        graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
+        return self.stack.context(args, kwargs or {}).filled(self._around).filled(graphs)
+
+    def _hear(self, around: Context) -> None:
+        self._around = around
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.inside, self.context = True, self._known(args, kwargs)
+        self._calls.clear()
+        self._pass_begins()
+
+    def _end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        self.inside = False
+
+    def _fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self.inside:  # the mask of an earlier pass is not that of this one
+            self.context = self._known()
+        if self.context.mask is None:
+            self.context = self.context.filled(self.stack.blocks[0].context(args, kwargs))
+
+    def _at(self, number: int, site: Site) -> RemovableHandle:
+        module = self.model.get_submodule(site.path)
+
+        def show(x: Tensor | None) -> None:
+            call = self._calls[number]
+            self._calls[number] = call + 1
+            if x is not None:
+                self._see(site, call, x)
+
+        if site.side == "input":
+            return self._before(module, lambda args, kwargs: show(site.read((args, kwargs), None)))
+        return self._after(module, lambda args, kwargs, output: show(site.read((args, kwargs), output)))
+
+    def _is_shown(self) -> bool:
+        return not _is_backward() and (self._looks or not forward.is_looking())
+
+    def _before(self, watched: nn.Module, act: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> RemovableHandle:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module is watched and self._is_shown():  # a deep copy of the model has the same hooks
+                act(args, kwargs)
+
+        return watched.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def _after(
+        self,
+        watched: nn.Module,
+        act: Callable[[tuple[Any, ...], Mapping[str, Any], Any], None],
+        *,
+        always: bool = False,
+    ) -> RemovableHandle:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if module is watched and self._is_shown():
+                act(args, kwargs, output)
+
+        return watched.register_forward_hook(hook, with_kwargs=True, always_call=always)
+
+
+def _is_backward() -> bool:
+    """Whether gradient checkpointing computes a part of the model again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

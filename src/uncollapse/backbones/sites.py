@@ -1,0 +1,313 @@
+"""Places in somebody else's model: where its blocks are, what flows through them, and what goes with it.
+
+A backbone (`uncollapse.backbones`) describes a model as a `Stack` of `Block`s; every place of a block is a `Site`.
+Reading a model and writing into it go through the same sites.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.cli.choices import Layout as Layout
+
+Side = Literal["input", "output"]
+BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  # what "auto" means
+
+OUTPUT = "block"  # the place that every block has: the residual stream after it
+CHILD = "uncollapse"  # the child under which a module of the model keeps the cures that were put into it
+
+
+@dataclass(frozen=True)
+class Site:
+    """The input or the output of a module, by its name in the model.
+
+    path: dotted name of the module, "" for the model itself. side: which end of it.
+    what: "tokens" is the first floating-point tensor, "attention" the first with shape (b, heads, n, n).
+    carried: the module only looks at the residual stream, which runs past it, as in front of a pre-norm: who changes
+    the stream here must change it at every later look of the block at it, and after the block.
+    """
+
+    path: str
+    side: Side = "output"
+    what: Literal["tokens", "attention"] = "tokens"
+    carried: bool = False
+
+    def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
+        """The tensor at this site in one call of the module, or None if there is none."""
+        value = tokens_among(given) if self.side == "input" else output
+        keys = where(value, self._fits)
+        return None if keys is None else at(value, keys)
+
+    def _fits(self, tensor: Tensor) -> bool:
+        if self.what == "attention":
+            return tensor.is_floating_point() and tensor.dim() == 4 and tensor.shape[-1] == tensor.shape[-2]
+        return is_tokens(tensor)
+
+
+def is_tokens(tensor: Tensor) -> bool:
+    """Whether a tensor may hold tokens, nodes or vectors."""
+    return tensor.is_floating_point() and tensor.dim() >= 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer of a model.
+
+    name: what people call it, such as "block 3". path: the module that one call of is the block.
+    places: place name -> site; "block" is the residual stream after it. Tokens pass the others in this order.
+    context: arguments of the module at `path` -> Context. It can be copied and pickled.
+    call: which call of these modules in one pass of the model, for layers that share their weights.
+    attention: where the attention map after the softmax appears once the stack's `expose_attention` is entered.
+    values: what attention averages, for cures that act on attention.
+    """
+
+    name: str
+    path: str
+    places: Mapping[str, Site]
+    context: "ReadContext"
+    call: int = 0
+    attention: Site | None = None
+    values: "Values | None" = None
+
+
+@dataclass(frozen=True)
+class Values:
+    """Where a block computes the values v of its attention.
+
+    path: the module whose output holds them. first: the feature at which they begin; features of queries and keys may
+    stand before them. heads: how many heads they belong to. repeats: heads of queries to each of them.
+    """
+
+    path: str
+    heads: int
+    first: int = 0
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Context:
+    """What goes with the tokens of one forward pass.
+
+    mask: (b, n) bool, True = real. edge_index: (2, E). batch: (N,), the graph of each node.
+    prefix: leading tokens that are not patches (CLS, distillation, registers).
+    causal: a token sees only earlier ones.
+    refuse: why the tokens of this pass must not be changed, such as that earlier ones are in a cache.
+    """
+
+    mask: Tensor | None = None
+    edge_index: Tensor | None = None
+    batch: Tensor | None = None
+    prefix: int = 0
+    causal: bool = False
+    refuse: str = ""
+
+    def filled(self, other: "Context") -> "Context":
+        """This context, with what it leaves open taken from another one."""
+        return replace(
+            self,
+            mask=self.mask if self.mask is not None else other.mask,
+            edge_index=self.edge_index if self.edge_index is not None else other.edge_index,
+            batch=self.batch if self.batch is not None else other.batch,
+            prefix=self.prefix or other.prefix,
+            causal=self.causal or other.causal,
+            refuse=self.refuse or other.refuse,
+        )
+
+
+ReadContext = Callable[[tuple[Any, ...], Mapping[str, Any]], Context]
+
+
+def no_context(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    """For stacks of which nothing is known: every token is real."""
+    return Context()
+
+
+def as_it_is(model: nn.Module) -> AbstractContextManager[None]:
+    """For stacks that run the same with and without hooks."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The blocks of a model in the order in which they run.
+
+    path: the module whose forward pass runs all of them once; its arguments carry the mask or the graph.
+    family: name of the backbone. architecture: class name of that module.
+    embed: what enters the first block. final: what leaves the last norm, where the model has one.
+    layout: how tensors at its sites are laid out, see `as_sets`.
+    context: arguments of the module at `path` -> Context. Without arguments it tells what is known beforehand. What it
+    leaves open is known to the blocks: `context(…).filled(block.context(…))`. It can be copied and pickled.
+    refuses: the same arguments -> Context, which says no more than why nothing may be changed in this pass.
+    asks_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
+    arguments: names of those arguments, where a graph is among them.
+    outer: (path, its arguments -> Context) of a module around the one at `path`, to ask for what that one is not told.
+    lacks_batch: no module is told which graph a node belongs to.
+    width: features of the residual stream, None if they are not known before it runs.
+    numbers: numbers that the ContraNorm paper gives to places of this architecture.
+    held: (path, attribute, value) that must hold while something is written into the model.
+    running: model -> context manager that is entered while the model runs under hooks.
+    expose_attention: model -> context manager under which attention maps can be read; None if there are no maps.
+    reinitialised: model -> a new one with random weights of the same architecture; None if nobody knows how.
+    """
+
+    path: str
+    family: str
+    architecture: str
+    blocks: tuple[Block, ...]
+    embed: Site | None
+    final: Site | None = None
+    layout: Layout = "tokens"
+    context: ReadContext = no_context
+    refuses: ReadContext = no_context
+    asks_owner: bool = False
+    arguments: tuple[str, ...] = ()
+    outer: tuple[str, ReadContext] | None = None
+    lacks_batch: bool = False
+    width: int | None = None
+    numbers: Mapping[int, str] = field(default_factory=dict)
+    held: tuple[tuple[str, str, Any], ...] = ()
+    running: Callable[[nn.Module], AbstractContextManager[None]] = as_it_is
+    expose_attention: Callable[[nn.Module], AbstractContextManager[None]] | None = None
+    reinitialised: Callable[[nn.Module], nn.Module] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def places(self) -> tuple[str, ...]:
+        """The names of all places that every block has."""
+        return tuple(place for place in self.blocks[0].places if all(place in b.places for b in self.blocks))
+
+
+def inside(path: str, part: str) -> str:
+    """Dotted name of a part of the module at `path`; either may be "", the module itself."""
+    return f"{path}.{part}" if path and part else path or part
+
+
+def tokens_among(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Arguments without masks that were given by name, which may stand before the tokens."""
+    return given[0], {name: value for name, value in given[1].items() if "mask" not in name}
+
+
+def where(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
+    """The keys that lead to the first fitting tensor in nested tuples, lists and mappings; None if there is none.
+
+    Objects such as caches are not looked into.
+    """
+    if isinstance(value, Tensor):
+        return () if fits(value) else None
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, tuple | list):
+        items = enumerate(value)
+    else:
+        return None
+    for key, item in items:
+        found = where(item, fits)
+        if found is not None:
+            return (key, *found)
+    return None
+
+
+def at(value: Any, keys: tuple[Any, ...]) -> Any:
+    """What the keys lead to."""
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def put(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
+    """A copy of nested tuples, lists and mappings, with something new where the keys lead to."""
+    if not keys:
+        return new
+    inner = put(value[keys[0]], keys[1:], new)
+    if isinstance(value, Mapping):
+        copied: Any = copy.copy(value)
+        copied[keys[0]] = inner
+        return copied
+    items = [inner if number == keys[0] else item for number, item in enumerate(value)]
+    if isinstance(value, list):
+        return items
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def sets_of(x: Tensor, layout: Layout) -> Tensor:
+    """What a site holds as sets of tokens (b, n, d). A sequence or an image is a set, and so are all vectors."""
+    match known_layout(layout, x):
+        case "vectors" | "nodes":
+            return x.reshape(1, -1, x.shape[-1])
+        case "sequence_first" if x.dim() == 3:
+            return x.transpose(0, 1)
+        case "channels_first":
+            return x.flatten(2).mT
+    return x[None] if x.dim() == 2 else x.flatten(1, -2)
+
+
+def laid_back(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
+    """Back from `sets_of`: the sets (b, n, d) in the shape of the tensor that they came from."""
+    match known_layout(layout, like):
+        case "sequence_first" if like.dim() == 3:
+            return sets.transpose(0, 1)
+        case "channels_first":
+            return sets.mT.reshape(like.shape)
+    return sets.reshape(like.shape)
+
+
+def known_layout(layout: Layout, x: Tensor) -> Layout:
+    """The layout of a tensor; "auto" goes by its rank."""
+    return BY_RANK.get(x.dim(), "tokens") if layout == "auto" else layout
+
+
+def as_sets(x: Tensor, layout: Layout, context: Context, *, prefix: bool = False) -> tuple[Tensor, Tensor | None]:
+    """What a site holds as sets of tokens (b, n, d), and which of them are real (b, n), None if all are.
+
+    A sequence, an image or a graph is a set. `prefix` keeps CLS, distillation and register tokens in.
+    Layout "auto" goes by the rank: (b, n, d) tokens, (b, d) vectors, (b, d, h, w) channels first.
+    """
+    layout = known_layout(layout, x)
+    if layout == "nodes":
+        return _graphs(x, context.batch)
+    x = sets_of(x, layout)
+    if layout == "vectors":
+        return x, None
+    mask = fitted(context.mask, x)
+    if mask is not None and bool(mask.all()):
+        mask = None  # nothing is left out
+    skip = 0 if prefix else context.prefix
+    return x[:, skip:], None if mask is None else mask[:, skip:]
+
+
+def fitted(mask: Tensor | None, sets: Tensor) -> Tensor | None:
+    """The mask of the sets (b, n, d); one for all of them is repeated."""
+    if mask is None:
+        return None
+    mask = mask[None] if mask.dim() == 1 else mask  # one sequence without a batch dimension
+    if mask.shape[0] == 1:
+        mask = mask.expand(sets.shape[0], -1)
+    if mask.shape != sets.shape[:2]:
+        raise ValueError(
+            f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(sets.shape)}: expected "
+            f"{tuple(sets.shape[:2])}. This layer has other tokens than the input; name layers that share them."
+        )
+    return mask
+
+
+def _graphs(x: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Nodes (N, d) as (graphs, largest graph, d) and their mask."""
+    if batch is None or len(batch) == 0 or int(batch.max()) == 0:
+        return x[None], None
+    if len(batch) != len(x):
+        raise ValueError(
+            f"The batch vector of {len(batch)} nodes does not fit {len(x)} nodes: this layer has other nodes than the "
+            "input, such as after pooling; name layers that share them."
+        )
+    order = torch.argsort(batch, stable=True)
+    sizes = torch.bincount(batch)
+    offsets = sizes.cumsum(0) - sizes
+    column = torch.arange(len(batch), device=x.device) - offsets[batch[order]]
+    dense = x.new_zeros(len(sizes), int(sizes.max()), x.shape[-1])
+    mask = torch.zeros(dense.shape[:2], dtype=torch.bool, device=x.device)
+    dense[batch[order], column], mask[batch[order], column] = x[order], True
+    return dense, mask

@@ -1,0 +1,60 @@
+"""The command line: parse, call, print."""
+
+from typing import Annotated
+
+import typer
+
+from uncollapse import __version__, launchers
+from uncollapse.cli.compare import compare
+from uncollapse.cli.demo_command import demo
+from uncollapse.cli.diagnose import diagnose
+from uncollapse.cli.doctor import doctor
+from uncollapse.cli.embeddings import embeddings
+from uncollapse.cli.failures import Commands
+from uncollapse.cli.list import list_names
+from uncollapse.cli.options import flag
+from uncollapse.cli.sweep import sweep
+from uncollapse.cli.table import table
+from uncollapse.cli.train import train
+from uncollapse.cli.tune import tune
+from uncollapse.errors import UsageError
+
+SHARED = ("train", "diagnose", "embeddings")  # what several processes can do together
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"uncollapse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    print_version: Annotated[
+        bool, flag("--version", "Print the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, flag("--debug", "Show the traceback of an error.")] = False,
+) -> None:
+    """Measure and mend the collapse of representations in deep networks."""
+    if launchers.launched() > 1:
+        launchers.meet()
+        if ctx.invoked_subcommand not in SHARED:
+            raise UsageError(
+                f"uncollapse {ctx.invoked_subcommand} is one process; start it without a launcher. "
+                f"Several can share {', '.join(SHARED)}."
+            )
+
+
+app.command()(diagnose)
+app.command()(compare)
+app.command()(embeddings)
+app.command("list")(list_names)
+app.command()(demo)
+app.add_typer(train, name="train")
+app.command()(sweep)
+app.add_typer(tune, name="tune")
+app.command()(table)
+app.command()(doctor)

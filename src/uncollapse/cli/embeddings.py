@@ -1,0 +1,97 @@
+"""uncollapse embeddings."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from uncollapse import launchers
+from uncollapse.cli import output
+from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
+from uncollapse.cli.progress import Waiting
+from uncollapse.errors import UsageError
+
+if TYPE_CHECKING:
+    from uncollapse.diagnosis.result import Diagnosis
+    from uncollapse.io.embedding_files import Rows
+    from uncollapse.io.prefetch import PlainRead
+
+INTERVALS = "Alignment and uniformity"
+
+
+def embeddings(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help=".npy, .npz, .parquet or .safetensors with rows of features; or a folder or pattern of such files.",
+        ),
+    ],
+    pairs: Annotated[Path | None, option("FILE", "The second views of the same rows, for alignment.")] = None,
+    key: Annotated[
+        str | None, option("NAME", "The array or column, where a file has several.", None, "--key", "--column")
+    ] = None,
+    level: Annotated[float, option("SHARE", "Level of the intervals of alignment and uniformity.", INTERVALS)] = 0.95,
+    draws: Annotated[int, option("N", "Resamples behind the intervals; 0 for none.", INTERVALS)] = 1000,
+    t: Annotated[float, option("T", "Sharpness of the potential in uniformity.", INTERVALS)] = 2.0,
+    alpha: Annotated[float, option("A", "Exponent of the distances in alignment.", INTERVALS)] = 2.0,
+    name: Name = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    fail_on_collapse: FailOnCollapse = False,
+) -> None:
+    """Measure a file of embeddings, which may be larger than memory: how even they lie, how close pairs are."""
+    from uncollapse.io.embedding_files import open_rows
+    from uncollapse.io.prefetch import plain_read
+
+    launchers.join("cpu")  # first: what is wrong is then said once, not by each process
+    name = name or file.stem
+    if out is not None or not as_json:
+        output.check_writable(output.folder(out, name))
+    rows = open_rows(file, key)
+    second = None if pairs is None else _second(rows, pairs, key)
+    asked = {"t": t, "alpha": alpha, "level": level, "draws": draws, "name": name}
+    with Waiting() as waiting:
+        waiting.stage("Timing a plain read")
+        plain = plain_read(rows.paths) if launchers.is_first() else None  # before the system keeps the file in memory
+        diagnosis = _measured(rows, second, asked, waiting)
+    if plain is not None:
+        output.note(_pace(diagnosis, rows.size + (0 if second is None else second.size), plain))
+        output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+
+
+def _measured(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: Waiting) -> "Diagnosis":
+    """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
+    from uncollapse import distributed
+    from uncollapse.diagnosis.embeddings import diagnose_rows
+    from uncollapse.io.prefetch import ahead
+
+    words = f"{rows.words}: {rows.count} rows"
+    own = rows.share(distributed.rank(), distributed.count())
+    beside = None if second is None else ahead(second.share(distributed.rank(), distributed.count()).parts())
+    progress = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
+    try:
+        return diagnose_rows(ahead(own.parts()), pairs=beside, data=words, gather=True, progress=progress, **asked)
+    except ValueError as error:  # what is in the file cannot be measured
+        raise UsageError(str(error)) from error
+
+
+def _pace(diagnosis: "Diagnosis", size: int, plain: "PlainRead") -> str:
+    """How fast the file was read and measured, beside reading it and doing nothing else."""
+    seconds, rows = max(diagnosis.seconds, 1e-3), diagnosis.tokens
+    own = f"{rows:,} rows in {seconds:,.1f} s: {rows / seconds:,.0f} rows/s, {size / seconds / 1e9:.2f} GB/s"
+    best = plain.size / max(plain.seconds, 1e-6) / 1e9
+    read = f"{plain.size / 1e9:.1f} GB" if plain.size >= 1e9 else f"{plain.size / 1e6:.1f} MB"
+    return f"{own}. A plain read of the file: {best:.2f} GB/s ({read} {plain.words})."
+
+
+def _second(rows: "Rows", path: Path, key: str | None) -> "Rows":
+    from uncollapse.io.embedding_files import open_rows
+
+    second = open_rows(path, key)
+    if (rows.count, rows.dim) != (second.count, second.dim):
+        raise UsageError(
+            f"Pairs must have the shape of the embeddings, ({rows.count}, {rows.dim}), "
+            f"got ({second.count}, {second.dim}) in {path}."
+        )
+    return second

@@ -1,0 +1,88 @@
+"""What the command says when something goes wrong: one sentence and an exit code.
+
+0: done. 1: something unexpected. 2: another command line would do. 3: collapsed, with --fail-on-collapse. 130: Ctrl-C.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from uncollapse import launchers
+from uncollapse.cli import completion
+from uncollapse.cli.printing import printable
+from uncollapse.errors import UsageError
+from uncollapse.io.files import ADVICE, NotWrittenError
+
+LONGEST = 2000  # letters of a sentence: a name in a file may have any number
+HOME = str(Path(__file__).parents[1])
+
+
+class Commands(TyperGroup):
+    """The commands; an error in one of them is told in one sentence, unless --debug asks for the traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; --debug may stand anywhere."""
+        if "--debug" in args:
+            args = ["--debug", *(arg for arg in args if arg != "--debug")]
+        completion.told(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        for stream in (sys.stdout, sys.stderr):  # names of files may hold what is no text, and terminals be old
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            with warnings.catch_warnings():
+                if not ctx.params["debug"]:
+                    warnings.showwarning = _note
+                return super().invoke(ctx)
+        except (typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt as interrupt:
+            if said := launchers.to_say(interrupt, "Interrupted."):
+                typer.echo(said, err=True)
+            raise typer.Exit(130) from None
+        except Exception as error:
+            code = getattr(error, "exit_code", None)
+            if code is not None and not launchers.is_first_to_say(str(error)):
+                raise typer.Exit(code) from None
+            if ctx.params["debug"] or code is not None:  # usage errors and exits say what they mean
+                raise
+            known = isinstance(error, OSError) and error.errno in ADVICE
+            usage = known or isinstance(error, UsageError | NotWrittenError)
+            words = f"Error: {sentence(error)}{'' if usage else ' (--debug shows where.)'}"
+            if said := launchers.to_say(error, words):
+                typer.echo(said, err=True)
+            raise typer.Exit(2 if usage else 1) from None
+        finally:
+            launchers.leave()
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, on one line."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, NotWrittenError):
+        text = _of_the_system(error)
+    words = printable(" ".join(str(text).split())) or type(error).__name__
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused: the file, if it names one, the reason and what to do, if that is known."""
+    file = error.filename2 or error.filename
+    told = f"{error.strerror}." if file is None else f"{file}: {error.strerror}."
+    return " ".join(filter(None, (told, ADVICE.get(error.errno or 0))))
+
+
+def _note(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Warnings of ours and of the user's own files in one line; those of other libraries are for their programmers."""
+    words = " ".join(str(message).split())
+    if (filename.startswith(HOME) or "site-packages" not in filename) and launchers.is_first_to_say(words):
+        print(f"Note: {words}", file=sys.stderr)

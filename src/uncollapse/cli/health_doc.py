@@ -1,0 +1,17 @@
+"""Whether uncollapse works on this machine: what is installed, what there is to compute on, and a few sums to check."""
+
+from collections.abc import Iterator
+
+from uncollapse.cli import health_installation, health_machine, health_self_check
+from uncollapse.cli.health_findings import Finding
+
+__all__ = ["Finding", "examine"]
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, each as soon as it is made."""
+    yield from health_installation.versions()
+    yield from health_machine.devices()
+    yield from health_installation.parts()
+    yield from health_machine.places()
+    yield from health_self_check.checks()

@@ -1,0 +1,82 @@
+"""uncollapse list."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from uncollapse.cli import output
+from uncollapse.cli.completion import among
+from uncollapse.errors import UsageError, did_you_mean
+from uncollapse.registry import CURES, LOSSES, METRICS
+
+Columns = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
+
+
+def list_names(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="metrics, cures, losses, backbones, recipes or measures",
+            metavar="KIND",
+            autocompletion=lambda incomplete: among(KINDS)(incomplete),
+        ),
+    ] = None,
+) -> None:
+    """List what there is of a kind, with its facts."""
+    if kind is None:
+        raise UsageError(f"A list of what? Choose one of {', '.join(KINDS)}, such as `uncollapse list cures`.")
+    if kind not in KINDS:
+        hint = did_you_mean(kind, KINDS)
+        raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.{hint}")
+    names, rows = KINDS[kind]()
+    table = Table(Column(names[0], no_wrap=True), *names[1:])
+    for row in rows:
+        table.add_row(*row)
+    output.console().print(table)
+
+
+def _metrics() -> Columns:
+    rows = [(m.name, ", ".join(m.needs), m.better or "neither", m.paper) for m in METRICS.values()]
+    return ("metric", "needs", "further from collapse", "paper"), rows
+
+
+def _cures() -> Columns:
+    rows = [(c.name, c.layer.__name__, c.acts_on, ", ".join(c.options()), c.paper) for c in CURES.values()]
+    return ("cure", "layer", "acts on", "options", "paper"), rows
+
+
+def _losses() -> Columns:
+    return ("loss", "needs", "paper"), [(loss.name, ", ".join(loss.needs), loss.paper) for loss in LOSSES.values()]
+
+
+def _backbones() -> Columns:
+    from uncollapse.backbones import BACKBONES
+
+    return ("backbone", "library", "models"), [(b.name, b.library, b.models) for b in BACKBONES.values()]
+
+
+def _recipes() -> Columns:
+    from uncollapse.lab.recipe import RECIPES
+
+    named = [(r, (", ".join(names) for names in (r.boards, r.grids, r.presets))) for r in RECIPES.values()]
+    rows = [(r.name, r.title, *lists, r.paper) for r, lists in named]
+    return ("recipe", "what", "tables", "grids", "presets", "paper"), rows
+
+
+def _measures() -> Columns:
+    from uncollapse.diagnosis.measures import MEASURES
+
+    rows = [(m.name, f"a {m.scope}", m.better or "neither", m.says) for m in MEASURES.values()]
+    return ("measure", "of", "further from collapse", "what"), rows
+
+
+KINDS: dict[str, Callable[[], Columns]] = {
+    "metrics": _metrics,
+    "cures": _cures,
+    "losses": _losses,
+    "backbones": _backbones,
+    "recipes": _recipes,
+    "measures": _measures,
+}

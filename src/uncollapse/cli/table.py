@@ -1,0 +1,183 @@
+"""uncollapse table."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uncollapse.cli import output
+from uncollapse.cli.completion import recipes
+from uncollapse.cli.options import flag, option
+from uncollapse.errors import UsageError, did_you_mean
+from uncollapse.lab.config import fields
+from uncollapse.lab.tables import markdown as tables
+from uncollapse.lab.tables.paper_table import Board, Cell, cells
+
+if TYPE_CHECKING:
+    from uncollapse.lab.recipe import Recipe
+
+STDOUT = Path("-")
+INDENT = " " * len(f"{tables.REACHED} ")  # so that numbers stand below numbers
+ENDLESS = 10_000  # columns, to find out how many a table would like to have
+COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
+
+
+def table(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="Whose results: see `uncollapse list recipes`.", autocompletion=recipes),
+    ],
+    board: Annotated[
+        str | None, typer.Argument(metavar="BOARD", help="Which of its tables; the first if not given.")
+    ] = None,
+    results: Annotated[Path, option("DIR", "Folder of the results.")] = Path("results"),
+    markdown: Annotated[Path | None, option("FILE", "Write it as Markdown; - prints that and nothing else.")] = None,
+    pairs: Annotated[
+        list[str] | None, option("KEY=VALUE", "Only results with this; repeatable.", None, "--set")
+    ] = None,
+    html: Annotated[Path | None, option("FILE", "Write it as a self-contained page with plots.")] = None,
+    as_json: Annotated[bool, flag("--json", "Print all cells as JSON and nothing else.")] = False,
+) -> None:
+    """Show the results of a recipe beside the paper's numbers."""
+    if as_json and markdown == STDOUT:
+        raise UsageError(
+            "--json and --markdown - both print to the terminal: give --markdown a file, or leave out one."
+        )
+    for name, path in (("--markdown", markdown), ("--html", html)):
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
+    chosen = _recipe(recipe)
+    laid_out, records = _board(chosen, board), _records(chosen, results)
+    laid_out, records = _restricted(chosen, laid_out, records, pairs or [])
+    written = _write(chosen, laid_out, records, markdown, html)
+    made = cells(laid_out, records)
+    if as_json:
+        typer.echo(json.dumps(tables.facts(laid_out, made), ensure_ascii=False, allow_nan=False))
+    elif markdown == STDOUT:
+        typer.echo(tables.markdown(laid_out, records), nl=False)
+    else:
+        _show(laid_out, made)
+    if written:
+        typer.echo(f"Written: {' and '.join(map(str, written))}", err=as_json or markdown == STDOUT)
+
+
+def _recipe(name: str) -> "Recipe":
+    from uncollapse.lab.recipe import RECIPES
+
+    try:
+        return RECIPES[name]
+    except KeyError as error:
+        raise UsageError(str(error.args[0])) from error
+
+
+def _board(recipe: "Recipe", name: str | None) -> Board:
+    if not recipe.boards:
+        raise UsageError(f"The recipe {recipe.name} has no table.")
+    if name is None:
+        return next(iter(recipe.boards.values()))
+    if name not in recipe.boards:
+        hint = did_you_mean(name, recipe.boards)
+        raise UsageError(f"{recipe.name} has no table named {name!r}.{hint} There are: {', '.join(recipe.boards)}.")
+    return recipe.boards[name]
+
+
+def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
+    from uncollapse.lab.runs.results import Results
+
+    records = Results(folder).all(recipe)
+    if not records:
+        grid = next((f"`uncollapse sweep {recipe.name} --grid {name}`" for name in recipe.grids), None)
+        makes = " or ".join(filter(None, (f"`uncollapse train {recipe.name}`", grid)))
+        raise UsageError(f"There are no results of {recipe.name} in {folder}. Make some with {makes}.")
+    return records
+
+
+def _restricted(
+    recipe: "Recipe", board: Board, records: list[dict[str, Any]], pairs: list[str]
+) -> tuple[Board, list[dict[str, Any]]]:
+    """Only results with these settings, which then are what the table is about."""
+    if not pairs:
+        return board, records
+    wanted = fields.from_pairs(recipe.config, pairs)
+    where = {name: value for name, value in board.where.items() if name not in wanted}
+    kept = [record for record in records if all(record["config"][name] == value for name, value in wanted.items())]
+    if not kept:
+        raise UsageError(f"No result of {recipe.name} has {', '.join(pairs)}.")
+    return replace(board, where=where, usual={**board.usual, **wanted}), kept
+
+
+def _write(
+    recipe: "Recipe",
+    board: Board,
+    records: Sequence[Mapping[str, Any]],
+    markdown: Path | None,
+    html: Path | None,
+) -> list[Path]:
+    """The files that were asked for, before anything is printed: a pipe may close early."""
+    from uncollapse.io.files import write
+
+    files = []
+    try:
+        if markdown not in (None, STDOUT):
+            files.append(write(markdown, tables.markdown(board, records)))
+        if html is not None:
+            from uncollapse.lab.tables.table_page import write_page
+
+            pictures = () if recipe.pictures is None else recipe.pictures(records)
+            files.append(write_page(board, records, html, pictures))
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+    return files
+
+
+def _show(board: Board, made: Sequence[Cell]) -> None:
+    terminal = output.console()
+    output.paragraph(terminal, board.title, style="bold")
+    for group, rows in tables.by_group(made).items():
+        for part in _fitting(terminal, board, group, rows):
+            terminal.print(part)
+    output.paragraph(terminal, tables.legend(board, made))
+    for note in tables.notes(board, made):
+        output.paragraph(terminal, note, bullet=" · ")
+    output.paragraph(terminal, tables.summary(made), style="bold")
+
+
+def _fitting(terminal: Console, board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> list[Table]:
+    """A table, or several with some of its columns each, so that no number has to be broken in two."""
+    count = len(next(iter(rows.values())))
+    unbound = terminal.options.update(max_width=ENDLESS)
+    for columns in range(count, 0, -1):
+        starts = range(0, count, columns)
+        parts = [_table(board, group, {row: along[i : i + columns] for row, along in rows.items()}) for i in starts]
+        if all(terminal.measure(part, options=unbound).maximum <= terminal.width for part in parts):
+            break
+    return parts
+
+
+def _table(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Table:
+    title = Text(f"{board.groups} {group}", style="bold")
+    table = Table(tables.corner(board), title=title, title_justify="left", box=box.SIMPLE_HEAD, leading=1)
+    for cell in next(iter(rows.values())):
+        table.add_column(Text(f"{INDENT}{cell.column}"))
+    for row, along in rows.items():
+        table.add_row(Text(str(row)), *(_cell(board, cell) for cell in along))
+    return table
+
+
+def _cell(board: Board, cell: Cell) -> Text:
+    """Ours, below it the paper's, and what was chosen."""
+    came = tables.marked(board, cell)
+    text = Text(
+        came if cell.reached or cell.near else f"{INDENT}{came}", style="yellow" if cell.near else COLOURS[cell.reached]
+    )
+    for line in (tables.theirs(board, cell), tables.choice(cell)):
+        if line:
+            text.append(f"\n{INDENT}{line}", style="dim not bold default")
+    return text

@@ -1,0 +1,198 @@
+"""uncollapse tune."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from uncollapse.cli import folders, output, recipe_flags, tune_words
+from uncollapse.cli.options import OUTPUT, flag, option
+from uncollapse.cli.train import FILES, RUN, RecipeCommands
+from uncollapse.errors import UsageError
+from uncollapse.lab.config import fields
+from uncollapse.launchers import launched
+
+if TYPE_CHECKING:
+    from uncollapse.lab.recipe import Recipe
+    from uncollapse.lab.search.tune_recipe import Outcome
+    from uncollapse.lab.search.variables import Searched
+
+SEARCH = "Search"  # panel of the help
+HELP = "Search for the cure, its place and its strength that are best on validation; what you give stays as it is."
+TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?")
+SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, None: 60, "h": 3600, "d": 86_400}
+VARY = "What varies instead of or beside what the recipe says: scale=0.01..2, norm=pair_norm,contra_norm; repeatable."
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `tune` is told besides the experiment; its fields are flags."""
+
+    config: Annotated[
+        list[Path] | None, option("FILE", "YAML or JSON with settings that are given; repeatable.", FILES)
+    ] = None
+    pairs: Annotated[list[str] | None, option("KEY=VALUE", "A setting that is given; repeatable.", FILES, "--set")] = (
+        None
+    )
+    vary: Annotated[list[str] | None, option("FIELD=…", VARY, SEARCH)] = None
+    trials: Annotated[
+        int, option("N", "Trials in all, with those that are there; a larger number goes on.", SEARCH, min=1)
+    ] = 20
+    budget: Annotated[
+        str | None, option("TIME", "Stop then, such as 45min or 2h; the same command goes on.", SEARCH)
+    ] = None
+    pruner: Annotated[str, option("NAME", "Stops trials that are behind: median, hyperband, or none.", SEARCH)] = (
+        "median"
+    )
+    jobs: Annotated[int, option("N", "Processes of one thread each.", RUN, min=1)] = 1
+    data_root: Annotated[Path | None, option("DIR", "Folder that has the data sets.", RUN)] = None
+    dry_run: Annotated[bool, flag("--dry-run", "Only say what varies and how long it takes.", RUN)] = False
+    study: Annotated[
+        Path | None, option("DIR", "Folder of the study; studies/RECIPE if not given.", OUTPUT, show_default=False)
+    ] = None
+    as_json: Annotated[bool, flag("--json", "Print what was found as JSON and nothing else.", OUTPUT)] = False
+
+
+class TuneCommands(RecipeCommands):
+    """A command for each recipe, which is built when it is asked for; the help lists those that can be tuned."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the recipes that say what may vary."""
+        return _tunable()
+
+    def built(self, recipe: "Recipe") -> Any:
+        """The command of a recipe, from what the recipe says."""
+
+        def run(**given: Any) -> None:
+            order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
+            named = recipe_flags.named(recipe, given.get("preset"), given.get("quick", False))
+            said = recipe_flags.written(given["ctx"], recipe.config, order.config or [], order.pairs or [])
+            _tune(recipe, {**named, **said}, list(said), order)
+
+        return recipe_flags.command(recipe, Order, run, FILES)
+
+
+tune = typer.Typer(
+    cls=TuneCommands, help=HELP, no_args_is_help=True, options_metavar="", subcommand_metavar="RECIPE [OPTIONS]"
+)
+
+
+def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> None:
+    from uncollapse.cli.tune_progress import teller
+    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.runs.sweep import Limits
+    from uncollapse.lab.search.trials import Most
+    from uncollapse.lab.search.tune_recipe import PAGE, RUNS
+    from uncollapse.lab.search.tune_recipe import tune as search
+
+    if (count := launched()) > 1:
+        raise UsageError(
+            f"tune starts processes of its own, with --jobs, got {count} of a launcher. Start it without one."
+        )
+    searched = _searched(recipe, values, given, order)
+    folder = order.study or Path("studies") / recipe.name
+    folders.check(folder, folder / RUNS, order.data_root)
+    if order.dry_run:
+        _show_plan(recipe, searched, folder, order)
+        return
+    folders.make(folder, folder / RUNS)
+    limits, pruner = (
+        Limits(order.jobs, None if order.budget is None else seconds_of(order.budget)),
+        _pruner(order.pruner),
+    )
+    with teller() as telling:
+        made = search(
+            recipe, searched, folder, Session(order.data_root), telling,
+            most=Most(order.trials), limits=limits, pruning=pruner,
+        )  # fmt: skip
+    written = _page(made, folder / PAGE)
+    _show(made, folder, written, order)
+    raise typer.Exit(130 if made.ended == "interrupted" else 1 if made.failed else 0)
+
+
+def seconds_of(text: str) -> float:
+    """A time from text; minutes where no unit is named.
+
+    >>> seconds_of("90s"), seconds_of("45min"), seconds_of("1.5 h"), seconds_of("10")
+    (90.0, 2700.0, 5400.0, 600.0)
+    """
+    found = TIME.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(f"--budget takes a time such as 90s, 45min or 2h, got {text!r}.")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _pruner(name: str) -> Any:
+    from uncollapse.tuning.pruning import KINDS
+
+    if name not in KINDS:
+        raise UsageError(f"--pruner is one of {', '.join(KINDS)}, got {name!r}.")
+    return name
+
+
+def _searched(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> "Searched":
+    from uncollapse.lab.search.variables import searched
+
+    if recipe.search is None:
+        there = ", ".join(_tunable())
+        raise UsageError(f"{recipe.name} says of no setting that it may vary. Recipes that can be tuned: {there}.")
+    return searched(recipe.search, fields.build(recipe.config, values), given, order.vary or [])
+
+
+def _tunable() -> list[str]:
+    from uncollapse.lab.recipe import RECIPES
+
+    return [name for name in RECIPES if RECIPES[name].search is not None]
+
+
+def _show_plan(recipe: "Recipe", searched: "Searched", folder: Path, order: Order) -> None:
+    from uncollapse.lab.search.tune_recipe import OUTCOME, guess
+
+    path = folder / OUTCOME
+    try:
+        known = json.loads(path.read_bytes())["trials"]
+        there = sum(trial["state"] != "open" and not trial["idle"] for trial in known)
+    except (OSError, ValueError, KeyError, TypeError):  # nothing is there yet, or it is torn: the study itself counts
+        there = 0
+    seconds = guess(recipe, searched, order.trials)
+    if order.as_json:
+        space = [dimension.words() for dimension in searched.space]
+        typer.echo(json.dumps({"recipe": recipe.name, "there": there, "seconds": seconds, "space": space}))
+        return
+    for line in tune_words.plan(searched, order.trials, there, seconds, order.jobs):
+        typer.echo(line)
+
+
+def _page(made: "Outcome", path: Path) -> Path | None:
+    """The page of pictures; None where it cannot be drawn."""
+    if made.best is None:
+        return None
+    try:
+        from uncollapse.tuning.search_page import Search, write
+
+        title = f"Tuning {made.recipe.name}"
+        by, space = made.searched.search.by, made.facts()["space"]
+        sentences = tuple(tune_words.findings(made))
+        line = made.line or made.command or ""
+        return write(Search(title, by, "higher", made.tried, space, made.shares, line, sentences), path)
+    except ImportError as error:
+        output.note(f"There is no page: {error}")
+        return None
+
+
+def _show(made: "Outcome", folder: Path, page: Path | None, order: Order) -> None:
+    from uncollapse.lab.search.tune_recipe import OUTCOME, RUNS
+
+    if order.as_json:
+        typer.echo(json.dumps(made.facts(), ensure_ascii=False))
+        return
+    lines = [tune_words.summary(made, order.trials), *tune_words.findings(made), *tune_words.copied(made)]
+    if made.failed:
+        lines.append(tune_words.failures(made, folder / RUNS))
+    places = [str(folder / OUTCOME), *([] if page is None else [str(page)])]
+    for line in [*lines, f"Written: {' and '.join(places)}"]:
+        typer.echo(line)

@@ -1,0 +1,268 @@
+"""The result of a measurement, layer by layer: frozen, printed as a table, stored as JSON."""
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from uncollapse.backbones.sites import OUTPUT
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.io import files, typed_json
+from uncollapse.metrics.bootstrap import Interval
+
+SCHEMA = 1
+SHOWN = (  # measures of the table for a terminal, where they were taken
+    "mean_cosine",
+    "robust_cosine",
+    "effective_rank",
+    "rank_share",
+    "dataset_rank",
+    "dataset_rank_share",
+    "attention_similarity",
+    "attention_std",
+    "dirichlet_energy",
+    "uniformity",
+    "alignment",
+)
+
+Kind = Literal["none", "complete", "dimensional", "both"]
+Certainty = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A measure of one layer over what was measured.
+
+    A measure of each sequence has mean, deviation (population) and the quantiles 5, 25, 50, 75 and 95 % over `count`
+    sequences; one of the whole dataset has its value as `mean`, no deviation and no quantiles, and count 1.
+    """
+
+    mean: float
+    std: float = 0.0
+    quantiles: tuple[float, ...] = ()
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What was measured at one place of one block.
+
+    name: "embed", "block 0" …, "final". place: "block" is the residual stream after the block. path: of the module.
+    dim: features. tokens: how many real tokens were seen. measures: name -> summary; the names are those of
+    `diagnosis.measures.MEASURES`. spectrum: singular values of all tokens, minus their mean, over their sum, largest
+    first (at most 256, evenly spaced by rank if there are more; `spectrum_ranks` holds their ranks, from 1).
+    heatmap: cosines between the tokens of the example sequence (at most 48 × 48), for reports. intervals: how sure
+    some measures are, by name; of embeddings only, see `diagnose_rows`.
+    """
+
+    name: str
+    place: str
+    path: str
+    dim: int
+    tokens: int
+    measures: Mapping[str, Summary]
+    spectrum: tuple[float, ...] = ()
+    spectrum_ranks: tuple[int, ...] = ()
+    heatmap: tuple[tuple[float, ...], ...] = ()
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+
+    def __getitem__(self, measure: str) -> float:
+        """The mean of a measure, NaN where it was not taken."""
+        return self.measures[measure].mean if measure in self.measures else math.nan
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One number that speaks for the verdict: a measure at a layer beside the bound that it crosses."""
+
+    layer: str
+    measure: str
+    value: float
+    bound: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to try: a cure by its registered name, the place, the reason in a sentence, and a line of code."""
+
+    cure: str
+    place: str
+    reason: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the measures mean.
+
+    kind: none, complete (tokens are alike), dimensional (tokens are apart and span few dimensions), or both.
+    onset: name of the first layer from which on it holds, None for none. certainty: how sure, `cautions` say why.
+    sentence: the whole in one or two sentences.
+    """
+
+    kind: Kind
+    onset: str | None
+    certainty: Certainty
+    sentence: str
+    evidence: tuple[Evidence, ...] = ()
+    cautions: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether any kind of collapse was found."""
+        return self.kind != "none"
+
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words."""
+        return f"Certainty: {self.certainty}."
+
+    def lines(self) -> tuple[str, ...]:
+        """All of it as text: what was found, how sure that is, what to know and what to try."""
+        tips = (line for tip in self.advice for line in (f"→ {tip.reason}", f"  {tip.code}"))
+        return (self.sentence, self.sure, *(f"· {caution}" for caution in self.cautions), *tips)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A model measured layer by layer.
+
+    model: its name as the user knows it. architecture: class name. family: backbone. parameters: their number.
+    data: what was fed, in words. batches, sequences, tokens: how much of it. layers: in the order of the model, after
+    each block; layers of other places follow in the same order with their place. baseline: the same for a randomly
+    initialised model of the same architecture, on fewer batches; empty if not measured. example: the tokens of the
+    heat maps, as text. settings: what the measurement was asked to do. versions, created, seconds: for repeating it.
+    """
+
+    model: str
+    architecture: str
+    family: str
+    parameters: int
+    data: str
+    batches: int
+    sequences: int
+    tokens: int
+    layers: tuple[Layer, ...]
+    verdict: Verdict
+    baseline: tuple[Layer, ...] = ()
+    example: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+    seconds: float = 0.0
+    schema: int = SCHEMA
+
+    def save(self, path: str | Path) -> Path:
+        """Write JSON that `load` reads back exactly; a file of this name is never half written."""
+        return files.write(Path(path), self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote. ValueError if it is something else."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no diagnosis that can be read: {error}") from error
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The diagnosis that `to_json` wrote. ValueError if the text is something else."""
+        return cls.of(typed_json.parsed(text))
+
+    @classmethod
+    def of(cls, state: Any) -> Self:
+        """The diagnosis that a value of JSON describes. ValueError if it is something else."""
+        if not isinstance(state, dict) or "schema" not in state:
+            raise ValueError("it has no schema, so it was not written by Diagnosis.save.")
+        if state["schema"] != SCHEMA:
+            got = str(state["schema"])[:20]
+            raise ValueError(f"it has schema {got}, and this version of uncollapse reads {SCHEMA}.")
+        try:
+            found: Self = typed_json.read(cls, state)
+            _check(found)
+        except ValueError as error:
+            raise ValueError(f"it does not fit the schema ({error}).") from error
+        return found
+
+    def report(self, path: str | Path = "report.html", *others: "Diagnosis") -> Path:
+        """Write the page that shows it, with other diagnoses laid over it; needs the extra `report`."""
+        from uncollapse import report
+
+        return report.write([self, *others], path)
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row a layer and a column a measure; pandas must be installed."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas; install it with: pip install pandas") from error
+        rows = [
+            {"layer": layer.name, "place": layer.place, "path": layer.path, "dim": layer.dim, "tokens": layer.tokens}
+            | {name: summary.mean for name, summary in layer.measures.items()}
+            for layer in self.layers
+        ]
+        return pandas.DataFrame(rows)
+
+    def table(self) -> Table:
+        """The main measures as a table for a terminal."""
+        shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
+        title = f"{self.model} on {self.data}" if self.data else self.model
+        title = "\nwith ".join([title, *self.settings.get("cures", ())])
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+        if len(self.layers) == 1:  # upright: many columns would not fit into a narrow terminal
+            table.add_column("measure", no_wrap=True)
+            table.add_column(Text(self.layers[0].name), justify="right")
+            for name in shown:
+                table.add_row(MEASURES[name].short, _number(self.layers[0][name]))
+            return table
+        table.add_column("layer", no_wrap=True)
+        for name in shown:
+            table.add_column(MEASURES[name].short, justify="right")
+        for layer in self.layers:
+            label = layer.name if layer.place == "block" else f"{layer.name} {layer.place}"
+            table.add_row(Text(label), *(_number(layer[name]) for name in shown))
+        return table
+
+    def __rich__(self) -> Group:
+        return Group(self.table(), *(Text(line) for line in self.verdict.lines()))
+
+    def __str__(self) -> str:
+        console = Console(width=120, file=io.StringIO(), force_terminal=False, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip()
+
+
+def _check(found: Diagnosis) -> None:
+    """Raise ValueError if the parts of a diagnosis that was read do not fit each other."""
+    if not any(layer.place == OUTPUT for layer in found.layers):
+        raise ValueError("it has no layer after a block")
+    for layer in (*found.layers, *found.baseline):
+        if len(layer.spectrum) != len(layer.spectrum_ranks):
+            raise ValueError(f"{layer.name} has {len(layer.spectrum)} singular values and other ranks of them")
+        if any(len(row) != len(layer.heatmap) for row in layer.heatmap):
+            raise ValueError(f"{layer.name} has a heat map that is no square")
+    cures = found.settings.get("cures", [])
+    if not isinstance(cures, list) or not all(isinstance(cure, str) for cure in cures):
+        raise ValueError("its settings have cures that are no list of texts")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1e4 else f"{value:.2e}"

@@ -1,0 +1,258 @@
+"""Mergeable statistics of a stream of vectors.
+
+A model's tokens do not fit into memory; their count, sum and Gram matrix do, and give the spectrum of all rows stacked,
+their ranks, mean cosine and correlations. Parts that were measured apart are merged afterwards, exactly. Sums are
+float64 and compensated (`sums.py`), so that a sum over many small updates is as good as one over a few large ones.
+Without that, a long stream of identical rows seems to vary.
+"""
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from uncollapse.diagnosis.stats.compensated_sum import PARTS, Sum
+from uncollapse.diagnosis.stats.stream import (
+    check_entries,
+    check_keys,
+    check_positive,
+    chunks,
+    flat_rows,
+    read_integer,
+    read_tensor,
+)
+from uncollapse.metrics.spectrum import rank_from_singular_values
+
+LARGEST = 1e140  # entries up to here: their squares can be summed without overflow
+BEYOND = 1e300  # no sum gets there
+SMALLEST = 1e-140  # rows no longer than this have no direction: the squares of their entries vanish
+# Relative rounding of a sum of squares. Identical rows are the worst case, they round alike: up to 126 eps were seen.
+NOISE = 256 * torch.finfo(torch.float64).eps
+NARROWEST = 64  # columns of a block of the Gram matrix, at least: narrower products are slow
+SUMS = ("sum", "gram", "unit_sum")
+
+
+class Moments:
+    """Count, sum and Gram matrix of a stream of vectors, in compensated float64; parts can be merged.
+
+        count = n     sum = Σ_i x_i     gram = Σ_i x_i x_iᵀ     unit_sum = Σ_i x_i/‖x_i‖ over nonzero rows (unit_count)
+
+    The singular values of the stacked rows are the square roots of the eigenvalues of the Gram matrix; the mean cosine
+    follows from Σ_{i≠j} cos(x_i, x_j) = ‖Σ_i x_i/‖x_i‖‖² − n (closed form of the feature similarity in ContraNorm,
+    arXiv 2303.06562). Forming the Gram matrix squares the condition: singular values below 2.4e-7 of the largest
+    cannot be told from 0 and are given as 0. Centred values are differences, gram − n·mean·meanᵀ, with a relative error
+    of about 1e-16·(mean/std)²; their noise is that of the uncentred matrix. Everything derived is a float64 tensor, and
+    raises ValueError while no row has come.
+
+    Args:
+        dim: the number of features d.
+        device: where the sums live; the CPU unless given.
+
+    Attributes:
+        count, unit_count: ints. sum, unit_sum: (d,). gram: (d, d). All tensors are float64.
+
+    >>> import torch
+    >>> rows = torch.tensor([[3.0, 0.0], [0.0, 4.0], [3.0, 0.0], [0.0, 4.0]])
+    >>> first, second = Moments(2), Moments(2)
+    >>> first.update(rows[:1])
+    >>> second.update(rows[1:])
+    >>> whole = first + second
+    >>> whole
+    Moments(dim=2, count=4)
+    >>> whole.spectrum()
+    tensor([5.6569, 4.2426], dtype=torch.float64)
+    >>> round(whole.mean_cosine().item(), 4)
+    0.3333
+    """
+
+    def __init__(self, dim: int, device: torch.device | str | None = None) -> None:
+        check_positive(dim, "dim")
+        self.dim = dim
+        self.count = 0
+        self.unit_count = 0
+        self._sums = {name: Sum.zero(*shape, device=device) for name, shape in _shapes(dim).items()}
+
+    @property
+    def sum(self) -> Tensor:
+        """Σ_i x_i, (d,)."""
+        return self._sums["sum"].value
+
+    @property
+    def gram(self) -> Tensor:
+        """Σ_i x_i x_iᵀ, (d, d)."""
+        return self._sums["gram"].value
+
+    @property
+    def unit_sum(self) -> Tensor:
+        """Σ_i x_i/‖x_i‖ over the nonzero rows, (d,)."""
+        return self._sums["unit_sum"].value
+
+    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Add the real rows of x.
+
+        Rows are cast to float64 some at a time, so the memory beside x stays bounded. An update of few rows costs about
+        as much as one of a hundred. NaN, infinite and huge entries (beyond 1e140) of real rows raise ValueError, and
+        nothing is added. Rows no longer than 1e-140 count as zero rows.
+
+        Args:
+            x: (..., d) of any float dtype, on any device. It may have no rows.
+            mask: (...) bool, True = real. Other rows may hold anything.
+        """
+        flat = flat_rows(x, mask, self.dim)
+        check_entries(flat, LARGEST)
+        for rows in chunks(flat):
+            self._add(rows.to(self.sum.device).to(torch.float64))
+
+    def _add(self, rows: Tensor) -> None:
+        length = torch.linalg.vector_norm(rows, dim=-1)
+        pointing = length > SMALLEST
+        self.count += rows.shape[0]
+        self.unit_count += int(pointing.sum())
+        self._sums["sum"].add(rows.sum(0))
+        self._sums["gram"].add(_gram(rows))
+        self._sums["unit_sum"].add(torch.where(pointing, 1 / length, 0.0) @ rows)
+
+    def merge(self, other: "Moments") -> "Moments":
+        """The moments of both streams together, as a new object on this one's device.
+
+        Merging is exact: the sums of the parts are added without rounding, so any order and nesting of merges gives the
+        same bits; sums may differ in size by 10³¹ and more (see `sums.Sum`). The split of a stream into batches changes
+        sums by up to 1e-13 of their norm, the rounding inside a matrix product; where rows are integers and sums stay
+        below 2⁵³ it changes nothing. Another dim is a ValueError.
+        """
+        if self.dim != other.dim:
+            raise ValueError(f"Moments to merge need the same dim, got {self.dim} and {other.dim}.")
+        merged = Moments.__new__(Moments)
+        merged.dim = self.dim
+        merged.count = self.count + other.count
+        merged.unit_count = self.unit_count + other.unit_count
+        merged._sums = {name: self._sums[name].merge(other._sums[name]) for name in SUMS}
+        return merged
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return self.merge(other) if isinstance(other, Moments) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Moments(dim={self.dim}, count={self.count})"
+
+    def mean(self) -> Tensor:
+        """The mean row, sum/n, (d,)."""
+        self._check_filled()
+        return self.sum / self.count
+
+    def variance(self) -> Tensor:
+        """Σ_i (x_ij − mean_j)²/n of each feature j, (d,); what cannot be told from a constant feature is 0."""
+        self._check_filled()
+        spread = self._scatter(center=True).diagonal()
+        return torch.where(spread > NOISE * self.gram.diagonal(), spread, 0.0) / self.count
+
+    def covariance(self, center: bool = True) -> Tensor:
+        """Σ_i (x_i − mean)(x_i − mean)ᵀ/n, (d, d); without `center`, gram/n."""
+        self._check_filled()
+        return self._scatter(center) / self.count
+
+    def spectrum(self, center: bool = False) -> Tensor:
+        """Singular values of the stacked rows (minus their mean with `center`), descending, (min(n, d),).
+
+        Values at the noise of the Gram matrix (see the class) are 0: identical rows have rank 1, and 0 with `center`.
+        """
+        self._check_filled()
+        values = torch.linalg.eigvalsh(self._scatter(center)).flip(0)[: min(self.count, self.dim)]
+        scale = values[0] + self.sum.square().sum() / self.count if center else values[0]
+        return torch.where(values > NOISE * scale, values, 0.0).sqrt()
+
+    def effective_rank(self, center: bool = False) -> Tensor:
+        """exp(−Σ p log p) of the singular values p = σ/Σσ (ContraNorm, arXiv 2303.06562); 0 if all are 0."""
+        return rank_from_singular_values(self.spectrum(center))
+
+    def stable_rank(self, center: bool = False) -> Tensor:
+        """Σσ²/σ₁²; 0 if all singular values are 0."""
+        return self._relative_spectrum(center).square().sum()
+
+    def participation_ratio(self, center: bool = False) -> Tensor:
+        """(Σσ²)²/Σσ⁴; 0 if all singular values are 0."""
+        squares = self._relative_spectrum(center).square()
+        return _ratio(squares.sum().square(), squares.square().sum())
+
+    def mean_cosine(self) -> Tensor:
+        """Mean of cos(x_i, x_j) over i ≠ j, (‖unit_sum‖² − unit_count)/(n(n−1)); 0 for one row and for zero rows."""
+        self._check_filled()
+        if self.count == 1:
+            return self.sum.new_zeros(())
+        return (self.unit_sum.square().sum() - self.unit_count) / (self.count * (self.count - 1))
+
+    def feature_correlation(self) -> Tensor:
+        """Mean absolute off-diagonal correlation of the features; constant features count as 0, and so does d = 1."""
+        spread = self.variance()
+        inverse = torch.where(spread > 0, spread.rsqrt(), 0.0)
+        correlation = (self.covariance() * inverse * inverse[:, None]).abs().clamp(max=1).fill_diagonal_(0)
+        return correlation.sum() / max(1, self.dim * (self.dim - 1))
+
+    def outlier_share(self, k: int = 3) -> Tensor:
+        """Share of the total variance in the k features of largest variance; 0 without variance, k > d is d."""
+        check_positive(k, "k")
+        spread = self.variance()
+        return _ratio(spread.topk(min(k, self.dim)).values.sum(), spread.sum())
+
+    def state(self) -> dict[str, Tensor | int]:
+        """A copy of everything, for storage: ints, and sums (2, ...) or, after a merge, (3, ...), as in `sums.Sum`."""
+        sums = {name: total.parts.clone() for name, total in self._sums.items()}
+        return {"count": self.count, "unit_count": self.unit_count, **sums}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
+        """The moments that `state()` described; ints may come as one-element tensors. ValueError if it is invalid."""
+        check_keys(state, ("count", "unit_count", *SUMS))
+        total = read_tensor(state, "sum", torch.float64, (None, None))
+        sums = {name: _read_sum(state, name, shape) for name, shape in _shapes(total.shape[1]).items()}
+        moments = cls(total.shape[1], total.device)  # only now: a state may declare any width
+        moments._sums = sums
+        moments.count, moments.unit_count = read_integer(state, "count"), read_integer(state, "unit_count")
+        if moments.unit_count > moments.count:
+            raise ValueError(f"unit_count is at most count, got {moments.unit_count} and {moments.count}.")
+        if bool((moments.gram.diagonal() < 0).any()):
+            raise ValueError(
+                "The diagonal of gram holds sums of squares, got negative values: this is no state of Moments."
+            )
+        return moments
+
+    def _check_filled(self) -> None:
+        if self.count == 0:
+            raise ValueError("These Moments hold no rows, so nothing can be derived from them. Call update first.")
+
+    def _scatter(self, center: bool) -> Tensor:
+        return self.gram - torch.outer(self.sum, self.sum) / self.count if center else self.gram
+
+    def _relative_spectrum(self, center: bool) -> Tensor:
+        values = self.spectrum(center)
+        return values / torch.where(values[0] > 0, values[0], 1.0)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """XᵀX of rows (n, d), the blocks below the diagonal by symmetry: a third less work."""
+    dim = rows.shape[1]
+    step = max(NARROWEST, -(-dim // 4))
+    gram = rows.new_empty(dim, dim)
+    for start in range(0, dim, step):
+        part = slice(start, start + step)
+        gram[part, start:] = rows[:, part].mT @ rows[:, start:]
+        gram[start + step :, part] = gram[part, start + step :].mT
+    return gram
+
+
+def _shapes(dim: int) -> dict[str, tuple[int, ...]]:
+    return dict(zip(SUMS, ((dim,), (dim, dim), (dim,)), strict=True))
+
+
+def _read_sum(state: Mapping[str, Tensor | int], name: str, shape: tuple[int, ...]) -> Sum:
+    parts = read_tensor(state, name, torch.float64, (None, *shape))
+    if not 2 <= len(parts) <= PARTS or bool((parts.abs() > BEYOND).any()):
+        raise ValueError(
+            f"{name} holds a sum as 2 to {PARTS} numbers of at most {BEYOND:g}: this is no state of Moments."
+        )
+    return Sum(parts.clone())
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1.0), 0.0)

@@ -1,0 +1,101 @@
+"""Batches of a stream as checked rows, and the stored states of what was gathered from them."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from uncollapse.pairwise import numerics
+
+CHUNK = 1024  # rows that are taken together: bounds the memory, and the rounding inside one matrix product
+
+
+def flat_rows(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
+    """x as rows (n, d) and mask as (n,), checked."""
+    numerics.check_float(x, "x")
+    if x.ndim == 0 or x.shape[-1] != dim:
+        raise ValueError(f"x must have shape (..., {dim}), got {tuple(x.shape)}.")
+    rows = x.detach().reshape(-1, dim)
+    if mask is None:
+        return rows, None
+    numerics.check_mask(mask, x.shape[:-1])
+    return rows, mask.expand(x.shape[:-1]).reshape(-1).to(x.device)
+
+
+def chunks(flat: tuple[Tensor, Tensor | None]) -> Iterator[Tensor]:
+    """The real rows, at most CHUNK at a time."""
+    x, mask = flat
+    for start in range(0, x.shape[0], CHUNK):
+        part = slice(start, start + CHUNK)
+        rows = x[part] if mask is None else x[part][mask[part]]
+        if rows.shape[0] > 0:
+            yield rows
+
+
+def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
+    """Raise if a real entry is NaN, infinite or beyond `largest`."""
+    limit = min(largest, torch.finfo(flat[0].dtype).max)
+    if limit < largest and all(bool(rows.sum().isfinite()) for rows in chunks(flat)):
+        return  # one pass: a sum is finite only if all its terms are, and no finite entry is beyond the limit
+    bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in chunks(flat))  # NaN is not ≤ anything
+    if bad > 0:
+        raise numerics.NotFiniteError(
+            f"x is finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
+            "Mask these rows or look for their cause. Nothing was added."
+        )
+
+
+def check_positive(value: int, name: str) -> None:
+    """Raise unless value is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is an integer of at least 1, got {value!r}.")
+
+
+def check_keys(state: Mapping[str, Tensor | int], names: tuple[str, ...]) -> None:
+    """Raise unless the state has these keys and no others."""
+    if set(state) != set(names):
+        raise ValueError(f"The state has the keys {', '.join(names)}, got {', '.join(sorted(state)) or 'none'}.")
+
+
+def named_state(states: Mapping[str, Mapping[str, Tensor | int]]) -> dict[str, Tensor | int]:
+    """Several states as one: `count` of `moments` is called `moments.count`."""
+    return {f"{owner}.{name}": value for owner, state in states.items() for name, value in state.items()}
+
+
+def inner_state(state: Mapping[str, Tensor | int], owner: str) -> dict[str, Tensor | int]:
+    """What `named_state` was given under this name; empty if there is none."""
+    begin = f"{owner}."
+    return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
+
+
+def read_integer(state: Mapping[str, Tensor | int], name: str) -> int:
+    """An integer of the state, also where storage made a tensor of it."""
+    value = state[name]
+    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype == torch.int64:
+        value = int(value)
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is an integer of at least 0, got {value!r}.")
+    return value
+
+
+def read_number(state: Mapping[str, Tensor | int], name: str) -> float:
+    """A number of the state, which storage keeps as a tensor."""
+    return float(read_tensor(state, name, torch.float64, ()))
+
+
+def read_tensor(
+    state: Mapping[str, Tensor | int], name: str, dtype: torch.dtype, shape: tuple[int | None, ...]
+) -> Tensor:
+    """A tensor of the state, finite and of the expected dtype and shape (None: any size)."""
+    value = state[name]
+    if not isinstance(value, Tensor) or value.dtype != dtype or value.ndim != len(shape):
+        raise ValueError(f"{name} is a tensor of {dtype} with {len(shape)} dimensions, got {_described(value)}.")
+    if any(want not in (None, got) for want, got in zip(shape, value.shape, strict=True)):
+        raise ValueError(f"{name} has the shape {shape} (None: any), got {tuple(value.shape)}.")
+    if not bool(value.isfinite().all()):
+        raise numerics.NotFiniteError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
+    return value
+
+
+def _described(value: Tensor | int) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

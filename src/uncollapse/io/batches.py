@@ -1,0 +1,204 @@
+"""The data on which a model is measured: what the user names, or what comes with the package."""
+
+import inspect
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.backbones import forward
+from uncollapse.backbones.sites import Stack
+from uncollapse.errors import UsageError
+from uncollapse.io import builders, graphs, images, text_batches
+from uncollapse.io.files import at_home
+from uncollapse.io.models import Loaded
+
+Kind = Literal["text", "images", "graph"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for: at most one of text, images, graph and batches; without any, built-in data.
+
+    What can be checked without a model is checked at once: models may take long to load.
+    """
+
+    text: str | None = None
+    images: Path | None = None
+    graph: str | None = None
+    batches: str | None = None
+    data_root: Path | None = None
+    batch_size: int = 32
+    max_length: int | None = None
+    max_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise if several kinds are asked for, or what is not there."""
+        if len(self.named) > 1:
+            raise UsageError(f"{' and '.join('--' + kind for kind in self.named)} exclude each other; choose one.")
+        if self.text and self.text != "-" and not at_home(self.text).is_file():
+            raise UsageError(f"There is no text file {self.text}.")
+        if self.images and not self.images.is_dir():
+            raise UsageError(f"There is no folder {self.images}; --images takes a folder with image files.")
+        if self.graph:
+            graphs.check_name(self.graph)
+
+    @property
+    def named(self) -> list[str]:
+        """The kinds that were asked for."""
+        return [kind for kind in ("text", "images", "graph", "batches") if getattr(self, kind)]
+
+    @property
+    def limit(self) -> int | None:
+        """How many samples are needed at most."""
+        return None if self.max_batches is None else self.max_batches * self.batch_size
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches for a model. words: what they are. total: how many there are, None if nobody knows.
+
+    built_in: whether they came with the package. example: the tokens of the first text. call: how the model takes them.
+    unreadable: files that were left out, filled while the batches are read.
+    """
+
+    batches: Iterable[Any]
+    words: str
+    total: int | None
+    built_in: bool = False
+    example: tuple[str, ...] = ()
+    call: forward.Call = forward.run
+    unreadable: list[Path] = field(default_factory=list)
+
+
+def data_for(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+    """The data that was asked for, as batches that fit the model, or built-in data of the kind that it reads."""
+    if wanted.batches:
+        return _own_batches(wanted.batches, wanted.max_batches)
+    needed = _kind(loaded.model, stack)
+    kind = next(iter(wanted.named), needed)
+    if kind is None:
+        raise UsageError(f"It cannot be told what {loaded.name} reads; pass --batches module:function.")
+    if needed is not None and kind != needed:
+        raise UsageError(f"{loaded.name} reads {_noun(needed)}, so --{kind} does not fit; pass --{needed}.")
+    return {"text": _text, "images": _images, "graph": _graph}[kind](loaded, stack, wanted)
+
+
+def _kind(model: nn.Module, stack: Stack) -> Kind | None:
+    """What a model reads, by the arguments that it or the part with the blocks takes."""
+    if stack.layout == "nodes":
+        return "graph"
+    for module in (model.get_submodule(stack.path), model):
+        if hasattr(module, "pretrained_cfg"):  # timm
+            return "images"
+        names = inspect.signature(module.forward).parameters
+        by_name: dict[str, Kind] = {"pixel_values": "images", "input_ids": "text", "edge_index": "graph"}
+        found = [kind for name, kind in by_name.items() if name in names]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _noun(kind: str) -> str:
+    return "graphs" if kind == "graph" else kind
+
+
+def _own_batches(spec: str, most: int | None) -> Data:
+    made = builders.function(spec)()
+    if not isinstance(made, Iterable):
+        raise UsageError(f"{spec} must return batches one after the other, got {type(made).__name__}.")
+    total = len(made) if isinstance(made, Sized) else most
+    return Data(made, f"batches of {spec}", total if total is None else min(total, most or total))
+
+
+def _text(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+    from uncollapse.io import hf_models
+
+    if loaded.origin is None:
+        raise UsageError(f"Text needs a tokenizer, and {loaded.name} has none; pass --batches module:function.")
+    texts = (
+        text_batches.read_lines(wanted.text, wanted.limit)
+        if wanted.text
+        else text_batches.built_in_sentences()[: wanted.limit]
+    )
+    tokenizer = hf_models.tokenizer(hf_models.Origin(loaded.origin))
+    length = text_batches.token_limit(tokenizer, loaded.model, wanted.max_length)
+    both = bool(getattr(getattr(loaded.model, "config", None), "is_encoder_decoder", False))
+    source = "the standard input" if wanted.text == "-" else Path(wanted.text or "").name
+    return Data(
+        text_batches.batches(texts, tokenizer, batch_size=wanted.batch_size, max_length=length, decoder=both),
+        f"{len(texts)} {f'texts of {source}' if wanted.text else 'built-in sentences'}, at most {length} tokens each",
+        _count(len(texts), wanted),
+        built_in=not wanted.text,
+        example=text_batches.example(texts[0], tokenizer, length),
+        call=_call(loaded.model, stack),
+    )
+
+
+def _images(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+    unreadable: list[Path] = []
+    if wanted.images:
+        files = images.image_files(wanted.images)[: wanted.limit]
+        pictures, number, words = (
+            images.opened(files, unreadable),
+            len(files),
+            f"the images of {wanted.images.resolve().name}",
+        )
+    else:
+        crops = images.built_in_crops()[: wanted.limit]
+        pictures, number, words = iter(crops), len(crops), f"{len(crops)} crops of scikit-learn's two photographs"
+    return Data(
+        _cast(images.batches(pictures, _image_reader(loaded), wanted.batch_size), loaded.model),
+        words,
+        _count(number, wanted),
+        built_in=not wanted.images,
+        call=_call(loaded.model, stack),
+        unreadable=unreadable,
+    )
+
+
+def _graph(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+    graph, words = graphs.load(wanted.graph or "karate", wanted.data_root)
+    facts = f"{graph.num_nodes} nodes, {graph.num_edges} directed edges"
+    return Data(_cast([graph], loaded.model), f"{words} ({facts})", 1, built_in=not wanted.graph)
+
+
+def _image_reader(loaded: Loaded) -> Any:
+    from uncollapse.io import hf_models, timm_models
+
+    if loaded.origin is not None:
+        return hf_models.image_reader(hf_models.Origin(loaded.origin))
+    if hasattr(loaded.model, "pretrained_cfg"):
+        return timm_models.image_reader(loaded.model)
+    raise UsageError(f"Nobody knows how {loaded.name} wants its images prepared; pass --batches module:function.")
+
+
+def _cast(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:
+    """Batches with numbers in the dtype of the model's weights."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    for batch in batches:
+        yield _in_dtype(batch, dtype)
+
+
+def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _in_dtype(item, dtype) for key, item in value.items()}
+    value.x = value.x.to(dtype)  # a graph
+    return value
+
+
+def _call(model: nn.Module, stack: Stack) -> forward.Call:
+    """Run only the part that is measured where a HuggingFace model has several, each with inputs of its own."""
+    config = getattr(model, "config", None)
+    if not stack.path or config is None or getattr(config, "is_encoder_decoder", False):
+        return forward.run
+    return lambda whole, batch: forward.run(whole.get_submodule(stack.path), batch)
+
+
+def _count(samples: int, wanted: Wanted) -> int:
+    return -(-samples // wanted.batch_size)

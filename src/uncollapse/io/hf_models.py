@@ -1,0 +1,181 @@
+"""Models, tokenizers and image processors of transformers."""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.backbones.random_weights import is_of_cure
+from uncollapse.errors import UsageError, library
+from uncollapse.io import hub
+from uncollapse.io.files import at_home
+from uncollapse.io.quiet import quiet
+from uncollapse.io.seeded import seeded
+
+PACKAGE = "package:"
+LENGTH = 600  # letters of an error that are shown
+
+
+class Origin:
+    """Where a model's files are: a folder, a .gguf file, package:NAME/FOLDER for those in an installed package, or a
+    name on the hub.
+    """
+
+    def __init__(self, place: str) -> None:
+        place = _in_package(place) if place.startswith(PACKAGE) else place
+        path = at_home(place)
+        self.place = place
+        self.options: dict[str, Any] = {"trust_remote_code": False}
+        if path.suffix == ".gguf" and path.is_file():
+            self.place, self.options["gguf_file"] = str(path.parent), path.name
+        elif path.is_dir():
+            self.place = str(path)
+            ggufs = sorted(path.glob("*.gguf"))
+            if len(ggufs) == 1 and not (path / "config.json").exists():
+                self.options["gguf_file"] = ggufs[0].name
+            elif not (path / "config.json").exists():
+                raise UsageError(f"The folder {place} holds no config.json; name the folder of a saved model.")
+        elif not hub.answers_for(place):
+            self.options["local_files_only"] = True
+
+
+def _in_package(place: str) -> str:
+    """The folder that package:NAME/FOLDER means; the package's own code does not run."""
+    name, _, folder = place.removeprefix(PACKAGE).partition("/")
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # the running script, and other modules that were never installed
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
+    path = Path(spec.submodule_search_locations[0]) / folder
+    if not path.is_dir():
+        raise UsageError(f"{place}: the package {name} has no folder {folder!r}.")
+    return str(path)
+
+
+def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> tuple[nn.Module, list[str], list[str]]:
+    """The model without its head, the names of weights that the files lack and chance has filled in, and of cures' own.
+
+    dtype: None keeps the one in which the files are.
+    """
+    with _loading(origin) as transformers, seeded():
+        if random_weights:
+            config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
+            model = transformers.AutoModel.from_config(config, dtype=dtype or config.dtype or torch.float32)
+            return model, [], []
+        model, report = transformers.AutoModel.from_pretrained(
+            origin.place, dtype=dtype or "auto", output_loading_info=True, **origin.options
+        )
+    return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")), _of_cures(report)
+
+
+def classifier(
+    origin: Origin, labels: int, *, random_weights: bool = False, head_too: bool = False, **changes: Any
+) -> nn.Module:
+    """The model with a head for sequences, a new one if the files have none of that size.
+
+    The caller's random state draws it. Nothing but the head, and the pooling before it, is drawn: an encoder that lacks
+    weights, or has some of another shape, is refused.
+
+    Args:
+        origin: where its files are.
+        labels: outputs of the head.
+        random_weights: all weights are drawn, none is read.
+        head_too: a head that is missing is refused as well.
+        changes: fields of its configuration, such as another number of layers.
+    """
+    with _loading(origin) as transformers:
+        config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **origin.options)
+        _change(config, changes, origin)
+        kind = transformers.AutoModelForSequenceClassification
+        if random_weights:
+            made: nn.Module = kind.from_config(config, dtype=torch.float32)
+            return made
+        options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True, **origin.options}
+        made, report = kind.from_pretrained(origin.place, output_loading_info=True, **options)
+    _check_whole(made, report, origin, head_too)
+    return made
+
+
+def _change(config: Any, changes: dict[str, Any], origin: Origin) -> None:
+    lacking = [name for name in changes if not hasattr(config, name)]
+    if lacking:
+        raise UsageError(f"{origin.place}, a {config.model_type}, has no {lacking[0]} in its configuration to change.")
+    for name, value in changes.items():
+        setattr(config, name, value)
+
+
+def _check_whole(model: Any, report: Any, origin: Origin, head_too: bool) -> None:
+    """Raise if weights of the encoder were not in the files: it would be trained from random numbers."""
+    lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    encoder = f"{model.base_model_prefix}."
+    if not head_too:
+        lacking = {key for key in lacking if key.startswith(encoder) and not key.startswith(f"{encoder}pooler.")}
+    if lacking:
+        raise UsageError(
+            f"{origin.place} does not hold all weights of a {type(model).__name__}: {len(lacking)} are missing or of "
+            f"another shape, such as {min(lacking)}. Is it another kind of model, or damaged?"
+        )
+
+
+def _of_cures(report: Any) -> list[str]:
+    return sorted(key for key in report["unexpected_keys"] if is_of_cure(key))
+
+
+def tokenizer(origin: Origin) -> Any:
+    """The tokenizer of the model; it pads on the right, with the end of a text if it has no padding."""
+    with _loading(origin) as transformers:
+        found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
+    if found.pad_token is None:
+        found.pad_token = found.eos_token or found.unk_token
+    if found.pad_token is None:
+        raise UsageError(f"The tokenizer of {origin.place} has no token for padding; pass --batches module:function.")
+    found.padding_side = "right"
+    return found
+
+
+def image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """Pictures -> the arguments of the model, with the preprocessing that belongs to it."""
+    with _loading(origin) as transformers:
+        processor = transformers.AutoImageProcessor.from_pretrained(origin.place, **origin.options)
+
+    def read(pictures: Sequence[Any]) -> dict[str, Any]:
+        return dict(processor(images=list(pictures), return_tensors="pt"))
+
+    return read
+
+
+@contextmanager
+def _loading(origin: Origin) -> Iterator[Any]:
+    """transformers, quiet; what it cannot load becomes one sentence."""
+    torchvision_ops.declare()
+    with quiet():
+        transformers: Any = library("transformers", "hf")
+    try:
+        with quiet(transformers):
+            yield transformers
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged folder makes transformers raise a dozen kinds
+        if origin.options.get("local_files_only"):
+            raise UsageError(
+                f"{origin.place} is no folder here and cannot be fetched from the hub now; "
+                "name a folder with the saved model, or connect and try again."
+            ) from error
+        raise UsageError(f"{origin.place} cannot be loaded: {_first_sentence(error)}") from error
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in text:
+        return (
+            "it needs code of its own, which is not run here; build the model in a function and name module:function."
+        )
+    end = text.find(". ")
+    return (text if end < 0 else text[: end + 1])[:LENGTH]

@@ -1,0 +1,1 @@
+"""Experiment configuration: typed fields, files, and the identity of a run."""

@@ -1,0 +1,1 @@
+"""Graph data sets of the experiments."""

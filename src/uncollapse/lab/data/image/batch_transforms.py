@@ -1,0 +1,208 @@
+"""Random changes of a whole batch of images at once, each image by numbers of its own, as transforms of torchvision v2.
+
+torchvision's own transforms draw one set of numbers for all images of a batch. These draw one for each, on the device
+of the images, so that a large batch costs a few operations. With the same numbers an image comes out as torchvision's
+functional transforms would have it. Images are (b, 3, height, width), of float numbers from 0 to 1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.errors import library
+
+RATIO = (3 / 4, 4 / 3)  # of a crop's sides
+GREY = (0.2989, 0.587, 0.114)  # share of each colour in the brightness
+SPREAD = (0.1, 2.0)  # of a blur, in pixels, as in SimCLR and MoCo v2
+KERNEL = 0.1  # of a blur, as a share of the side
+
+Step = Callable[[Tensor], Tensor]
+
+
+def composed(steps: Sequence[torch.nn.Module]) -> Step:
+    """Several transforms in a row, these and torchvision's own."""
+    torchvision_ops.declare()
+    v2: Any = library("torchvision.transforms.v2", "timm")
+    made: Step = v2.Compose(list(steps))
+    return made
+
+
+class ResizedCrop(torch.nn.Module):
+    """A random part of each image, of a random area and shape, scaled to (side, side).
+
+    As `v2.RandomResizedCrop(antialias=False)`, but that a part which would reach beyond the image is cut, where
+    torchvision draws anew.
+
+    Args:
+        side: of the crops in pixels.
+        least_area: of a part, as a share of the image.
+    """
+
+    def __init__(self, side: int, least_area: float = 0.08) -> None:
+        super().__init__()
+        self.side, self.least_area = side, least_area
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, 3, height, width) -> (b, 3, side, side)."""
+        boxes = self.boxes(len(images), images.shape[-2], images.shape[-1], images.device)
+        return cropped(images, boxes, self.side)
+
+    def boxes(self, count: int, height: int, width: int, device: torch.device) -> Tensor:
+        """(count, 4): top, left, height and width of the parts, in whole pixels."""
+        draw = torch.rand(4, count, device=device)
+        area = height * width * (self.least_area + (1 - self.least_area) * draw[0])
+        low, high = (math.log(ratio) for ratio in RATIO)
+        ratio = (low + (high - low) * draw[1]).exp()
+        tall = (area / ratio).sqrt().round().clamp(1, height)
+        wide = (area * ratio).sqrt().round().clamp(1, width)
+        top = (draw[2] * (height - tall + 1)).floor()
+        left = (draw[3] * (width - wide + 1)).floor()
+        return torch.stack([top, left, tall, wide], 1)
+
+
+def cropped(images: Tensor, boxes: Tensor, side: int) -> Tensor:
+    """The parts of images that boxes (b, 4) of top, left, height and width say, scaled bilinearly to (side, side)."""
+    height, width = images.shape[-2:]
+    top, left, tall, wide = boxes.to(images.dtype).unbind(1)
+    step = (torch.arange(side, device=images.device, dtype=images.dtype) + 0.5) / side
+    # pixels of a crop lie between those of its own part only, not of its surroundings: hence the clamping
+    rows = (top[:, None] + (tall[:, None] * step).clamp(min=0.5).minimum(tall[:, None] - 0.5)) * (2 / height) - 1
+    columns = (left[:, None] + (wide[:, None] * step).clamp(min=0.5).minimum(wide[:, None] - 0.5)) * (2 / width) - 1
+    grid = torch.stack(
+        [columns[:, None, :].expand(-1, side, -1), rows[:, :, None].expand(-1, -1, side)], -1
+    )  # grid_sample has x first
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+class Flip(torch.nn.Module):
+    """Mirrors a share of the images, as `v2.RandomHorizontalFlip`."""
+
+    def __init__(self, chance: float = 0.5) -> None:
+        super().__init__()
+        self.chance = chance
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images of the same shape."""
+        drawn = torch.rand(len(images), device=images.device) < self.chance
+        return torch.where(drawn[:, None, None, None], images.flip(-1), images)
+
+
+class Jitter(torch.nn.Module):
+    """Brightness, contrast, saturation and hue of each image, changed at random in an order drawn for the batch.
+
+    As `v2.ColorJitter`. Factors are drawn from 1 − strength to 1 + strength, and a turn of the hue from −hue to hue.
+
+    Args:
+        strength: of brightness, contrast and saturation.
+        hue: as a share of the circle of colours, at most 0.5.
+        chance: that an image is changed at all.
+    """
+
+    def __init__(self, strength: float = 0.4, hue: float = 0.4, chance: float = 1.0) -> None:
+        super().__init__()
+        self.strength, self.hue, self.chance = strength, hue, chance
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images of the same shape."""
+        count, device = len(images), images.device
+        low = max(0.0, 1 - self.strength)
+        factors = low + (1 + self.strength - low) * torch.rand(3, count, device=device)
+        turns = (2 * torch.rand(count, device=device) - 1) * self.hue
+        changed = torch.rand(count, device=device) < self.chance
+        factors, turns = torch.where(changed, factors, 1.0), torch.where(changed, turns, 0.0)
+        steps: list[Step] = [
+            lambda x: brightened(x, factors[0]),
+            lambda x: contrasted(x, factors[1]),
+            lambda x: saturated(x, factors[2]),
+            lambda x: turned(x, turns),
+        ]
+        for at in torch.randperm(4).tolist():
+            if self.strength if at < 3 else self.hue:
+                images = steps[at](images)
+        return images
+
+
+class Grey(torch.nn.Module):
+    """Takes the colours out of a share of the images, as `v2.RandomGrayscale`."""
+
+    def __init__(self, chance: float = 0.2) -> None:
+        super().__init__()
+        self.chance = chance
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images of the same shape."""
+        drawn = torch.rand(len(images), device=images.device) < self.chance
+        return torch.where(drawn[:, None, None, None], brightness(images).expand_as(images), images)
+
+
+class Blur(torch.nn.Module):
+    """Blurs a share of the images, each by a Gaussian of a width of its own, as `v2.GaussianBlur`."""
+
+    def __init__(self, side: int, chance: float = 0.5) -> None:
+        super().__init__()
+        self.reach, self.chance = max(1, round(KERNEL * side / 2)), chance
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images of the same shape."""
+        drawn = torch.rand(len(images), device=images.device) < self.chance
+        low, high = SPREAD
+        spread = low + (high - low) * torch.rand(len(images), device=images.device)
+        return torch.where(drawn[:, None, None, None], blurred(images, spread, self.reach), images)
+
+
+def brightness(images: Tensor) -> Tensor:
+    """(b, 1, h, w): the grey picture."""
+    red, green, blue = images.unbind(-3)
+    return (GREY[0] * red + GREY[1] * green + GREY[2] * blue).unsqueeze(-3)
+
+
+def brightened(images: Tensor, factors: Tensor) -> Tensor:
+    """Each image times its factor."""
+    return (images * factors[:, None, None, None]).clamp(0, 1)
+
+
+def contrasted(images: Tensor, factors: Tensor) -> Tensor:
+    """Each image away from, or towards, the mean brightness of all its pixels."""
+    return _blended(images, brightness(images).mean((-3, -2, -1), keepdim=True), factors)
+
+
+def saturated(images: Tensor, factors: Tensor) -> Tensor:
+    """Each image away from, or towards, its grey picture."""
+    return _blended(images, brightness(images), factors)
+
+
+def _blended(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
+    return torch.lerp(other.expand_as(images), images, factors[:, None, None, None]).clamp(0, 1)
+
+
+def turned(images: Tensor, turns: Tensor) -> Tensor:
+    """Each image with its hue turned by a share of the circle."""
+    red, green, blue = images.unbind(-3)
+    top, low = images.amax(-3), images.amin(-3)
+    span = top - low
+    safe = torch.where(span > 0, span, 1.0)
+    hue = torch.where(
+        top == red, (green - blue) / safe, torch.where(top == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    )
+    hue = hue + 6 * turns[:, None, None]  # in sixths of the circle, of any sign
+    # a colour is the highest minus the span times how far the hue is from its own, cut to 0 … 1
+    sixth = torch.stack([(hue + shift) % 6 for shift in (5.0, 3.0, 1.0)], -3)
+    return top.unsqueeze(-3) - span.unsqueeze(-3) * torch.minimum(sixth, 4 - sixth).clamp(0, 1)
+
+
+def blurred(images: Tensor, spread: Tensor, reach: int) -> Tensor:
+    """Each image blurred by a Gaussian of its own width, in pixels; the border is mirrored outside."""
+    count, channels = images.shape[:2]
+    at = torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype)
+    kernel = torch.softmax(-0.5 * (at / spread[:, None]).square(), -1).repeat_interleave(channels, 0)[:, None]
+    x = F.pad(images, (reach,) * 4, mode="reflect").reshape(
+        1, count * channels, *(s + 2 * reach for s in images.shape[-2:])
+    )
+    x = F.conv2d(x, kernel[:, :, :, None], groups=count * channels)
+    x = F.conv2d(x, kernel[:, :, None, :], groups=count * channels)
+    return x.reshape(images.shape)

@@ -1,0 +1,164 @@
+"""Batches of pictures: decoded and augmented in processes of their own, ahead of the training that takes them.
+
+What happens to a picture depends on the seed, the epoch and its place in it, and on nothing else: not on the number of
+processes, and not on where a run that was interrupted goes on.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.errors import UsageError, library
+from uncollapse.lab.data.image.image_processes import read_ahead
+from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
+from uncollapse.lab.engine.seeding import aside
+from uncollapse.lab.engine.sharding import slice_of
+
+Transform = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """images (b, 3, height, width) and labels (b,); b is 0 if none of its pictures can be read.
+
+    skipped: pictures that could not be read and are left out. unread: why the last of them could not.
+    """
+
+    images: Tensor
+    labels: Tensor
+    skipped: int = 0
+    unread: str = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def epoch_order(count: int, seed: int, repeats: int = 1) -> list[int]:
+    """The order in which pictures come in an epoch, drawn by a seed of its own: their places.
+
+    With repeats each comes so many times in a row, to be augmented anew each time (DeiT has 3). The epoch is not longer
+    for that: it has so many times fewer of the pictures. Unlike timm's, it is not cut to a multiple of 256.
+
+    >>> epoch_order(4, seed=0), epoch_order(4, seed=0, repeats=3)
+    ([0, 1, 3, 2], [0, 0, 0, 1])
+    """
+    if repeats < 1:
+        raise UsageError(f"repeats must be 1 or more, got {repeats}.")
+    if repeats == 1:
+        return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    torchvision_ops.declare()
+    sampler: Any = library("timm.data.distributed_sampler", "timm").RepeatAugSampler(
+        range(count), num_replicas=1, rank=0, num_repeats=repeats, selected_round=0
+    )
+    sampler.set_epoch(seed)
+    return list(sampler)
+
+
+class Batches:
+    """The batches of an epoch, made when they are asked for.
+
+    Args:
+        pictures: to choose from.
+        order: places of the pictures, as they come; one may come several times.
+        size: of a batch; the last may be smaller.
+        transform: a picture -> a tensor, which may draw random numbers.
+        seed: of these.
+        workers: processes that read ahead; 0 reads in this one, when a batch is asked for.
+        count: told of each batch how many of its pictures could not be read.
+        first: the batch to begin with.
+        part: the number of this process and how many there are; each makes its part of every batch.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        order: Sequence[int],
+        size: int,
+        transform: Transform,
+        seed: int = 0,
+        workers: int = 0,
+        count: Callable[[int], None] | None = None,
+        first: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.pictures, self.order, self.size, self.transform = pictures, order, size, transform
+        self.seed, self.workers, self.count, self.first, self.part = seed, workers, count, first, part
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.size)
+
+    def after(self, count: int) -> "Batches":
+        """Those behind the first few, without making them."""
+        rest = copy.copy(self)
+        rest.first = count
+        return rest
+
+    def share(self, number: int, count: int) -> "Batches":
+        """Those of one of several processes, which reads no other pictures; they look as they would in one process."""
+        own = copy.copy(self)
+        own.part = number, count
+        return own
+
+    def __iter__(self) -> Iterator[ImageBatch]:
+        starts = range(0, len(self.order), self.size)
+        whole = [range(at, min(at + self.size, len(self.order))) for at in starts]
+        places = [batch[slice_of(len(batch), *self.part)] for batch in whole]
+        reader = _Reader(self.pictures, self.order, self.transform, self.seed)
+        for batch in read_ahead(reader, places[self.first :], self.workers):
+            if self.count is not None:
+                self.count(batch.skipped)
+            yield batch
+
+
+class _Reader(Dataset[ImageBatch | UsageError]):
+    """Places in the order -> a batch, or the error that says what is wrong."""
+
+    def __init__(self, pictures: Pictures, order: Sequence[int], transform: Transform, seed: int) -> None:
+        self.pictures, self.order, self.transform, self.seed = pictures, order, transform, seed
+
+    def __getitem__(self, places: Sequence[int]) -> ImageBatch | UsageError:
+        is_apart = get_worker_info() is not None  # nobody else draws random numbers there, nor may CUDA be asked
+        with nullcontext() if is_apart else aside():
+            try:
+                return self._batch(places)
+            except UsageError as error:
+                return error
+
+    def _batch(self, places: Sequence[int]) -> ImageBatch:
+        images, found, unread = [], [], ""
+        for place in places:
+            at = self.order[place]
+            try:
+                picture = self.pictures.picture(at)
+            except UnreadableError as error:
+                unread = str(error)
+                continue
+            _seed(_mixed(self.seed, place))
+            images.append(self.transform(picture))
+            found.append(at)
+        stacked = torch.stack(images) if images else torch.empty(0, 3, 0, 0)
+        return ImageBatch(stacked, self.pictures.labels[found], len(places) - len(images), unread)
+
+
+def _seed(seed: int) -> None:
+    """Python, NumPy and torch; not CUDA, which pictures do not need."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)  # noqa: NPY002 - what timm draws from
+    torch.default_generator.manual_seed(seed)
+
+
+def _mixed(seed: int, place: int) -> int:
+    """A seed for each place, which has nothing to do with that of the next one."""
+    value = (seed * 0x9E3779B97F4A7C15 + place + 1) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) >> 1

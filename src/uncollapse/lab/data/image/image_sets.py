@@ -1,0 +1,94 @@
+"""Sets of pictures by name: a folder in ImageNet's layout, packed files, torchvision's sets, scikit-learn's digits."""
+
+from pathlib import Path
+from typing import Any
+
+from uncollapse.errors import UsageError, did_you_mean
+from uncollapse.io.files import at_home, user_cache
+from uncollapse.lab.data.image import array_images, class_lists, image_folders, packed_images
+from uncollapse.lab.data.image.class_lists import ClassList
+from uncollapse.lab.data.image.image_source import ImageSet, Pictures
+
+NAMES = ("digits", *array_images.LOADERS)  # sets that need no folder of the user's: they are fetched, or installed
+WITHOUT_LABELS = "stl10"
+PACKED = "train.npz and val.npz or test.npz (arrays data, offsets, labels and classes)"
+
+
+def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = False) -> ImageSet:
+    """The set that `data` names, with what a result says of it in `facts`.
+
+    Args:
+        data: a folder below the root ("." for the root itself) that has packed files or pictures in ImageNet's layout,
+            or else one of `NAMES`.
+        root: the folder of the data; None: the current one, or the user's cache for `NAMES`.
+        class_list: a text file with the classes to take, one a line, in the order in which they are counted; "": all.
+        unlabelled: among the pictures to learn from, have those that have no labels, theirs being −1. Only STL-10 does.
+    """
+    if unlabelled and (data != WITHOUT_LABELS or class_list):
+        raise UsageError(f"Only the whole of {WITHOUT_LABELS} has pictures without labels; leave out --unlabelled.")
+    wanted = class_lists.read(at_home(class_list)) if class_list else None
+    top = at_home(root or (user_cache() if data in NAMES else Path()))
+    folder = top / at_home(data)
+    if (folder / "train").is_dir() and not (folder / "train.npz").is_file():
+        train, test, part = image_folders.read(folder, wanted)
+        facts: dict[str, Any] = {"kind": "folder", "judged_by": part}
+    else:
+        train, test, facts = _whole(data, top, folder, unlabelled)
+        train, test = _chosen(folder, train, test, wanted)
+    if wanted is not None:
+        facts["class_list"] = wanted.facts(train.classes)
+    return ImageSet(folder.resolve().name, train, test, facts)
+
+
+def load_plain(data: str, root: Path | None) -> ImageSet | None:
+    """The pictures of a folder without parts and classes, to learn from only; None if `data` is no such folder."""
+    folder = at_home((root or Path()) / data)
+    if data in NAMES or not folder.is_dir() or (folder / "train").is_dir() or (folder / "train.npz").is_file():
+        return None
+    found = image_folders.plain(folder)
+    if found is None:
+        return None
+    return ImageSet(folder.resolve().name, found, found.chosen(found.numbers[:0]), {"kind": "folder without classes"})
+
+
+def _whole(data: str, top: Path, folder: Path, unlabelled: bool) -> tuple[Pictures, Pictures, dict[str, Any]]:
+    """A set that comes with all of its classes."""
+    if (folder / "train.npz").is_file():
+        part = next((part for part in image_folders.PARTS if (folder / f"{part}.npz").is_file()), None)
+        if part is None:
+            raise UsageError(f"{folder} has train.npz, but neither val.npz nor test.npz beside it.")
+        train, test = (packed_images.read(folder / f"{name}.npz") for name in ("train", part))
+        return train, test, {"kind": "packed", "judged_by": part}
+    if data == "digits":
+        return *array_images.digits(), {"kind": "scikit-learn"}
+    if data in NAMES:
+        return *array_images.of_torchvision(data, top, unlabelled), {"kind": "torchvision"}
+    raise UsageError(_absent(data, top, folder))
+
+
+def _chosen(folder: Path, train: Pictures, test: Pictures, wanted: ClassList | None) -> tuple[Pictures, Pictures]:
+    """The pictures of the classes that are wanted."""
+    if train.classes != test.classes:
+        odd = sorted(set(train.classes) ^ set(test.classes))
+        what = f"differ in {class_lists.listed(odd)}" if odd else "have them in another order"
+        raise UsageError(f"{folder} must have the same classes to learn and to be judged by; its parts {what}.")
+    if len(train.classes) < 2:
+        raise UsageError(f"{folder} must have two classes or more, got {class_lists.listed(train.classes)}.")
+    if wanted is None:
+        return train, test
+    classes = wanted.classes(train.classes)
+    parts = tuple(class_lists.of_classes(part, classes) for part in (train, test))
+    if not all(map(len, parts)):
+        raise UsageError(f"{folder} has no pictures of the classes in {wanted.path} to learn from or be judged by.")
+    return parts[0], parts[1]
+
+
+def _absent(data: str, top: Path, folder: Path) -> str:
+    """Why there are no pictures."""
+    if not top.is_dir():
+        return f"There is no folder {top}; give --data-root the one that has the data, or take --data digits."
+    layout = f"A folder has {image_folders.LAYOUT}, or {PACKED}."
+    if folder.is_dir():
+        return f"{folder.resolve()} does not have pictures where they are looked for. {layout}"
+    hint = did_you_mean(data, NAMES)
+    return f"data must be one of {', '.join(NAMES)} or a folder in {top.resolve()}, got {data!r}.{hint} {layout}"

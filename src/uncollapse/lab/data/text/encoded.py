@@ -1,0 +1,175 @@
+"""Sentences as token ids: made once, kept on the disk, padded to the longest of each batch."""
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass
+from functools import cache as once
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from uncollapse.io import files
+from uncollapse.lab.data.text.glue import Examples
+from uncollapse.lab.runs.records import fingerprint
+
+POOL = 50  # batches whose examples are sorted by length together
+CHUNK = 10_000  # examples that the tokenizer sees at a time: what it gives takes far more room than the ids
+SEAL = "seal"  # the entry of the file that tells whether the others are what was written
+KINDS = {"ids": torch.int32, "starts": torch.int64, "types": torch.uint8}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of many examples, one behind the other.
+
+    ids, types: of all tokens; types tell the first sentence from the second, and are missing where the model does not
+    take them. starts: where each example begins, and where the last one ends. labels: one an example. padding: the id
+    that fills up.
+    """
+
+    ids: Tensor
+    starts: Tensor
+    types: Tensor | None
+    labels: Tensor | None
+    padding: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each example."""
+        return self.starts.diff()
+
+    def batch(self, numbers: Tensor, length: int | None = None) -> dict[str, Tensor]:
+        """Arguments of a model for some examples, filled up to the longest, or to `length`."""
+        counts = self.starts[numbers + 1] - self.starts[numbers]
+        longest = max(counts.tolist(), default=0)
+        size = longest if length is None else length
+        if size < longest:
+            raise ValueError(f"length must be at least {longest}, the longest example's, got {length}.")
+        places = torch.arange(size)
+        real = places < counts[:, None]  # (b, n)
+        where = torch.where(real, self.starts[numbers][:, None] + places, 0)
+        made = {
+            "input_ids": torch.where(real, self.ids[where].long(), self.padding),
+            "attention_mask": real.long(),
+        }
+        if self.types is not None:
+            made["token_type_ids"] = torch.where(real, self.types[where].long(), 0)
+        if self.labels is not None:
+            made["labels"] = self.labels[numbers]
+        return made
+
+
+def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool, cache: Path | None) -> Encoded:
+    """Token ids of examples, from the cache if they are there.
+
+    Args:
+        examples: sentences or pairs of them.
+        tokenizer: of transformers.
+        max_length: tokens of an example; of a pair the longer sentence is cut first.
+        classes: labels are numbers of classes, not scores.
+        cache: folder that keeps them; None keeps nothing.
+    """
+    path = None if cache is None else cache / "tokens" / f"{_key(examples, tokenizer, max_length)}.safetensors"
+    kept = None if path is None else _kept(path, len(examples))
+    if kept is None:
+        kept = _tokens(examples, tokenizer, max_length)
+        if path is not None:
+            _keep(path, kept)
+    labels = None
+    if examples.labels is not None:
+        labels = torch.tensor(examples.labels, dtype=torch.long if classes else torch.float32)
+    return Encoded(kept["ids"], kept["starts"], kept.get("types"), labels, int(tokenizer.pad_token_id))
+
+
+def _tokens(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
+    texts = [list(side) for side in (examples.first, examples.second) if side is not None]
+    lengths, found = [0], dict[str, list[Tensor]]()
+    for start in range(0, len(examples), CHUNK):
+        sides = [side[start : start + CHUNK] for side in texts]
+        made = tokenizer(*sides, truncation=True, max_length=max_length, padding=False)
+        lengths += map(len, made["input_ids"])
+        for name, its in (("ids", "input_ids"), ("types", "token_type_ids")):
+            if its in made:
+                found.setdefault(name, []).append(torch.tensor(list(chain.from_iterable(made[its])), dtype=KINDS[name]))
+    return {name: torch.cat(chunks) for name, chunks in found.items()} | {"starts": torch.tensor(lengths).cumsum(0)}
+
+
+def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
+    """What the token ids depend on, in 32 hex digits."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        kind = json.dumps([tokenizer.get_vocab(), tokenizer.init_kwargs], sort_keys=True, default=str)
+    else:
+        kind = _settled(backend.to_str())
+    calls = f"{tokenizer.truncation_side} {tokenizer.model_input_names} {max_length} {examples.second is None}"
+    digest = hashlib.sha256()
+    for part in (type(tokenizer).__name__, kind, calls, *examples.first, *(examples.second or ())):
+        raw = part.encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()[:32]
+
+
+def _settled(description: str) -> str:
+    """A tokenizer's description without what each call sets anew."""
+    return json.dumps(json.loads(description) | {"truncation": None, "padding": None}, sort_keys=True)
+
+
+def _kept(path: Path, examples: int) -> dict[str, Tensor] | None:
+    """What is in the cache; nothing if it is not there, or not what we wrote: then it is made again."""
+    try:
+        found = load(path.read_bytes())
+    except (OSError, SafetensorError):
+        return None
+    seal = found.pop(SEAL, None)
+    if seal is None or not {"ids", "starts"} <= set(found) <= set(KINDS) or not torch.equal(seal, _seal(found)):
+        return None
+    ids, starts = found["ids"], found["starts"]
+    sound = all(tensor.dtype == KINDS[name] and tensor.dim() == 1 for name, tensor in found.items())
+    sound = sound and len(starts) == examples + 1 and len(found.get("types", ids)) == len(ids)
+    return found if sound and starts[0] == 0 and starts[-1] == len(ids) and bool((starts.diff() >= 0).all()) else None
+
+
+def _seal(tokens: dict[str, Tensor]) -> Tensor:
+    """Bytes that change when any token does: a disk that is wrong in one bit would make another run of it."""
+    return torch.tensor(list(fingerprint(tokens[name] for name in sorted(tokens)).encode()), dtype=torch.uint8)
+
+
+def _keep(path: Path, tokens: dict[str, Tensor]) -> None:
+    try:
+        files.write(path, save(tokens | {SEAL: _seal(tokens)}))
+    except OSError as error:
+        _warn(f"Token ids cannot be kept in {path.parent}: {error.strerror}. They are made anew for each run.")
+
+
+@once
+def _warn(sentence: str) -> None:
+    """Warn, but only once: a run has several parts."""
+    warnings.warn(sentence, stacklevel=4)
+
+
+def bucketed(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Batches in a random order, each of examples of about the same length, so that little is filled up.
+
+    Examples are shuffled, cut into pools of 50 batches, and sorted by length within each; then batches are shuffled.
+
+    >>> [b.tolist() for b in bucketed(torch.tensor([9, 1, 8, 2]), 2, torch.Generator().manual_seed(0))]
+    [[1, 3], [2, 0]]
+    """
+    order = torch.randperm(len(lengths), generator=generator)
+    pools = (pool[lengths[pool].argsort(stable=True)] for pool in torch.split(order, POOL * size))
+    batches = [batch for pool in pools for batch in torch.split(pool, size)]
+    return [batches[n] for n in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def in_order(lengths: Tensor, size: int) -> list[Tensor]:
+    """Batches of all examples by length, for an evaluation."""
+    return list(torch.split(lengths.argsort(stable=True), size))

@@ -1,0 +1,158 @@
+"""Sentences and labels from files in GLUE's own layout.
+
+A file has one example a line, tabs between its columns, and no quoting: a quotation mark is a part of the sentence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.data.text.glue_tasks import LARGEST, OWN, Columns, Glue
+
+Row = tuple[int, list[str]]  # the number of a line, and its columns
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sentences or pairs of them, with labels where they are public.
+
+    labels: numbers of classes, or scores. skipped: damaged rows that were left out, where a task's own files have them.
+    """
+
+    first: Sequence[str]
+    second: Sequence[str] | None
+    labels: Sequence[float] | None
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def chosen(self, numbers: Sequence[int]) -> "Examples":
+        """Some of them, in this order."""
+        second = None if self.second is None else [self.second[n] for n in numbers]
+        labels = None if self.labels is None else [self.labels[n] for n in numbers]
+        return Examples([self.first[n] for n in numbers], second, labels, self.skipped)
+
+
+def read(task: Glue, part: str, root: Path) -> Examples:
+    """A part of a task from its file below `root`; of a test part every row is kept, for answers go by their number."""
+    path = path_of(task, part, root)
+    lines = rows(path)
+    is_test = part.startswith("test")
+    if path.name in task.unnamed:
+        columns = task.unnamed[path.name]
+    else:
+        columns = _named(task, path, lines[0][1], optional=is_test)
+        lines = lines[1:]
+    lines, skipped = _whole(task, path, columns, lines, is_test)
+    if not lines:
+        raise UsageError(f"{path} has no examples, only {'damaged rows' if skipped else 'the names of its columns'}.")
+    first, *second = ([row[int(at)].strip() for _, row in lines] for at in columns.sentences)
+    labels = None if columns.label is None else _labels(task, path, int(columns.label), lines)
+    return Examples(first, second[0] if second else None, labels, skipped)
+
+
+def path_of(task: Glue, part: str, root: Path) -> Path:
+    """The file of a part: in `root/<Folder>` or `root/glue/<Folder>`, the user's own data in `root`."""
+    is_own = task.name == OWN
+    folders = [root] if is_own else [root / task.folder, root / "glue" / task.folder]
+    places = [folder / name for folder in folders for name in task.files[part]]
+    found = next((place for place in places if place.is_file()), None)
+    if found is not None:
+        return found
+    if not root.is_dir():
+        raise UsageError(f"There is no folder {root}; give --data-root the one that has the data.")
+    wanted = "--data-root the folder that has the tasks' folders as GLUE's files come, or leave it out to ask the hub."
+    if is_own:
+        wanted = "--task the folder that has your train.tsv and dev.tsv."
+    whose = "" if is_own else f" of {task.name}"
+    raise UsageError(
+        f"There is no {' or '.join(task.files[part])}{whose} in {' or '.join(map(str, folders))}. Give {wanted}"
+    )
+
+
+def rows(path: Path) -> list[Row]:
+    """The lines of a file, without empty ones at its end; at least one."""
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").rstrip("\r\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8: {error.reason} at byte {error.start}. Save it in UTF-8."
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    if lines == [""]:
+        raise UsageError(f"{path} is empty; get it again.")
+    return [(number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1)]
+
+
+def _named(task: Glue, path: Path, names: list[str], *, optional: bool) -> Columns:
+    """The numbers of a task's columns in a file that names them in its first line."""
+    names = [name.strip() for name in names]
+    wanted = [str(name) for name in task.columns.sentences]
+    label = str(task.columns.label)
+    if label in names or not optional:
+        wanted.append(label)
+    for how, wrong in (
+        ("name", [name for name in wanted if name not in names]),
+        ("name once only", [name for name in wanted if names.count(name) > 1]),
+    ):
+        if wrong:
+            raise UsageError(
+                f"{path}, line 1, should {how} the columns {', '.join(map(repr, wrong))} of {task.name}, with tabs "
+                f"between them; it has {', '.join(map(repr, names[:12]))}."
+            )
+    found = [names.index(name) for name in wanted]
+    count = len(task.columns.sentences)
+    return Columns(tuple(found[:count]), found[count] if len(found) > count else None)
+
+
+def _whole(task: Glue, path: Path, columns: Columns, lines: list[Row], is_test: bool) -> tuple[list[Row], int]:
+    """The rows that have all their columns, and how many were skipped."""
+    needed = (*columns.sentences, *(() if columns.label is None else (columns.label,)))
+    least = 1 + max(int(column) for column in needed)
+    if task.skips and is_test:
+        return [(number, row + [""] * (least - len(row))) for number, row in lines], 0
+    kept = []
+    for number, row in lines:
+        if len(row) >= least and (task.skips or all(row[int(at)].strip() for at in columns.sentences)):
+            kept.append((number, row))
+        elif not task.skips:
+            what = f"{len(row)} columns, {least} are needed" if len(row) < least else "an empty sentence"
+            raise UsageError(f"{path}, line {number}, has {what}: {_start(row)!r}. Mend the line or take it out.")
+    return kept, len(lines) - len(kept)
+
+
+def _labels(task: Glue, path: Path, column: int, lines: list[Row]) -> list[float]:
+    numbers = {name: number for number, name in enumerate(task.labels)}
+    least, most = task.bounds
+    found: list[float] = []
+    for number, row in lines:
+        word = row[column].strip()
+        value = _number(word) if task.scores else numbers.get(word)
+        if value is None or (task.scores and not least <= value <= most):
+            raise UsageError(f"{path}, line {number}: {_allowed(task)}, got {word!r}.")
+        found.append(value)
+    return found
+
+
+def _allowed(task: Glue) -> str:
+    if task.scores:
+        least, most = task.bounds
+        return f"the score is a {'finite number' if most == LARGEST else f'number from {least:g} to {most:g}'}"
+    more = ", …" if len(task.labels) > 12 else ""
+    whose = ", as in the training file" if task.name == OWN else ""
+    return f"the label is one of {', '.join(task.labels[:12])}{more}{whose}"
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _start(row: list[str]) -> str:
+    text = " | ".join(row)
+    return text if len(text) <= 80 else f"{text[:79]}…"

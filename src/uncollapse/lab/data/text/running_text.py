@@ -1,0 +1,177 @@
+"""Running text: documents of sentences in their order, from Brown, WikiText, text files or Python's own help.
+
+Nothing is unpacked to the disk, and sizes are checked before anything is read.
+"""
+
+import importlib
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from uncollapse.errors import UsageError, intact
+from uncollapse.io.arrays import check_unpacked
+
+Document = tuple[str, ...]  # its sentences, in their order
+
+NAMES = ("brown", "wikitext2", "pydoc")
+SPLITS = ("lines", "text")
+LARGEST = 2**30  # bytes of a corpus: its sentences are held in memory, where they take several times as much
+SPARE = 2**26  # bytes that a small archive may unpack to
+BROWN_FILE = re.compile(r"(?:.*/)?c[a-r]\d\d")  # as NLTK has them: ca01 … cr09
+TITLE = re.compile(r" ?= [^=].*[^=] = ?")  # of an article of WikiText; its sections have more equals signs
+AFTER_STOP = re.compile(r"(?<= [.!?])(?: ['\"])? ")  # WikiText parts its stops from words; abbreviations keep theirs
+END = re.compile(r"([.!?][\"'”’)\]]*)\s+(?=[\"'“‘(\[]?[A-Z0-9*])")
+SHORT = re.compile(r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|Fig|Sec)|\b[a-z]\.[a-z])\.$")
+RULE = re.compile(r"[*=\-~^\"'+ ]+")  # a line under a heading, or of a table
+LEAST = 3  # words of a sentence of Python's help: less is a heading or a piece of code
+
+
+def load(name: str, split: str, root: Path | None) -> list[Document]:
+    """The documents of a corpus by name, or of text files below `root`, each with a sentence or more.
+
+    Args:
+        name: "brown", "wikitext2", "pydoc" (which needs no files), or a text file or a folder of .txt files.
+        split: of text files: "lines" has a sentence a line, and an empty line ends a document; "text" is split into
+            sentences, and a file is a document.
+        root: the folder that has the data sets.
+    """
+    if name == "pydoc":
+        return [*topics().values()]
+    if root is None:
+        raise UsageError(f"{name} is read from files: give --data-root the folder that has it, or take --data pydoc.")
+    known = {"brown": _brown, "wikitext2": _wikitext}
+    documents = known[name](root) if name in known else _own(root / name, split)
+    found = [document for document in documents if document]
+    if not found:
+        raise UsageError(f"{name} in {root} has no sentences.")
+    return found
+
+
+def sentences(text: str) -> list[str]:
+    """Split running text into sentences, at stops that a capital or a number follows.
+
+    >>> sentences('Mr. Lee came at 5 p.m. and sat. "Why?" It was late.')
+    ['Mr. Lee came at 5 p.m. and sat.', '"Why?"', 'It was late.']
+    """
+    found, start = [], 0
+    for stop in END.finditer(text):
+        if not SHORT.search(text[start : stop.end(1)]):
+            found.append(text[start : stop.end(1)].strip())
+            start = stop.end()
+    return [part for part in (*found, text[start:].strip()) if part]
+
+
+def topics() -> Mapping[str, Document]:
+    """What `help()` of this Python says of its topics: real English that comes with every CPython, code left out.
+
+    The words differ a little from version to version of Python.
+    """
+    try:
+        texts: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise UsageError(
+            "This Python comes without the texts of its help (pydoc_data). Name a corpus with --data and --data-root."
+        ) from error
+    return {name: tuple(_prose(text)) for name, text in sorted(texts.items())}
+
+
+def _prose(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.splitlines()
+        is_code = ">>>" in paragraph or any(line.strip() and RULE.fullmatch(line) for line in lines)
+        for sentence in [] if is_code else sentences(" ".join(line.strip(" *") for line in lines)):
+            if len(sentence.split()) >= LEAST and sentence[-1] in ".!?:":
+                yield sentence
+
+
+def _brown(root: Path) -> Iterator[Document]:
+    """One sentence a line, each word with its tag: The/at jury/nn said/vbd."""
+    for text in _brown_files(root):
+        lines = (line.split() for line in text.splitlines())
+        yield tuple(" ".join(word.rpartition("/")[0] or word for word in line) for line in lines if line)
+
+
+def _brown_files(root: Path) -> Iterator[str]:
+    packed = [root / "brown" / "brown.zip", root / "brown.zip", root / "corpora" / "brown.zip"]
+    for place in packed:
+        if place.is_file():
+            return _zipped(place)
+    for folder in (root / "brown", root / "corpora" / "brown"):
+        files = sorted(path for path in folder.glob("c*") if BROWN_FILE.fullmatch(path.name))
+        if files:
+            return _texts(files)
+    raise UsageError(f"There is no Brown corpus in {root}: neither brown/brown.zip of NLTK nor its files brown/ca01 ….")
+
+
+def _zipped(path: Path) -> Iterator[str]:
+    with intact(path, ".zip file"), zipfile.ZipFile(path) as file:
+        entries = sorted((e for e in file.infolist() if BROWN_FILE.fullmatch(e.filename)), key=lambda e: e.filename)
+        size = sum(entry.file_size for entry in entries)
+        _check_size(path, size)
+        check_unpacked(path, size, SPARE)
+        for entry in entries:
+            with file.open(entry) as text:  # no more than the size that it says: it may be wrong
+                yield _decoded(text.read(entry.file_size))
+
+
+def _wikitext(root: Path) -> Iterator[Document]:
+    """Articles, which begin with a title between equals signs; headings are left out."""
+    found = _text_files(root / "wikitext2") if (root / "wikitext2").exists() else []
+    if not found:
+        raise UsageError(f"There is no WikiText in {root}: wikitext2/ with files such as train.txt and valid.txt.")
+    for text in _texts(found):
+        article: list[str] = []
+        for line in text.split("\n"):
+            if TITLE.fullmatch(line.rstrip("\r")):
+                yield tuple(article)
+                article = []
+            elif line.strip() and not line.strip().startswith("="):
+                article += [part.strip() for part in AFTER_STOP.split(line) if part.strip()]
+        yield tuple(article)
+
+
+def _own(path: Path, split: str) -> Iterator[Document]:
+    if not path.exists():
+        raise UsageError(f"There is no {path}. data is one of {', '.join(NAMES)}, a text file or a folder of them.")
+    files = _text_files(path)
+    if not files:
+        raise UsageError(f"{path} has no .txt files; put running text there, or name a file.")
+    for text in _texts(files):
+        if split == "text":
+            paragraphs = re.split(r"\n\s*\n", text)
+            yield tuple(found for part in paragraphs for found in sentences(" ".join(part.split())))
+        else:
+            blocks = re.split(r"\n[^\S\n]*\n", text)
+            yield from (tuple(line.strip() for line in block.split("\n") if line.strip()) for block in blocks)
+
+
+def _text_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(found for found in path.rglob("*.txt") if found.is_file())
+
+
+def _texts(files: Iterable[Path]) -> Iterator[str]:
+    files = list(files)
+    _check_size(files[0].parent, sum(path.stat().st_size for path in files))
+    for path in files:
+        try:
+            yield _decoded(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > LARGEST:
+        raise UsageError(f"The text in {path} has {size:,} bytes, and {LARGEST:,} are the most; take a part of it.")
+
+
+def _decoded(raw: bytes) -> str:
+    return decoded(raw).replace("\r\n", "\n")
+
+
+def decoded(raw: bytes) -> str:
+    """Text in UTF-8 or, where it is none, in Windows-1252, as old collections have it."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return raw.decode("cp1252", errors="replace")  # a few bytes stand for nothing

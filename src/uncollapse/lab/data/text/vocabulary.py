@@ -1,0 +1,70 @@
+"""Words as numbers: the most frequent ones of a text, in lower case."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import torch
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.data.text.encoded import Encoded
+
+PADDING, UNKNOWN = 0, 1
+SPECIAL = ("<padding>", "<unknown>")
+APART = re.compile(r"\bn 't\b")  # some collections write does n 't
+QUOTES = re.compile(r"``|''|[“”]")
+WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|\w+|[^\w\s]")
+
+
+def words_of(sentence: str) -> list[str]:
+    """The words and signs of a sentence in lower case; endings with an apostrophe are words of their own.
+
+    Collections that were parted into words and those that were not come out alike.
+
+    >>> words_of("It's good, isn't it?"), words_of("it 's good , is n't it ?")
+    (['it', "'s", 'good', ',', 'is', "n't", 'it', '?'], ['it', "'s", 'good', ',', 'is', "n't", 'it', '?'])
+    """
+    text = sentence.lower().replace("’", "'")
+    return WORD.findall(QUOTES.sub('"', APART.sub("n't", text)))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words by number, behind what fills up and what is unknown."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sentences: Iterable[str], size: int) -> "Vocabulary":
+        """The most frequent words of sentences, those that fill up and are unknown counted in.
+
+        Of equally frequent ones the first of the alphabet.
+        """
+        if size <= len(SPECIAL):
+            raise UsageError(f"A vocabulary has more than {len(SPECIAL)} words, got {size}.")
+        counts = Counter(chain.from_iterable(map(words_of, sentences)))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls((*SPECIAL, *ranked[: size - len(SPECIAL)]))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each word."""
+        return {word: number for number, word in enumerate(self.words)}
+
+    def encode(self, sentences: Sequence[str], most: int, labels: Sequence[int] | None = None) -> Encoded:
+        """Sentences as numbers of words, the first `most` of each; one without any word is one unknown word."""
+        rows = [[self.numbers.get(word, UNKNOWN) for word in words_of(text)[:most]] or [UNKNOWN] for text in sentences]
+        starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
+        ids = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int32)
+        return Encoded(ids, starts, None, None if labels is None else torch.tensor(labels), PADDING)
+
+
+def known_share(rows: Encoded) -> float:
+    """The share of words that the vocabulary has."""
+    return float((rows.ids != UNKNOWN).float().mean()) if len(rows.ids) else 1.0

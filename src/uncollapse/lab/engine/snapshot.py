@@ -1,0 +1,129 @@
+"""All that a run needs to go on: where it is, weights, optimiser, averages, random state."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from uncollapse import distributed
+from uncollapse.lab.engine.checkpoints import Checkpoint
+from uncollapse.lab.engine.seeding import random_state, set_random_state
+
+Tensors = dict[str, Tensor]
+Random = tuple[Tensors, dict[str, Any]]  # a random state, see `random_state`
+
+
+@dataclass
+class Progressed:
+    """Where a run is: epochs done, batches done in the next one, steps; and what it has found.
+
+    losses: of the steps of the epoch that is not done. best: the best epoch and its figure, `chosen` its weights.
+    epoch_start: the random state with which the epoch began.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    best: tuple[int, float] | None = None
+    chosen: Tensors | None = None
+    epoch_start: Random | None = None
+    waited: int = 0
+    ended: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def unlogged(self) -> int:
+        """The first step whose figures are still to be logged; those of an epoch that is done have been."""
+        return self.step + (self.epoch > 0 and self.batch == 0)
+
+    def newest(self) -> dict[str, float]:
+        """The figures of the last evaluation."""
+        measured = next((figures for figures in reversed(self.epochs) if len(figures) > 2), {})
+        return {name: value for name, value in measured.items() if name not in ("epoch", "loss")}
+
+
+def snapshot(
+    at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
+) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """Groups of tensors and values for JSON; all processes make it together.
+
+    The random states are those of all processes: "random" and "start" of the first, "random-1" and so on of the others.
+    """
+    states = {"random": random_state(), "start": at.epoch_start or ({}, {})}
+    drawn = {
+        _of(name, number): state
+        for number, each in enumerate(distributed.everywhere(states))
+        for name, state in each.items()
+    }
+    moments, counts = _flat(optimiser.state_dict()["state"])
+    groups = {"model": model.state_dict(), "optimiser": moments, "buffers": _other_buffers(model)}
+    groups |= {name: tensors for name, (tensors, _) in drawn.items()}
+    if average is not None:
+        groups["average"] = average.state_dict()
+    if at.chosen is not None:
+        groups["best"] = at.chosen
+    values = {name: value for name, value in vars(at).items() if name not in ("chosen", "epoch_start")}
+    scale = None if scaler is None else scaler.state_dict()
+    named = {name: values for name, (_, values) in drawn.items()}
+    return groups, {"progress": values, "optimiser": counts, "scaler": scale, **named}
+
+
+def restore(
+    saved: Checkpoint | None, at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
+) -> None:
+    """Bring everything to where it was when a checkpoint was written; nothing happens without one.
+
+    A process that was not there then keeps the random numbers that it began with.
+    """
+    if saved is None:
+        return
+    for name, value in saved.state["progress"].items():
+        setattr(at, name, value)
+    at.best = None if at.best is None else (at.best[0], at.best[1])
+    at.chosen = saved.tensors.get("best")
+    at.epoch_start = _drawn(saved, "start")
+    model.load_state_dict(saved.tensors["model"])
+    for name, buffer in _other_buffers(model).items():
+        buffer.copy_(saved.tensors["buffers"][name])
+    state = _deep(saved.tensors["optimiser"], saved.state["optimiser"])
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    if average is not None:
+        average.load_state_dict(saved.tensors["average"])
+    if scaler is not None:
+        scaler.load_state_dict(saved.state["scaler"])
+    if (drawn := _drawn(saved, "random")) is not None:
+        set_random_state(*drawn)
+
+
+def _of(name: str, process: int) -> str:
+    """What a random state of a process is called."""
+    return f"{name}-{process}" if process else name
+
+
+def _drawn(saved: Checkpoint, name: str) -> Random | None:
+    """A random state of this process; None if it had none."""
+    own = _of(name, distributed.rank())
+    return (saved.tensors[own], saved.state[own]) if saved.tensors.get(own) else None
+
+
+def _other_buffers(model: nn.Module) -> Tensors:
+    """The buffers that a state_dict leaves out."""
+    known = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in known}
+
+
+def _flat(state: dict[int, dict[str, Any]]) -> tuple[Tensors, dict[str, Any]]:
+    """An optimiser's state by "parameter.name": tensors, and the rest."""
+    flat = {f"{number}.{name}": value for number, own in state.items() for name, value in own.items()}
+    tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in flat.items() if name not in tensors}
+
+
+def _deep(tensors: Tensors, values: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **values}.items():
+        number, _, own = name.partition(".")
+        state.setdefault(int(number), {})[own] = value
+    return state

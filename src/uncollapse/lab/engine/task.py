@@ -1,0 +1,99 @@
+"""What is trained, how, and what came of it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and how it is judged.
+
+    batches: those of an epoch, counted from 1; the same ones whenever it is asked for that epoch. loss: a scalar of the
+    model and a batch. evaluate: figures of the model, which is in evaluation mode and without gradients. schedule: the
+    factor of the learning rate at a step, counted from 0. unit: what `len` of a batch counts, such as "images", where
+    the speed is to be told in them. shares: how several processes share a batch. "rows": each takes some, and the loss
+    is a mean over rows. "gathered": the same, but the loss is that of all rows by itself, as losses with gather=True
+    are. "none": it cannot be shared, such as a graph.
+    """
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    batches: Callable[[int], Iterable[Any]]
+    loss: Callable[[nn.Module, Any], Tensor]
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    schedule: Callable[[int], float] | None = None
+    unit: str | None = None
+    shares: Literal["rows", "gathered", "none"] = "rows"
+
+
+@runtime_checkable
+class Skippable(Protocol):
+    """Batches that need not be made to be skipped."""
+
+    def after(self, count: int) -> Iterable[Any]:
+        """Those behind the first few; the first ones need no random number."""
+        ...
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """Batches of which one of several processes makes its part alone."""
+
+    def share(self, number: int, count: int) -> Iterable[Any]:
+        """The same batches with the rows alone that process `number` of `count` takes, see `sharing.slice_of`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how it is trained.
+
+    accumulate: batches for one step. clip: largest length of the gradient. ema: decay of the averaged weights, which
+    are then evaluated and kept. evaluate_every: epochs between two evaluations; the last epoch is always evaluated.
+    select: the figure that chooses the weights that are kept, those of the last epoch without it. patience: evaluations
+    without a better one after which training stops.
+    """
+
+    epochs: int
+    seed: int = 0
+    accumulate: int = 1
+    clip: float | None = None
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    ema: float | None = None
+    evaluate_every: int = 1
+    select: str | None = None
+    better: Literal["higher", "lower"] = "higher"
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "accumulate", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.patience is not None and (self.select is None or self.patience < 1):
+            raise UsageError(f"patience needs `select` and at least 1, got {self.patience} with {self.select!r}.")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"ema is a decay between 0 and 1, got {self.ema}.")
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip is a length above 0, or None, got {self.clip}.")
+        if self.better not in ("higher", "lower"):
+            raise UsageError(f"better must be 'higher' or 'lower', got {self.better!r}.")
+
+
+@dataclass(frozen=True)
+class History:
+    """Figures by epoch, the epoch whose weights were kept, why training ended, and its seconds in all its parts.
+
+    pace: how fast the last part of it went, see `Pace.figures`.
+    """
+
+    epochs: list[dict[str, float]]
+    kept: int
+    ended: str
+    seconds: float
+    pace: dict[str, float] = field(default_factory=dict)

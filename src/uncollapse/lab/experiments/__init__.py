@@ -1,0 +1,1 @@
+"""The experiments, one folder each: configuration, training, recipe, numbers of the paper."""

@@ -1,0 +1,1 @@
+"""Text encoders of any depth."""

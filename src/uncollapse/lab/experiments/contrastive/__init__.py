@@ -1,0 +1,1 @@
+"""Small image encoders trained with contrastive losses."""

@@ -1,0 +1,121 @@
+"""What contrastive encoders are trained for: InfoNCE, alignment and uniformity, in any weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.config.fields import setting
+from uncollapse.losses.align_uniform import align_loss, uniform_loss
+from uncollapse.losses.info_nce import info_nce
+
+OBJECTIVE = "Objective"  # panel of the help
+PARTS = {
+    "contrast": ("temperature", "negatives"),
+    "align": ("alpha",),
+    "uniform": ("t",),
+}  # weights, and what is theirs
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What an encoder is trained for. Settings of a part without weight get their defaults: they make no other run."""
+
+    contrast: float = setting(1.0, "Weight of InfoNCE; 0: without it.", least=0, group=OBJECTIVE)
+    temperature: float = setting(
+        0.5, "contrast: its temperature; lower: only the nearest negatives count.", least=1e-3, group=OBJECTIVE
+    )
+    negatives: str = setting(
+        "cross",
+        "contrast: what a view is told from: the other views of the rest of the batch, or both views of it (NT-Xent).",
+        choices=("cross", "both"),
+        group=OBJECTIVE,
+    )
+    align: float = setting(0.0, "Weight of the alignment loss; 0: without it.", least=0, group=OBJECTIVE)
+    alpha: float = setting(2.0, "align: the exponent of the distance.", least=1e-3, group=OBJECTIVE)
+    uniform: float = setting(0.0, "Weight of the uniformity loss; 0: without it.", least=0, group=OBJECTIVE)
+    t: float = setting(2.0, "uniform: sharpness of the potential exp(−t·‖x − y‖²).", least=1e-3, group=OBJECTIVE)
+
+    def __post_init__(self) -> None:
+        if not any(getattr(self, weight) for weight in PARTS):
+            raise UsageError("There is nothing to train for: contrast, align and uniform are all 0. Give one a weight.")
+        idle = {name for weight, names in PARTS.items() if not getattr(self, weight) for name in names}
+        for field in fields(self):
+            if field.name in idle:
+                object.__setattr__(self, field.name, field.default)
+
+
+def objective(config: ObjectiveConfig, x: Tensor, y: Tensor, gather: bool = False) -> Tensor:
+    """The loss of two views (b, d) of a batch, row by row; they are brought to length one first.
+
+        λ_c · InfoNCE(τ) + λ_a · align(α) + λ_u · uniform(t)
+
+    InfoNCE is the mean of both directions, and uniformity that of both views, as the authors have it. gather: the rows
+    of all processes are one batch.
+    """
+    total = x.new_zeros((), dtype=x.dtype).float()
+    if config.contrast:
+        negatives: Any = config.negatives
+        both = config.negatives == "both"
+        total = total + config.contrast * info_nce(
+            x, y, temperature=config.temperature, negatives=negatives, symmetric=not both, gather=gather
+        )
+    if config.align:
+        total = total + config.align * align_loss(x, y, config.alpha, gather=gather)
+    if config.uniform:
+        total = total + config.uniform * uniform_loss(x, config.t, y=y, gather=gather)
+    return total
+
+
+def queue_objective(config: ObjectiveConfig, x: Tensor, y: Tensor, queue: Tensor, within: bool = True) -> Tensor:
+    """The loss of views x (b, d) whose partners y and queue (K, d) are without gradient, as for MoCo.
+
+    InfoNCE's negatives are the queue alone, as published (arXiv 1911.05722). Uniformity is that of x against the queue
+    and, as the authors of it have it in their code for MoCo, among the rows of x. within: with the latter. The rows of
+    all processes are one batch; the queue is the same in all.
+    """
+    total = x.new_zeros((), dtype=x.dtype).float()
+    if config.contrast:
+        total = total + config.contrast * info_nce(x, y, temperature=config.temperature, negatives=queue, gather=True)
+    if config.align:
+        total = total + config.align * align_loss(x, y, config.alpha, gather=True)
+    if config.uniform:
+        total = total + config.uniform * uniform_loss(x, config.t, queue=queue, within=within, gather=True)
+    return total
+
+
+def formula(config: Mapping[str, Any]) -> str:
+    """The objective as the paper writes it; weights of 1 are left out.
+
+    >>> formula({"contrast": 0, "align": 0.98, "alpha": 2.0, "uniform": 1, "t": 2.0})
+    '0.98·A(α=2) + U(t=2)'
+    """
+    marks = {
+        "contrast": lambda: f"C(τ={config['temperature']:g}{', both' if config['negatives'] == 'both' else ''})",
+        "align": lambda: f"A(α={config['alpha']:g})",
+        "uniform": lambda: f"U(t={config['t']:g})",
+    }
+    weights = {name: config[name] for name in PARTS if config[name]}
+    return " + ".join((f"{weight:g}·" if weight != 1 else "") + marks[name]() for name, weight in weights.items())
+
+
+def words(config: Mapping[str, Any]) -> str:
+    """The objective for the name of a file.
+
+    >>> words({"contrast": 1, "temperature": 0.5, "negatives": "cross", "align": 0, "uniform": 0.5, "t": 2.0})
+    'c1-tau0.5+u0.5-t2'
+    """
+    marks = {
+        "contrast": lambda: f"-tau{config['temperature']:g}{'-both' if config['negatives'] == 'both' else ''}",
+        "align": lambda: f"-alpha{config['alpha']:g}",
+        "uniform": lambda: f"-t{config['t']:g}",
+    }
+    return "+".join(f"{name[0]}{config[name]:g}{marks[name]()}" for name in PARTS if config[name])
+
+
+def information(loss: float, negatives: int) -> float:
+    """log(M + 1) − loss: the lower bound on the mutual information of two views that InfoNCE with M negatives gives."""
+    return math.log(negatives + 1) - loss

@@ -1,0 +1,52 @@
+"""Encoders of images that a run kept, brought back: those of contrast, circle and moco."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from uncollapse.errors import UsageError
+from uncollapse.io.files import at_home
+from uncollapse.io.weights import load_into, weights_of
+from uncollapse.lab.config.fields import build, settings
+from uncollapse.lab.experiments.contrastive import config as contrastive
+from uncollapse.lab.experiments.contrastive.config import EncoderConfig
+from uncollapse.lab.experiments.moco import training as momentum
+from uncollapse.lab.experiments.moco.training import MomentumConfig
+from uncollapse.lab.runs.model_folder import CONFIG, WEIGHTS, check_weights, read_json
+
+HEAD = "head"  # what the recipe circle trains along with labels
+
+
+class KeptEncoder(NamedTuple):
+    """An encoder in evaluation mode, and the settings of its run."""
+
+    encoder: Any
+    config: EncoderConfig
+
+
+def load_encoder(folder: str | Path) -> KeptEncoder:
+    """The encoder that a run with --keep left in a folder, as `keeping.keep_weights` writes it."""
+    folder = at_home(folder)
+    config = _config(folder)
+    encoder = momentum.build(config) if isinstance(config, MomentumConfig) else contrastive.build(config)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
+    check_weights(folder)
+    labelled = weights_of(path, encoder).get(f"{HEAD}.weight")
+    if labelled is not None and labelled.dim() == 2:
+        encoder.add_module(HEAD, nn.Linear(labelled.shape[1], labelled.shape[0]))
+    load_into(encoder, path)
+    return KeptEncoder(encoder.eval(), config)
+
+
+def _config(folder: Path) -> EncoderConfig:
+    """The settings of the run; those that have nothing to do with the encoder may be of any recipe."""
+    found = read_json(folder / CONFIG)
+    if not {"dim", "side", "width"} <= found.keys():
+        raise UsageError(f"{folder} holds a kept model of another kind than an encoder of contrast, circle or moco.")
+    kind = MomentumConfig if "ema" in found else EncoderConfig
+    known = settings(kind)
+    config: EncoderConfig = build(kind, {name: value for name, value in found.items() if name in known})
+    return config

@@ -1,0 +1,1 @@
+"""Depth maps read from a frozen encoder."""

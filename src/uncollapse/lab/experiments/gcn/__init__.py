@@ -1,0 +1,1 @@
+"""Deep graph networks on node classification."""

@@ -1,0 +1,1 @@
+"""Text encoders fine-tuned on GLUE."""

@@ -1,0 +1,1 @@
+"""MoCo with alignment and uniformity losses."""

@@ -1,0 +1,200 @@
+"""MoCo: a ResNet with a momentum encoder and a queue, trained with InfoNCE, alignment and uniformity in any weights.
+
+Section 5 of Wang & Isola (arXiv 2005.10242) on ImageNet-100 with MoCo (arXiv 1911.05722), and on ImageNet with MoCo v2
+(arXiv 2003.04297). It is judged by a linear classifier of the frozen features before the output, which is trained on
+new crops of the pictures. Settings are compared on pictures that were held back; the test pictures are read at the end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from uncollapse.lab.config.fields import identity
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.experiments.contrastive import config as contrastive
+from uncollapse.lab.experiments.contrastive import recipe as contrast
+from uncollapse.lab.experiments.contrastive.config import same_data as same_data
+from uncollapse.lab.experiments.contrastive.objectives import formula, words
+from uncollapse.lab.experiments.contrastive.training import facts, learn
+from uncollapse.lab.experiments.moco import training as momentum
+from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
+from uncollapse.lab.experiments.moco.training import MomentumConfig, MomentumTraining
+from uncollapse.lab.experiments.moco.training import cost as cost
+from uncollapse.lab.runs import saved_models
+from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.runs.records import record, short, summary
+from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.metrics.hypersphere import PAPER as PAPER
+
+NAME = "moco"
+TITLE = "MoCo: a momentum encoder and a queue, with InfoNCE, alignment and uniformity in any weights"
+READS_IMAGES = True
+LIBRARIES = (*contrast.LIBRARIES, "timm")
+
+
+@dataclass(frozen=True)
+class Config(MomentumConfig):
+    """A run."""
+
+
+def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+    """Train an encoder, and give the record of the run."""
+    return train(config, session)[1]
+
+
+def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """The trained encoder in evaluation mode, without its follower, and the record of the run."""
+    session = session or Session()
+    with threads(session.threads):
+        session.doing("reading the pictures")
+        data = contrastive.load(config, session)
+        training = MomentumTraining(momentum.following(config), config, data, session)
+        experiment = f"{identity(NAME, config)}-{data.fingerprint()}"
+        history = learn(training, experiment)
+        encoder = training.encoder.encoder
+        saved_models.keep_weights(session, encoder, config)
+        found = _judged(training, experiment)
+        return encoder, record(
+            NAME,
+            config,
+            history.seconds,
+            LIBRARIES,
+            data=facts(data, training),
+            ended=history.ended,
+            pace=short(history.pace),
+            epochs=[short(each) for each in history.epochs],
+            **found,
+        )
+
+
+def _judged(training: MomentumTraining, experiment: str) -> dict[str, Any]:
+    """The figures of a trained encoder, and its diagnosis."""
+    encoder = training.encoder.encoder
+    diagnosis = summary(training.diagnosis(encoder))
+    probe = OnlineProbe(encoder, training.config, training.data.parts["train"], training.session, experiment)
+    figures = training.evaluate(encoder) | training.judged(probe)
+    probe.clear()
+    return {"figures": short(figures), "diagnosis": {"after": diagnosis}}
+
+
+def name_of(config: Config) -> str:
+    """What a run is called in the names of files."""
+    data = config.data.strip("./").replace("/", "_") or "images"
+    return f"{data}-{config.encoder}-{words(asdict(config))}-seed{config.seed}"[:120]
+
+
+BOTH: dict[str, Any] = {"contrast": 0.0, "align": 3.0, "uniform": 1.0, "t": 3.0}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "paper-imagenet100": BOTH  # a folder with the hundred classes, or ImageNet's with --class-list
+    | {
+        "data": "imagenet100",
+        "batch": 128,
+        "lr": 0.06,  # for 256: 0.03 for the batch
+        "epochs": 240,
+        "falls": (1 / 2, 2 / 3, 5 / 6),
+        "queue": 16_384,  # ours: the paper's is not known to us
+        "holdout": 0.01,
+        "probe_lr": 10.0,
+        "probe_epochs": 60,
+        "probe_falls": (1 / 2, 2 / 3, 5 / 6),
+        "probe_drop": 0.2,
+    },
+    "paper-imagenet": BOTH
+    | {
+        "data": "imagenet",
+        "mlp": True,
+        "schedule": "cosine",
+        "hue": 0.1,
+        "jitter_chance": 0.8,
+        "blur": 0.5,
+        "holdout": 0.01,
+        "neighbours": False,
+    },
+}
+QUICK: Mapping[str, Any] = BOTH | {
+    "data": "digits",
+    "encoder": "small_alexnet",
+    "width": 0.1,
+    "dim": 32,
+    "side": 16,
+    "queue": 512,
+    "ema": 0.99,
+    "epochs": 10,
+    "batch": 128,
+    "lr": 0.12,
+    "flip": 0.0,
+    "judged": "whole",
+    "probe_epochs": 5,
+    "probe_batch": 128,
+    "probe_lr": 5.0,
+}
+SMALL: dict[str, Any] = {  # what a few hundred pictures and minutes allow: that it runs, not what it can do
+    "data": "tinyimagenet20",
+    "examples": 500,
+    "encoder": "resnet18",
+    "side": 32,
+    "queue": 1024,
+    "ema": 0.99,
+    "epochs": 15,
+    "batch": 64,
+    "lr": 0.12,
+    "precision": "bf16",
+    "judged": "whole",
+    "probe_epochs": 10,
+    "probe_batch": 64,
+    "probe_lr": 0.1,  # features are large so early
+}
+
+
+AXES: dict[str, Any] = {
+    "groups": "data",
+    "rows": "contrast+temperature+align+alpha+uniform+t",
+    "columns": "encoder",
+    "row_of": formula,
+    "row_name": "objective",
+}
+FREE = ("class_list", "holdout", "precision", "neighbours")
+
+
+def _beside(title: str, preset: str, figure: str, table: Mapping[str, float]) -> Board:
+    """A table of the paper, with the results that were run as it was."""
+    protocol = asdict(Config(**PRESETS[preset]))
+    axes = (AXES["groups"], AXES["rows"], AXES["columns"])
+    numbers = tuple(
+        Published(dict(zip(axes, (protocol["data"], row, "resnet50"), strict=True)), value)
+        for row, value in table.items()
+    )
+    where = {"data": protocol["data"]}
+    return Board(title, where=where, figure=figure, published=numbers, usual=protocol, free=FREE, whole=True, **AXES)
+
+
+BOARDS: Mapping[str, Board] = {
+    "accuracy": Board("Test accuracy of a linear classifier", where={}, **AXES),
+    "imagenet100": _beside(
+        "MoCo on ImageNet-100, top 1",
+        "paper-imagenet100",
+        "test",
+        {"C(τ=0.07)": 72.80, "3·A(α=2) + U(t=3)": 74.60},
+    ),
+    "imagenet100-top5": _beside(
+        "MoCo on ImageNet-100, top 5",
+        "paper-imagenet100",
+        "test_top5",
+        {"C(τ=0.07)": 91.64, "3·A(α=2) + U(t=3)": 92.74},
+    ),
+    "imagenet": _beside(
+        "MoCo v2 on ImageNet, top 1", "paper-imagenet", "test", {"C(τ=0.2)": 67.5, "3·A(α=2) + U(t=3)": 67.69}
+    ),
+}
+
+
+def _grid(**values: Any) -> Grid:
+    """One run, or several where a value is a tuple."""
+    given = SMALL | values
+    return Grid({name: value if isinstance(value, tuple) else (value,) for name, value in given.items()})
+
+
+GRIDS: Mapping[str, tuple[Grid, ...]] = {"small": (_grid(temperature=0.2), _grid(**BOTH))}

@@ -1,0 +1,1 @@
+"""Sentence encoders trained on neighbouring sentences."""

@@ -1,0 +1,80 @@
+"""How well a logistic regression learns a task from rows of a frozen encoder: by ten folds, or on a test part."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from uncollapse.errors import UsageError, library
+
+FOLDS, INNER = 10, 3
+SEED = 0  # of the folds, which are the same for all runs
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of which the regularisation is chosen, within the training folds alone
+STEPS, CLOSE = 100, 1e-3  # of L-BFGS: weak regularisation may ask for more, without another answer
+
+
+def accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) -> float:
+    """The share of sentences that are classed rightly: of the test part, or over ten folds.
+
+    Args:
+        rows: (n, d), one a sentence.
+        labels: numbers of classes (n,).
+        tests: how many of the last sentences are for the test; 0: ten folds, each class in each fold as often.
+        threads: of the processor.
+    """
+    x, y = rows.float().numpy(), labels.numpy()
+    limits: Any = library("threadpoolctl", "train").threadpool_limits
+    with limits(limits=threads), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=library("sklearn.exceptions", "train").ConvergenceWarning)
+        if tests:
+            return _share(_answers(x[:-tests], y[:-tests], x[-tests:]), y[-tests:])
+        _check_folds(y)
+        folds: Any = library("sklearn.model_selection", "train").StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
+        found = numpy.empty_like(y)
+        for train, test in folds.split(x, y):
+            found[test] = _answers(x[train], y[train], x[test])
+        return _share(found, y)
+
+
+def standardised(rows: Tensor) -> Tensor:
+    """Each feature with mean 0 and deviation 1; a constant one is 0.
+
+    No label is used, so all sentences may be looked at.
+    """
+    deviation, mean = torch.std_mean(rows.double(), dim=0)
+    return (rows.double() - mean) / torch.where(deviation > 0, deviation, 1.0)
+
+
+def on_sphere(rows: Tensor) -> Tensor:
+    """Rows of length √d. Unlike with `standardised`, what has collapsed stays small."""
+    return torch.nn.functional.normalize(rows.double(), dim=-1) * math.sqrt(rows.shape[-1])
+
+
+def always(labels: Tensor, tests: int = 0) -> float:
+    """What the most frequent class has: the accuracy of an encoder that says nothing."""
+    of = labels[-tests:] if tests else labels
+    most = labels[:-tests].mode().values if tests else labels.mode().values
+    return float((of == most).float().mean())
+
+
+def _answers(x: NDArray[Any], y: NDArray[Any], asked: NDArray[Any]) -> NDArray[Any]:
+    models, choosing = (library(f"sklearn.{name}", "train") for name in ("linear_model", "model_selection"))
+    inner = choosing.StratifiedKFold(INNER, shuffle=True, random_state=SEED)
+    model = models.LogisticRegression(max_iter=STEPS, tol=CLOSE)
+    search = choosing.GridSearchCV(model, {"C": STRENGTHS}, cv=inner)
+    answers: NDArray[Any] = search.fit(x, y).predict(asked)
+    return answers
+
+
+def _share(found: NDArray[Any], y: NDArray[Any]) -> float:
+    return float((found == y).mean())
+
+
+def _check_folds(y: NDArray[Any]) -> None:
+    counts = numpy.unique(y, return_counts=True)[1]
+    if len(counts) < 2 or counts.min() < FOLDS:
+        raise UsageError(f"Ten folds need {FOLDS} sentences of each of two classes or more, got {counts.tolist()}.")

@@ -1,0 +1,1 @@
+"""Points on the sphere and the limit of InfoNCE, without training."""

@@ -1,0 +1,170 @@
+"""The mean Gaussian potential of points on a sphere, beside the least that there can be, and how it is estimated.
+
+Wang & Isola (arXiv 2005.10242) show that it is least for points spread evenly, and draw it for points on the circle.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uncollapse.lab.config.fields import setting
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.experiments.sphere import point_sets
+from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.runs.records import record, short
+from uncollapse.lab.tables.paper_table import Board
+from uncollapse.metrics.hypersphere import PAPER as PAPER
+from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum
+
+NAME = "potentials"
+TITLE = "The mean Gaussian potential of point sets on the sphere, beside its optimum"
+ALONE = True  # nothing is trained in batches
+COUNTS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 100)  # of few points, regular and optimised
+SHOWN = 500  # points of a set that are kept for pictures
+BINS = 72  # of angles, on the circle
+PAIRS = 2**29  # of all draws of one size: large samples are drawn less often
+BATCH = 2**22  # pairs measured at a time
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run: all point sets in one space."""
+
+    dim: int = setting(2, "Dimension of the space: 2 has the circle, 3 the sphere.", least=2)
+    t: float = setting(2.0, "Sharpness of the potential exp(−t·‖x − y‖²).", least=1e-3)
+    points: int = setting(10_000, "Points of the random sets.", least=2)
+    free: int = setting(100, "Points of the regular set and of the optimised one.", least=2)
+    steps: int = setting(200, "Steps of L-BFGS for the optimised sets.", least=1)
+    draws: int = setting(2000, "Samples of each size, at most, that show the bias of the estimators.", least=2)
+    largest: int = setting(4096, "Points of the largest of these samples; powers of two up to it are drawn.", least=2)
+    seed: int = setting(0, "Of all points.", least=0, most=2**31)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "largest", 1 << (self.largest.bit_length() - 1))  # only powers of two are drawn
+
+
+def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+    """Measure all point sets, and give the record of the run."""
+    session = session or Session()
+    with threads(session.threads):
+        began = time.perf_counter()
+        generator = torch.Generator().manual_seed(config.seed)
+        session.doing("measuring the point sets")
+        found = {name: described(points, config.t) for name, points in sets(config, generator).items()}
+        session.doing("optimising few points")
+        few = [_few(config, count, generator) for count in COUNTS]
+        session.doing("drawing samples of all sizes")
+        estimates = list(estimators(config, generator))
+        figures = {"optimum": uniformity_optimum(config.dim, config.t)}
+        figures |= {name: facts["log"] for name, facts in found.items()}
+        seconds = time.perf_counter() - began
+        return record(NAME, config, seconds, (), figures=short(figures), sets=found, few=few, estimators=estimates)
+
+
+def sets(config: Config, generator: torch.Generator) -> dict[str, Tensor]:
+    """The point sets by name. The optimised one begins as a cluster; a regular one is not known for all numbers."""
+    corners = point_sets.simplex(config.dim + 1, config.dim)
+    found = {
+        "uniform": point_sets.uniform(config.points, config.dim, generator),
+        "half": point_sets.half(config.points, config.dim, generator),
+        "clusters": point_sets.clusters(config.points, corners, generator),
+        "cluster": point_sets.clusters(config.points, corners[:1], generator),
+        "optimised": _optimised(config, config.free, generator),
+    }
+    regular = point_sets.regular(config.free, config.dim)
+    return found if regular is None else found | {"regular": regular}
+
+
+def _optimised(config: Config, count: int, generator: torch.Generator) -> Tensor:
+    """Points that began as a cluster."""
+    centre = point_sets.simplex(2, config.dim)[:1]
+    return point_sets.optimised(point_sets.clusters(count, centre, generator), config.t, config.steps)
+
+
+def measured(points: Tensor, t: float) -> dict[str, float]:
+    """The mean potential and its logarithm, without and with the pairs of a point with itself."""
+    log, log_self = (float(uniformity(points, t, exclude_self=exclude)) for exclude in (True, False))
+    return short({"potential": math.exp(log), "log": log, "potential_self": math.exp(log_self), "log_self": log_self})
+
+
+def described(points: Tensor, t: float) -> dict[str, Any]:
+    """What the record has of a set: its potential, enough points for a picture, and angles counted on the circle."""
+    # evenly, and not by a whole step: every fourth point may be of the same cluster
+    kept = points[torch.linspace(0, len(points) - 1, min(len(points), SHOWN)).long()]
+    found = {"n": len(points), **measured(points, t), "points": [[round(v, 4) for v in row] for row in kept.tolist()]}
+    if points.shape[1] == 2:
+        angles = torch.atan2(points[:, 1], points[:, 0])
+        found["angles"] = torch.histc(angles, BINS, -math.pi, math.pi).int().tolist()
+    return found
+
+
+def _few(config: Config, count: int, generator: torch.Generator) -> dict[str, Any]:
+    """Few points: those that minimise the loss, beside the regular set where it is known."""
+    regular = point_sets.regular(count, config.dim)
+    free = measured(_optimised(config, count, generator), config.t)
+    return {"n": count, "optimised": free} | ({} if regular is None else {"regular": measured(regular, config.t)})
+
+
+def estimators(config: Config, generator: torch.Generator) -> Iterator[dict[str, Any]]:
+    """Both estimators on samples of 2, 4, 8 … points of the uniform distribution: their mean and deviation.
+
+    Without self pairs the mean potential is unbiased, and its logarithm below the optimum on average. With them it is
+    the mean of the other and of 1, with a weight of 1/n.
+    """
+    for count in (2**power for power in range(1, config.largest.bit_length())):
+        draws = max(2, min(config.draws, PAIRS // count**2))
+        without = torch.cat(list(_samples(config, count, draws, generator)))
+        both = {"without": without, "with": with_self(without, count)}
+        stats = {
+            name: short({"mean": float(logs.mean()), "std": float(logs.std()), "least": float(logs.min())})
+            for name, logs in both.items()
+        }
+        yield {"n": count, "draws": draws, **stats}
+
+
+def _samples(config: Config, count: int, draws: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The logarithm of the mean potential without self pairs, of so many samples."""
+    at_once = max(1, BATCH // count**2)
+    for begin in range(0, draws, at_once):
+        size = min(at_once, draws - begin)
+        points = point_sets.uniform(size * count, config.dim, generator).reshape(size, count, -1)
+        yield uniformity(points, config.t)
+
+
+def with_self(logs: Tensor, count: int) -> Tensor:
+    """L⁽¹⁾, with self pairs, from L⁽²⁾ without: log(((n − 1)·e^{L⁽²⁾} + 1) / n)."""
+    return torch.log1p((count - 1) * logs.exp()) - math.log(count)
+
+
+def name_of(config: Config) -> str:
+    """What a run is called in the names of files."""
+    return f"m{config.dim}-t{config.t:g}-seed{config.seed}"
+
+
+def cost(config: Config) -> float:
+    """Roughly the seconds of a run on one core."""
+    sizes = config.largest.bit_length() - 1
+    samples = min(sizes * PAIRS, config.draws * 4 / 3 * config.largest**2)
+    return 5 + 0.12 * config.steps + (samples + 8 * config.points**2) / 2e8
+
+
+def _board(title: str, figure: str) -> Board:
+    return Board(title, where={}, groups="points", rows="dim", columns="t", figure=figure, percent=False)
+
+
+BOARDS: Mapping[str, Board] = {
+    "optimised": _board("Log of the mean potential of points that minimise it", "optimised"),
+    "optimum": _board("The least that it can be: that of the uniform distribution", "optimum"),
+    "uniform": _board("Log of the mean potential of random points", "uniform"),
+    "half": _board("Log of the mean potential of random points on one half", "half"),
+    "clusters": _board("Log of the mean potential of as many clusters as a simplex has corners", "clusters"),
+    "cluster": _board("Log of the mean potential of one cluster", "cluster"),
+}
+GRIDS: Mapping[str, tuple[Grid, ...]] = {"all": (Grid({"dim": (2, 3), "t": (2.0,)}),)}
+QUICK: Mapping[str, Any] = {"points": 2000, "steps": 50, "draws": 200, "largest": 512}

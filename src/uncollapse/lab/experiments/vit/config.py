@@ -1,0 +1,244 @@
+"""What a run on images is told, its data, and its model at the start."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.config.fields import setting
+from uncollapse.lab.data.image import image_sets
+from uncollapse.lab.data.image.image_source import ImageSet, Pictures, split
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.experiments.vit import start_weights
+from uncollapse.lab.experiments.vit.patch_losses import FORMS, WithPatchHead
+from uncollapse.lab.experiments.vit.start_weights import SCRATCH
+from uncollapse.lab.models import vision_classifier
+
+SPLIT_SEED = 0  # what is held back, and what a subset has, is the same for every seed of a run
+DATA, MODEL, CURE, PATCHES, TRAINING, LOOKS = (  # panels of the help
+    "Data",
+    "Model",
+    "Cure",
+    "Patch losses",
+    "Training",
+    "Augmentation",
+)
+CURES = ("none", "contra_norm", "attn_scale", "feat_scale")
+IDENTITY: Mapping[str, bool | str] = {"no": False, "yes": True, "scale": "scale"}  # as `uc.contra_norm` calls them
+OF_CONTRA_NORM = ("at", "scale", "temperature", "identity", "dual", "average", "learnable", "positive")
+OF_LOSSES = {  # settings that do nothing where a loss has no weight
+    "cosine_loss": ("absolute",),
+    "contrast_loss": ("contrast_form",),
+    "mixing_loss": ("patch_dropout",),
+}
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """A run. Settings of a cure or a loss that it does not have get their defaults: they make no other run."""
+
+    data: str = setting(
+        ".", "Folder below --data-root with train/ and val/, or train.npz and val.npz; or a set by name.", group=DATA
+    )
+    class_list: str = setting("", "File with the classes to take, a line each; all if not given.", group=DATA)
+    examples: int = setting(0, "Training images, drawn once for all seeds; 0: all.", least=0, group=DATA)
+    holdout: float = setting(
+        0.0,
+        "Held back from training to choose settings on, as a share of the training images.",
+        least=0,
+        most=0.9,
+        group=DATA,
+    )
+    model: str = setting("deit_tiny_patch16_224", "A vit_… or deit_… of timm.", group=MODEL)
+    start: str = setting(
+        SCRATCH,
+        "Weights to begin with: scratch, pretrained (timm's), a folder of --keep or a file of weights.",
+        group=MODEL,
+    )
+    depth: int = setting(0, "Blocks; 0: the model's own.", least=0, group=MODEL)
+    width: int = setting(0, "Width of the residual stream; 0: the model's own.", least=0, group=MODEL)
+    heads: int = setting(0, "Heads of the attention; 0: the model's own.", least=0, group=MODEL)
+    image: int = setting(0, "Side of the images in pixels; 0: the model's own.", least=0, group=MODEL)
+    patch: int = setting(0, "Side of a patch in pixels; 0: the model's own.", least=0, group=MODEL)
+    talking_heads: bool = setting(
+        False, "Heads of the attention talk to each other, as in DiversePatch's code.", group=MODEL
+    )
+    teacher: str = setting(
+        "",
+        "Distilled models: whose answers are learned, a model of timm with published weights or a folder of --keep.",
+        group=MODEL,
+    )
+    init: str = setting(
+        "timm", "Random weights: timm's, or Xavier's for narrow models.", choices=("timm", "xavier"), group=MODEL
+    )
+    cure: str = setting("contra_norm", "What is put into the model.", choices=CURES, group=CURE)
+    at: str = setting("norms", "contra_norm: its place; norms is in front of every norm, as published.", group=CURE)
+    scale: float = setting(0.2, "contra_norm: its scale.", group=CURE)
+    temperature: float = setting(1.0, "contra_norm: its temperature.", least=1e-3, group=CURE)
+    identity: str = setting(
+        "no",
+        "contra_norm: x − s·m, (1 + s)x − s·m, or s·x − s·m with scale.",
+        choices=("no", "yes", "scale"),
+        group=CURE,
+    )
+    dual: bool = setting(False, "contra_norm: both terms of the gradient.", group=CURE)
+    average: str = setting("raw", "contra_norm: unit averages rows of length one.", choices=("raw", "unit"), group=CURE)
+    learnable: bool = setting(False, "contra_norm: one scale a feature is learned.", group=CURE)
+    positive: bool = setting(False, "contra_norm: the learned scale stays above 0.", group=CURE)
+    cosine_loss: float = setting(0.0, "Weight of DiversePatch's cosine loss; 0: without it.", least=0, group=PATCHES)
+    absolute: bool = setting(False, "cosine_loss: takes the size of cosines, not their sign.", group=PATCHES)
+    contrast_loss: float = setting(
+        0.0, "Weight of DiversePatch's contrastive loss; 0: without it.", least=0, group=PATCHES
+    )
+    contrast_form: str = setting(
+        "paper",
+        "contrast_loss: against the mean of all patches, of the others, or three-way.",
+        choices=FORMS,
+        group=PATCHES,
+    )
+    mixing_loss: float = setting(0.0, "Weight of DiversePatch's mixing loss; 0: without it.", least=0, group=PATCHES)
+    patch_dropout: float = setting(
+        0.2, "mixing_loss: dropout before the head of the patches.", least=0, most=0.9, group=PATCHES
+    )
+    epochs: int = setting(300, "Passes over the training images.", least=1, group=TRAINING)
+    batch: int = setting(1024, "Images in a forward pass.", least=1, group=TRAINING)
+    accumulate: int = setting(1, "Forward passes for one step.", least=1, group=TRAINING)
+    lr: float = setting(1e-3, "Largest learning rate of AdamW; it falls along a cosine.", least=0, group=TRAINING)
+    lr_floor: float = setting(1e-5, "Last learning rate.", least=0, group=TRAINING)
+    warmup: float | None = setting(
+        None,
+        "Epochs in which the learning rate rises; none: 5, or a tenth of all if that is less.",
+        least=0,
+        group=TRAINING,
+    )
+    layer_decay: float = setting(
+        1.0, "Factor of the learning rate from a block to the one below.", least=0.1, most=1, group=TRAINING
+    )
+    weight_decay: float = setting(
+        0.05, "Weight decay of AdamW, not of the model's norms and biases.", least=0, group=TRAINING
+    )
+    decay_positions: bool = setting(False, "Weight decay of class tokens and positions too.", group=TRAINING)
+    clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0, group=TRAINING)
+    head_dropout: float = setting(0.0, "Dropout before the head.", least=0, most=0.9, group=MODEL)
+    drop_path: float = setting(
+        0.1, "Stochastic depth: chance that the last block is left out.", least=0, most=0.95, group=MODEL
+    )
+    crop: str = setting(
+        "resized", "Random crops: parts at any scale, or moved by pixels.", choices=("resized", "padded"), group=LOOKS
+    )
+    least_area: float = setting(0.08, "crop resized: smallest part of the image.", least=0.01, most=1, group=LOOKS)
+    flip: float = setting(0.5, "Chance that an image is mirrored.", least=0, most=1, group=LOOKS)
+    auto_augment: str = setting(
+        "rand-m9-mstd0.5-inc1", "timm's policy, such as that of RandAugment; empty: none.", group=LOOKS
+    )
+    color_jitter: float = setting(0.3, "Strength of changed colours; not beside auto_augment.", least=0, group=LOOKS)
+    erasing: float = setting(0.25, "Chance of random erasing.", least=0, most=1, group=LOOKS)
+    repeats: int = setting(3, "Repeated augmentation: times that an image comes in a row.", least=1, group=LOOKS)
+    mixup: float = setting(0.8, "Alpha of Mixup; 0: none.", least=0, group=LOOKS)
+    cutmix: float = setting(1.0, "Alpha of CutMix; 0: none.", least=0, group=LOOKS)
+    mix_chance: float = setting(1.0, "Chance that a batch is mixed.", least=0, most=1, group=LOOKS)
+    mix_switch: float = setting(0.5, "Chance of CutMix where both are on.", least=0, most=1, group=LOOKS)
+    smoothing: float = setting(0.1, "Label smoothing.", least=0, most=0.9, group=LOOKS)
+    ema: float = setting(
+        0.0, "Decay of averaged weights, which are then judged; 0: none.", least=0, most=0.999999, group=TRAINING
+    )
+    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
+    seed: int = setting(
+        0, "Of the weights, the order of the images and all augmentation.", least=0, most=2**31, group=TRAINING
+    )
+
+    def __post_init__(self) -> None:
+        idle = [] if self.cure == "contra_norm" else list(OF_CONTRA_NORM)
+        idle += [name for loss, names in OF_LOSSES.items() if not getattr(self, loss) for name in names]
+        idle += ["least_area"] if self.crop == "padded" else []
+        idle += ["mix_switch"] if not (self.mixup and self.cutmix) else []
+        idle += ["mix_chance"] if not (self.mixup or self.cutmix) else []
+        idle += ["color_jitter"] if self.auto_augment else []  # timm leaves it out
+        for field in fields(self):
+            if field.name in idle:
+                object.__setattr__(self, field.name, field.default)
+        for told in _contradictions(self):
+            raise UsageError(told)
+
+
+def _contradictions(config: VisionConfig) -> Iterator[str]:
+    """What in the settings does not go together, in sentences."""
+    if config.mixing_loss and (config.mixup or not config.cutmix):
+        yield (
+            f"mixing_loss needs CutMix without Mixup: each patch is of one image. Got mixup {config.mixup:g} and "
+            f"cutmix {config.cutmix:g}; take --mixup 0 --cutmix 1."
+        )
+    if config.positive and not config.learnable:
+        yield "positive is about a learned scale, and this one is fixed; take --learnable as well."
+    if config.cure == "attn_scale" and config.talking_heads:
+        yield "attn_scale changes the maps of single heads, which talking_heads mixes; take one of the two."
+    if 0 < config.lr < config.lr_floor:
+        yield f"The learning rate falls from lr to lr_floor; got lr {config.lr:g} and lr_floor {config.lr_floor:g}."
+    if config.warmup is not None and config.warmup >= config.epochs:
+        yield (
+            f"warmup {config.warmup:g} leaves none of the {config.epochs} epochs after it; take fewer, "
+            f"such as --warmup {config.epochs / 10:g}."
+        )
+
+
+@dataclass(frozen=True)
+class Data:
+    """The pictures of a run: train, validation if some are held back, test."""
+
+    set: ImageSet
+    parts: Mapping[str, Pictures]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result says of them."""
+        sizes = {name: len(part) for name, part in self.parts.items()}
+        return {"name": self.set.name, **self.set.facts, "fingerprint": self.fingerprint(), **sizes}
+
+    def fingerprint(self) -> str:
+        """Hexadecimal digits that change when any part does."""
+        return "-".join(part.fingerprint()[:8] for part in self.parts.values())
+
+
+def load(config: VisionConfig, session: Session) -> Data:
+    """The pictures of a run."""
+    found = image_sets.load(config.data, session.data_root, config.class_list)
+    parts = split(found.train, config.examples, config.holdout, SPLIT_SEED)
+    return Data(found, parts | {"test": found.test})
+
+
+def build(config: VisionConfig, classes: int, names: tuple[str, ...] = ()) -> WithPatchHead:
+    """The model at its start, cure and all. The same seed gives the same random weights whatever the cure.
+
+    names: of the classes, in their order; a kept head of other ones begins anew.
+    """
+    with seeded(config.seed):
+        vit = vision_classifier.built(config.model, classes, **sizes(config))
+        model = WithPatchHead(vit, patch_head=config.mixing_loss > 0, dropout=config.patch_dropout)
+    cure = {name: getattr(config, name) for name in ("cure", *OF_CONTRA_NORM)}
+    if not start_weights.begin(vit, config.start, config.model, cure, names):
+        vision_classifier.put_cure(vit, config.cure, **cure_options(config))
+    return model
+
+
+def sizes(config: VisionConfig) -> dict[str, Any]:
+    """What is asked of `vision_classifier.built`."""
+    return {
+        "depth": config.depth,
+        "embed_dim": config.width,
+        "num_heads": config.heads,
+        "img_size": config.image,
+        "patch_size": config.patch,
+        "drop_rate": config.head_dropout,
+        "drop_path_rate": config.drop_path,
+        "talking_heads": config.talking_heads,
+        "init": config.init,
+    }
+
+
+def cure_options(config: VisionConfig) -> dict[str, Any]:
+    """What `uc.attach` is told."""
+    if config.cure != "contra_norm":
+        return {}
+    options = {name: getattr(config, name) for name in OF_CONTRA_NORM}
+    return options | {"identity": IDENTITY[config.identity]}

@@ -1,0 +1,142 @@
+"""The weights that a vision transformer begins with: timm's published ones, those of a kept model, or of a file."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.attachment.save import DESCRIPTION
+from uncollapse.errors import UsageError, library
+from uncollapse.io import timm_models
+from uncollapse.io.quiet import quiet
+from uncollapse.io.weights import weights_of
+from uncollapse.lab.models.vision_classifier import heads_of
+from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json
+from uncollapse.lab.runs.saved_models import load_kept_cure
+
+SCRATCH, PUBLISHED = "scratch", "pretrained"
+HEADS = ("head.", "head_dist.")
+TALKING = (".attn.before.weight", ".attn.after.weight")  # they begin as the identity, which changes nothing
+
+
+def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classes: Sequence[str] = ()) -> bool:
+    """Give a model the weights that its run starts from.
+
+    timm resizes positions for images and patches of another size. A head of other classes begins anew, and a warning
+    says so; all else has to fit.
+
+    Args:
+        vit: with random weights, its head among them, and without a cure.
+        start: "scratch", which changes nothing, "pretrained", a folder that `keeping.keep_vision` wrote, or a file.
+        name: timm's, of the model.
+        cure: settings of the run's cure, by name. A model that was kept with a cure goes on with the same one.
+        classes: names of what is learned, where they are known; a kept model knows its own.
+
+    Returns:
+        Whether the cure came along, attached and with what it had learned.
+    """
+    if start == SCRATCH:
+        return False
+    if start == PUBLISHED:
+        published = timm_models.load(name, random_weights=False, way_out="begin with --start scratch.")
+        _fill(vit, published.state_dict(), heads_of(published), f"The published model {name}")
+        return False
+    folder = Path(start)
+    file = folder / WEIGHTS if folder.is_dir() else folder
+    if not file.is_file():
+        raise UsageError(
+            f"start is {SCRATCH}, {PUBLISHED}, a folder that --keep wrote or a file of weights; there is no {file}."
+        )
+    cured = folder.is_dir() and _has_cure(folder, cure)
+    if folder.is_dir():
+        check_weights(folder)
+    kept = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    heads: int | None = kept.get("model_args", {}).get("num_heads")
+    known = tuple(kept.get("label_names", ()))
+    other = bool(classes and known) and known != tuple(classes)
+    _fill(vit, weights_of(file, vit), heads, start, other_classes=other)
+    if cured:
+        load_kept_cure(vit, folder)
+    return cured
+
+
+def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
+    """Whether a model was kept with a cure; raise if it is another one than that of the run."""
+    if not (folder / DESCRIPTION).is_file():
+        return False
+    settings = read_json(folder / SETTINGS)
+    kept = {name: settings.get(name) for name in cure}
+    if kept != dict(cure):
+        other = ", ".join(f"{name} {value}" for name, value in kept.items() if value != cure[name])
+        raise UsageError(
+            f"{folder} was kept with {kept['cure']} in it, and this run has another cure: there it was {other}. Take "
+            "the same settings to go on with it, or start from a model that was kept without a cure."
+        )
+    return True
+
+
+def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str, other_classes: bool = False) -> None:
+    """Copy weights into the model. start: where they are from, in words."""
+    if heads is not None and heads != heads_of(vit):
+        raise UsageError(f"{start} has {heads} heads of attention, the model {heads_of(vit)}; take --heads {heads}.")
+    own = vit.state_dict()
+    _check_blocks(own, weights, start)
+    fresh = [name for name in own if name.endswith(TALKING) and name not in weights]
+    head = [name for name in own if name.startswith(HEADS)]
+    fits = all(name in weights and weights[name].shape[0] == own[name].shape[0] for name in head) and not other_classes
+    if not fits:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(HEADS)}
+        fresh += head
+    _check_names(own, weights, fresh, start)
+    resized = _resized(vit, weights, start)
+    _check_shapes(own, resized, start)
+    vit.load_state_dict(resized, strict=False)
+    if not fits:
+        which = "other classes" if other_classes else f"another number of classes than {vit.num_classes}"
+        warnings.warn(f"The head begins anew: that of {start} is one of {which}.", stacklevel=3)
+
+
+def _check_blocks(own: Iterable[str], weights: Iterable[str], start: str) -> None:
+    ours, theirs = (
+        len({name.split(".")[1] for name in names if name.startswith("blocks.")}) for names in (own, weights)
+    )
+    if theirs and ours != theirs:
+        raise UsageError(f"{start} has {theirs} blocks, the model {ours}; take --depth {theirs}.")
+
+
+def _check_names(own: Iterable[str], weights: Iterable[str], fresh: Iterable[str], start: str) -> None:
+    missing = [name for name in own if name not in weights and name not in fresh]
+    foreign = [name for name in weights if name not in own]
+    sides = ((f"it lacks {_some(missing)}", missing), (f"it has {_some(foreign)} beside them", foreign))
+    told = " and ".join(words for words, names in sides if names)
+    if told:
+        raise UsageError(f"{start} has not the weights of this model: {told}. Take the model that it was trained as.")
+
+
+def _check_shapes(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], start: str) -> None:
+    wrong = [name for name, tensor in weights.items() if tensor.shape != own[name].shape]
+    if wrong:
+        got, expected = tuple(weights[wrong[0]].shape), tuple(own[wrong[0]].shape)
+        raise UsageError(
+            f"{start} has not the weights of this model: {_some(wrong)} differ in shape, the first of them {got} for "
+            f"{expected}. Take the same --width, and the model that it was trained as."
+        )
+
+
+def _resized(vit: nn.Module, weights: dict[str, Tensor], start: str) -> dict[str, Tensor]:
+    """The weights with positions and patches in the model's sizes."""
+    module: Any = library("timm.models.vision_transformer", "timm")
+    try:
+        with quiet(), torch.no_grad():
+            resized: dict[str, Tensor] = module.checkpoint_filter_fn(weights, vit)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"timm cannot bring {start} to the model's image and patch size: {reason}") from error
+    return resized
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

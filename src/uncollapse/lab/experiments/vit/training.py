@@ -1,0 +1,211 @@
+"""How the recipe on images trains and judges a vision transformer: batches, loss, figures, and the record of a run."""
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uncollapse.diagnosis.result import Diagnosis
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.errors import UsageError, library
+from uncollapse.lab.data.image.augmentation import Look, for_judging, for_training
+from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, epoch_order
+from uncollapse.lab.data.image.image_source import Pictures
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.schedules import cosine
+from uncollapse.lab.engine.task import Task
+from uncollapse.lab.experiments.vit import distillation, mixing
+from uncollapse.lab.experiments.vit.patch_losses import PatchLosses, WithPatchHead
+from uncollapse.pairwise.numerics import NotFiniteError
+
+WARMUP = 5  # epochs of DeiT's
+JUDGED = 250  # images of a batch that is only judged
+SHOWN, SHOWN_SEED, AT_ONCE = 256, 0, 32  # images that are diagnosed, drawn once for all runs, so many at a time
+
+
+class Training:
+    """The task of a run, while it is open: losses on patches read along in the model.
+
+    skipped: pictures that could not be read, by the part that they belong to; training counts each time that one came.
+    """
+
+    def __init__(self, model: WithPatchHead, config: Any, parts: Mapping[str, Pictures], session: Session) -> None:
+        self.model, self.config, self.parts, self.session = model, config, parts, session
+        weights = {"cosine": config.cosine_loss, "contrast": config.contrast_loss, "mixing": config.mixing_loss}
+        self.losses = PatchLosses(model.vit, weights, absolute=config.absolute, form=config.contrast_form)
+        self.look = look_of(model.vit)
+        self.mixer = _mixer(model.vit, config)
+        self.teacher = distillation.teacher_of(config.teacher, model.vit, parts["train"].classes)
+        self.skipped: dict[str, int] = {}
+        self.open = ExitStack()
+
+    def __enter__(self) -> Task:
+        config, steps = self.config, self.config.epochs * self.steps
+        if steps < 2:
+            raise UsageError(
+                "The training has one step, and a cosine down to 0 none to learn in; take a smaller batch."
+            )
+        self.open.enter_context(self.losses.open())
+        if self.teacher is not None:
+            self.open.enter_context(self.teacher.teaching(self.model.vit))
+        warmup = min(WARMUP / config.epochs, 0.1) if config.warmup is None else config.warmup / config.epochs
+        schedule = cosine(steps, warmup, floor=config.lr_floor / config.lr if config.lr else 0.0)
+        return Task(
+            self.model, optimiser(self.model, config), self.batches, self.loss, self.evaluate, schedule, "images"
+        )
+
+    def __exit__(self, *error: Any) -> None:
+        self.open.__exit__(*error)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        accumulate: int = self.config.accumulate
+        return math.ceil(len(self.batches(1)) / accumulate)
+
+    def batches(self, epoch: int) -> Batches:
+        """Those of an epoch."""
+        config, pictures = self.config, self.parts["train"]
+        seed = 1_000_003 * config.seed + epoch
+        transform = for_training(
+            self.look,
+            crop=config.crop,
+            least_area=config.least_area,
+            flip=config.flip,
+            auto_augment=config.auto_augment,
+            color_jitter=config.color_jitter,
+            erasing=config.erasing,
+        )
+        order = epoch_order(len(pictures), seed, config.repeats)
+        count = partial(self._count, "train")
+        return Batches(pictures, order, config.batch, transform, seed, self.session.workers, count)
+
+    def loss(self, model: Any, batch: ImageBatch) -> Tensor:
+        """Of the labels, with the losses on patches."""
+        device = next(self.model.parameters()).device
+        mixed = self.mixer(batch.images.to(device), batch.labels.to(device))
+        task = distillation.loss(model(mixed.images), mixed, self.teacher)
+        return task + self.losses(self.model.patch_head, mixed.patches).to(task)
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """The accuracy on what was held back."""
+        return {"validation": self.accuracy(model.vit, "validation")} if "validation" in self.parts else {}
+
+    @torch.no_grad()
+    def accuracy(self, vit: nn.Module, part: str) -> float:
+        """Share of the pictures of a part that the model names rightly; those that cannot be read do not count."""
+        if part == "test":  # the others are judged while it trains
+            self.session.doing("judging the test images")
+        vit.eval()
+        device = next(vit.parameters()).device
+        right = count = 0
+        unread, self.skipped[part] = "", 0
+        for batch in self.judged(part):
+            unread, self.skipped[part] = batch.unread or unread, self.skipped[part] + batch.skipped
+            if not len(batch):
+                continue
+            with self._precision(device):
+                logits = vit(batch.images.to(device)).float()
+            if not bool(logits.isfinite().all()):  # a largest class would be found all the same
+                raise NotFiniteError("The model's outputs are not finite.")
+            right += int((logits.argmax(1).cpu() == batch.labels).sum())
+            count += len(batch)
+        if not count:
+            raise UsageError(f"None of the {len(self.parts[part])} {part} pictures can be read. The last was {unread}.")
+        return right / count
+
+    def judged(self, part: str, which: Tensor | None = None, size: int = JUDGED) -> Batches:
+        """Pictures of a part as they are judged, without augmentation; all of them, or some."""
+        pictures = self.parts[part] if which is None else self.parts[part].chosen(which)
+        transform = for_judging(self.look, crop=self.config.crop)
+        return Batches(pictures, range(len(pictures)), size, transform, workers=self.session.workers)
+
+    def diagnosis(self) -> Diagnosis:
+        """Layer by layer on some test pictures, attention too."""
+        count = len(self.parts["test"])
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(SHOWN_SEED))[:SHOWN]
+        batches = self.judged("test", drawn, AT_ONCE)
+        images = (batch.images for batch in batches if len(batch))
+
+        def tell(done: int) -> None:
+            self.session.doing(f"measuring the model, {done} of {len(batches)} batches")
+
+        tell(0)
+        return diagnose(self.model.vit, images, attention=True, baseline=0, progress=tell)
+
+    def _precision(self, device: torch.device) -> Any:
+        """That of the training."""
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
+        return nullcontext() if half is None else torch.autocast(device.type, half)
+
+    def _count(self, part: str, skipped: int) -> None:
+        self.skipped[part] = self.skipped.get(part, 0) + skipped
+
+
+def look_of(vit: Any) -> Look:
+    """What a model of timm wants of a picture."""
+    facts: dict[str, Any] = library("timm.data", "timm").resolve_data_config({}, model=vit)
+    height, width = vit.patch_embed.img_size
+    if height != width:
+        raise UsageError(f"The model takes pictures of {height} by {width} pixels; this recipe has square ones.")
+    return Look(height, tuple(facts["mean"]), tuple(facts["std"]), facts["interpolation"])
+
+
+def _mixer(vit: Any, config: Any) -> mixing.Mixer:
+    if not config.mixing_loss:
+        return mixing.of_images(
+            vit.num_classes,
+            mixup=config.mixup,
+            cutmix=config.cutmix,
+            chance=config.mix_chance,
+            switch=config.mix_switch,
+            smoothing=config.smoothing,
+        )
+    patch = vit.patch_embed.patch_size
+    return mixing.of_patches(
+        vit.num_classes, patch, cutmix=config.cutmix, chance=config.mix_chance, smoothing=config.smoothing
+    )
+
+
+def optimiser(model: WithPatchHead, config: Any) -> torch.optim.Optimizer:
+    """AdamW, whose decay leaves out norms, biases and, unless asked for, class tokens and positions of the transformer.
+
+    Lower layers may learn more slowly.
+    """
+    optim: Any = library("timm.optim", "timm")
+    shared = {
+        "weight_decay": config.weight_decay,
+        "no_weight_decay_list": () if config.decay_positions else model.vit.no_weight_decay(),
+    }
+    if config.layer_decay < 1:
+        made = optim.param_groups_layer_decay(model.vit, layer_decay=config.layer_decay, **shared)
+    else:
+        made = optim.param_groups_weight_decay(model.vit, **shared)
+    groups = [
+        {
+            "params": group["params"],
+            "weight_decay": group["weight_decay"],
+            "lr": config.lr * group.get("lr_scale", 1.0),
+        }
+        for group in made
+    ]
+    if model.patch_head is not None:
+        groups.append({"params": list(model.patch_head.parameters()), "weight_decay": config.weight_decay})
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+
+
+def without_slow_attention(vit: nn.Module, precision: str, device: str | None) -> None:
+    """Compute attention in steps where the fused one is slow: its backward pass in bfloat16 on a processor.
+
+    There it took half of a training step of a small model, five times as long as in float32 (torch 2.13).
+    """
+    on_processor = device == "cpu" or (device is None and not torch.accelerator.is_available())
+    if precision != "bf16" or not on_processor:
+        return
+    for module in vit.modules():
+        if getattr(module, "fused_attn", False):
+            module.fused_attn = False  # type: ignore[assignment]

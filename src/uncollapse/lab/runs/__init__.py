@@ -1,0 +1,1 @@
+"""One run and many: results, grids, sweeps, worker processes, saved models."""

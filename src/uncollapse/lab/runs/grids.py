@@ -1,0 +1,160 @@
+"""Grids of configurations: the product of a few fields' values, some of which are chosen on validation."""
+
+import dataclasses
+import re
+import shlex
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from uncollapse.errors import UsageError, did_you_mean
+from uncollapse.lab.config.fields import build, settings
+from uncollapse.lab.tables.selection import best
+
+SEED = "seed"
+RANGE = re.compile(r"(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Configurations that compete, and the seeds that the best of them is run with afterwards.
+
+    trials: they differ in the chosen fields only; just one where nothing is chosen. seeds: those that follow.
+    """
+
+    trials: tuple[Any, ...]
+    seeds: tuple[int, ...] = ()
+    choose: tuple[str, ...] = ()
+    by: str = "validation"
+
+    def followers(self, records: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+        """The configurations that come once the trials are done. records: those of the trials, in their order.
+
+        The winner is the one that a board would choose: see `selecting.best`.
+        """
+        if not self.seeds:
+            return ()
+        if not any(self.by in record["figures"] for record in records):
+            there = records[0]["figures"]
+            raise UsageError(
+                f"No figure is named {self.by!r}, by which to choose; there are: {', '.join(there)}."
+                f"{did_you_mean(self.by, there)}"
+            )
+        rivals = {tuple(getattr(trial, name) for name in self.choose): trial for trial in self.trials}
+        runs = {values: {0: record} for values, record in zip(rivals, records, strict=True)}
+        winner = rivals[best(runs, self.by)]
+        return tuple(dataclasses.replace(winner, seed=seed) for seed in self.seeds)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of the values of some fields.
+
+    Without `choose`, all of them are run. With it there are two stages in each cell, which is a combination of the
+    other fields but the seed: first all values of the chosen fields with the first seed; then the other seeds, with
+    the values whose figure `by` was highest.
+
+    Args:
+        values: of each field; as text or in the field's type.
+        choose: fields that are chosen.
+        by: the figure that chooses.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    choose: tuple[str, ...] = ()
+    by: str = "validation"
+
+    def __post_init__(self) -> None:
+        for name, values in self.values.items():
+            if isinstance(values, str) or not values:
+                raise UsageError(f"{name} needs values to combine, such as ({values!r},), got {values!r}.")
+        for name in self.choose:
+            if name not in self.values or name == SEED:
+                there = [field for field in self.values if field != SEED]
+                hint = did_you_mean(name, there)
+                raise UsageError(f"The grid has no {name!r} to choose; it has: {', '.join(there)}.{hint}")
+
+    def cells(self, config: type, fixed: Mapping[str, Any] | None = None) -> list[Cell]:
+        """The cells, in the order of the fields. fixed: fields that all configurations share.
+
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Config:
+        ...     scale: float = 1.0
+        ...     seed: int = 0
+        >>> (cell,) = Grid({"scale": (0.5, 1.0), "seed": (0, 1, 2)}, choose=("scale",)).cells(Config)
+        >>> cell.trials
+        (Config(scale=0.5, seed=0), Config(scale=1.0, seed=0))
+        >>> cell.followers([{"figures": {"validation": 0.7}}, {"figures": {"validation": 0.6}}])
+        (Config(scale=0.5, seed=1), Config(scale=0.5, seed=2))
+        """
+        shared = dict(fixed or {})
+        both = sorted(shared.keys() & self.values.keys())
+        if both:
+            raise UsageError(f"{both[0]} is in the grid and fixed too; leave one of the two out.")
+        if not self.choose:
+            return [Cell((build(config, shared | point),)) for point in _combined(self.values)]
+        seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in self.values.get(SEED, ())))
+        first = {SEED: seeds[0]} if seeds else {}
+        rivals = {name: self.values[name] for name in self.choose}
+        others = {name: values for name, values in self.values.items() if name not in rivals and name != SEED}
+        found = []
+        for point in _combined(others):
+            trials = dict.fromkeys(build(config, shared | point | first | rival) for rival in _combined(rivals))
+            found.append(Cell(tuple(trials), tuple(seeds[1:]), self.choose, self.by))
+        return found
+
+
+def parse(text: str, config: type, choose: tuple[str, ...] = (), by: str = "validation") -> Grid:
+    """A grid from text: "data=cora,citeseer layers=2,4 seed=0-4", where 0-4 stands for 0,1,2,3,4.
+
+    Args:
+        text: fields, parted by spaces; values are parted by commas.
+        config: the dataclass that has the fields.
+        choose: fields that are chosen; those that this grid does not have are left out.
+        by: the figure that chooses.
+    """
+    values: dict[str, list[str]] = {}
+    for part in _parts(text):
+        name, equals, words = part.partition("=")
+        name = name.replace("-", "_")
+        if not (name and equals and words):
+            raise UsageError(f"A grid has fields with values, such as 'layers=2,4 seed=0-4', got {part!r}.")
+        if name in values:
+            raise UsageError(f"The grid names {name} twice; put all its values behind one, parted by commas.")
+        if name not in settings(config):
+            build(config, {name: words})  # which says what there is
+        values[name] = list(dict.fromkeys(_spread(words, _is_integer(config, name))))
+    return Grid(values, tuple(name for name in choose if name in values), by)
+
+
+def _parts(text: str) -> list[str]:
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"The grid {text!r} cannot be read: {error}.") from error
+    if not parts:
+        raise UsageError("The grid is empty; write fields with values, such as 'layers=2,4 seed=0-4'.")
+    return parts
+
+
+def _spread(words: str, integers: bool) -> Iterator[str]:
+    for word in words.split(","):
+        ends = RANGE.fullmatch(word.strip()) if integers else None
+        if ends is None:
+            yield word.strip()
+            continue
+        first, last = map(int, ends.groups())
+        if last < first:
+            raise UsageError(f"The range {word} runs backwards; write {last}-{first}.")
+        yield from map(str, range(first, last + 1))
+
+
+def _is_integer(config: type, name: str) -> bool:
+    kind = settings(config)[name].kind
+    return kind is int or int in typing.get_args(kind)
+
+
+def _combined(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(values, point, strict=True)) for point in product(*values.values()))

@@ -1,0 +1,133 @@
+"""One run: look for its result, else run it and keep what it gave."""
+
+import dataclasses
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uncollapse import distributed
+from uncollapse.errors import UsageError
+from uncollapse.io.locks import held
+from uncollapse.lab.config.fields import command, identity
+from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.runs import records
+from uncollapse.lab.runs.results import Results, run_name
+from uncollapse.pairwise.numerics import NotFiniteError
+
+if TYPE_CHECKING:  # recipes may use what runs them
+    from uncollapse.lab.recipe import Recipe
+
+
+def folder_of(recipe: "Recipe", config: Any, runs: Path) -> Path:
+    """Where a run keeps its checkpoints and what its trackers write: `runs/<recipe>/<name>--<hash>`."""
+    return runs / recipe.name / run_name(recipe, config)
+
+
+def lock_of(recipe: "Recipe", config: Any, results: Results) -> Path:
+    """The file that a process holds while it runs this; it lies beside the result."""
+    return results.path(recipe, config).with_suffix(".lock")
+
+
+def placed(session: Session, recipe: "Recipe", config: Any, runs: Path) -> Session:
+    """The session with the folder of this run."""
+    folder = folder_of(recipe, config, runs)
+    return dataclasses.replace(session, checkpoints=folder, tracked=folder)
+
+
+def run_one(
+    recipe: "Recipe", config: Any, results: Results, session: Session, again: bool = False
+) -> tuple[dict[str, Any], bool]:
+    """The record of a run, and whether it is new.
+
+    A result that is there is not run again, unless `again` asks for it; the old one then stays until the new one is
+    complete. Once the result is saved, the checkpoints of the run go. A run whose loss does not stay finite has a
+    record without figures, which says so. Several processes all call this: the first one looks and writes.
+
+    Args:
+        recipe: the experiment.
+        config: its configuration.
+        results: where its result is, or goes.
+        session: with the folder of this run, see `placed`.
+        again: run it even if there is a result.
+    """
+
+    def look() -> dict[str, Any] | None:
+        found = None if again else there(recipe, config, results, session)
+        if found is not None:
+            clear(session.checkpoints, recipe, config)
+        else:
+            check_writable(results.path(recipe, config).parent)
+        return found
+
+    found = distributed.together(look, "Looking for the result")
+    if found is not None:
+        return found, False
+    session = session if distributed.is_first() else session.silent()
+    try:
+        record = recipe.run(config, session)
+    except NotFiniteError as error:  # that it diverges is a result as well: the worst
+        record = records.record(recipe.name, config, 0.0, (), figures={}, ended=str(error))
+    record |= {"command": command(recipe.name, config)}
+
+    def keep() -> dict[str, Any]:
+        results.save(recipe, config, record)
+        clear(session.checkpoints, recipe, config)
+        return results.find(recipe, config) or record
+
+    return distributed.together(keep, "Keeping the result"), True
+
+
+def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> dict[str, Any] | None:
+    """The result of a run that need not be run again; a UsageError if there is one that is of other data."""
+    found = results.find(recipe, config)
+    if found is not None and recipe.same_data is not None and not recipe.same_data(config, session, found):
+        raise UsageError(
+            f"{results.path(recipe, config)} has a result of the same settings, but of other data than there is now. "
+            "Keep this one elsewhere with --results DIR, or replace that one with --again."
+        )
+    return found
+
+
+def tidy(recipe: "Recipe", config: Any, results: Results, folder: Path | None) -> None:
+    """Remove what a run has left that was killed after its result was written: checkpoints in its folder, its lock."""
+    lock = lock_of(recipe, config, results)
+    if not lock.exists() and (folder is None or not any(folder.glob("*step-*"))):
+        return
+    with suppress(OSError), held(lock) as ours:  # in a folder that may only be read it stays
+        if ours:  # else another process runs it again
+            clear(folder, recipe, config)
+
+
+def step_of(session: Session, recipe: "Recipe", config: Any) -> int | None:
+    """The step that the run goes on from, as an earlier one was interrupted; None if it begins anew."""
+    if session.checkpoints is None or not session.resume:
+        return None
+    return _checkpoints(session.checkpoints, recipe, config).newest()
+
+
+def check_writable(folder: Path, what: str = "Results") -> None:
+    """Raise now what would only be found out after the training. what: will go there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{what} cannot go to {folder}: {error.strerror}. Name another folder.") from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{what} cannot go to {folder}: it is not writable. Name another folder.")
+
+
+def clear(folder: Path | None, recipe: "Recipe", config: Any) -> None:
+    """Remove the checkpoints of a run. Its result counts, also where they cannot be removed."""
+    if folder is None or not folder.exists():
+        return
+    try:
+        _checkpoints(folder, recipe, config).clear()
+    except OSError as error:
+        warnings.warn(f"Checkpoints in {folder} cannot be removed: {error.strerror}. Remove them.", stacklevel=3)
+
+
+def _checkpoints(folder: Path, recipe: "Recipe", config: Any) -> Checkpoints:
+    """Those of a run, whatever its data is: a recipe may add that to the identity."""
+    return Checkpoints(folder, identity(recipe.name, config), exact=False)

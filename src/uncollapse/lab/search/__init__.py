@@ -1,0 +1,1 @@
+"""Hyperparameter search over a recipe."""

@@ -1,0 +1,125 @@
+"""What `uncollapse tune` may vary in a recipe, and by what it chooses."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.config.field_types import members
+from uncollapse.lab.config.fields import Setting, checked, settings
+from uncollapse.tuning.space import Between, Dimension, OneOf, Space, without
+
+MANY = 10.0  # factor between two ends from which on they are searched by factors
+TO = ".."
+
+
+@dataclass(frozen=True)
+class Search:
+    """What may vary, and how trials are compared.
+
+    space: the fields and their values. none: settings without any cure, which the first trial has. by: the figure of a
+    record that chooses; higher is better. by_epoch: the same figure after each epoch, by which a trial may be stopped;
+    None if there is none. line: the code that a user copies, from a configuration; None: there is only the command.
+    lacks: what a configuration needs to be tuned, in a sentence; None if it lacks nothing.
+    """
+
+    space: Space
+    none: Mapping[str, Any]
+    by: str = "validation"
+    by_epoch: str | None = "validation"
+    line: Callable[[Any], str | None] = lambda config: None
+    lacks: Callable[[Any], str | None] = lambda config: None
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search of one command: from which configuration, over which space."""
+
+    search: Search
+    config: Any
+    space: tuple[Dimension, ...] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        if lacking := self.search.lacks(self.config):
+            raise UsageError(lacking)
+        if not self.space:
+            raise UsageError(
+                "Nothing is left to vary: every setting that could is given. Leave out one, or use --vary."
+            )
+
+    @property
+    def baseline(self) -> Any:
+        """The configuration without a cure."""
+        return dataclasses.replace(self.config, **self.search.none)
+
+
+def searched(search: Search, config: Any, given: Iterable[str], vary: Iterable[str] = ()) -> Searched:
+    """The search from a configuration, but for the fields that are given, and with those that `vary` names.
+
+    vary: "scale=0.01..2" for numbers between two ends, "norm=pair_norm,contra_norm" for choices. Values that cannot be
+    had with this configuration are left out.
+    """
+    own = [parsed(text, type(config)) for text in vary]
+    names = [dimension.field for dimension in own]
+    both = sorted({*given} & {*names})
+    if both:
+        raise UsageError(f"{both[0]} is given and varies too; leave one of the two out.")
+    space = (*_replaced(search.space, own, given),)
+    return Searched(search, config, tuple(found for each in space if (found := _fitting(each, config)) is not None))
+
+
+def parsed(text: str, config: type) -> Dimension:
+    """A dimension from text: "scale=0.01..2" or "norm=pair_norm,contra_norm"."""
+    name, equals, words = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not (equals and words.strip()):
+        raise UsageError(f"--vary takes FIELD=LOW..HIGH or FIELD=A,B,…, such as scale=0.01..2, got {text!r}.")
+    if name not in settings(config) or name == "seed":
+        if name == "seed":
+            raise UsageError("The seed is no setting to choose: it would be chosen for its luck. Give it with --seed.")
+        checked(config, {name: words})  # which says what there is
+    setting = settings(config)[name]
+    if TO not in words:
+        return OneOf(name, tuple(dict.fromkeys(setting.read(word.strip()) for word in words.split(","))))
+    if float not in members(setting.kind):
+        raise UsageError(f"{name} is {setting.allowed}: write its values with commas between, got {words!r}.")
+    low, high = (_end(setting, word) for word in words.split(TO, 1))
+    return Between(name, low, high, log=low > 0 and high / low >= MANY)
+
+
+def _end(setting: Setting, word: str) -> float:
+    value = setting.read(word.strip())
+    if value is None:
+        raise UsageError(f"{setting.name} varies between two numbers, got none.")
+    return float(value)
+
+
+def _replaced(space: Space, own: list[Dimension], given: Iterable[str]) -> list[Dimension]:
+    """The space without what is given; what the user varies counts more, and keeps the conditions of the recipe."""
+    names = [dimension.field for dimension in own]
+    when: dict[str, Mapping[str, tuple[Any, ...]]] = {}
+    for dimension in space:  # a field that counts beside several choices counts beside all of them
+        before = when.get(dimension.field, {})
+        joined = {key: (*before.get(key, ()), *values) for key, values in dimension.when.items()}
+        when[dimension.field] = joined if dimension.when else {}
+    conditioned = [dataclasses.replace(dimension, when=when.get(dimension.field, {})) for dimension in own]
+    firsts = [dimension for dimension in conditioned if not dimension.when]
+    lasts = [dimension for dimension in conditioned if dimension.when]
+    return [*firsts, *without(space, {*given, *names}), *lasts]
+
+
+def _fitting(dimension: Dimension, config: Any) -> Dimension | None:
+    """A dimension with those of its values that the configuration allows; None if fewer than two are left."""
+    if isinstance(dimension, Between):
+        return dimension
+    allowed = tuple(value for value in dimension.values if _can_be(config, dimension.field, value))
+    return dataclasses.replace(dimension, values=allowed) if len(allowed) > 1 else None
+
+
+def _can_be(config: Any, name: str, value: Any) -> bool:
+    try:
+        dataclasses.replace(config, **{name: value})
+    except (UsageError, ValueError):
+        return False
+    return True

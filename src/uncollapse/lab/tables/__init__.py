@@ -1,0 +1,1 @@
+"""Results as tables next to the numbers of the papers."""

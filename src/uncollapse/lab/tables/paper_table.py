@@ -1,0 +1,216 @@
+"""Results laid out as a paper lays out its table, cell by cell beside the paper's numbers."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from uncollapse.lab.tables.selection import Record, best, figure_of, fixed, main_settings, setting, usual_settings
+
+Place = tuple[Any, Any, Any]  # group, row, column
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of a paper, in the unit of the table. cell: the fields of the config that it belongs to."""
+
+    cell: Mapping[str, Any]
+    mean: float
+    std: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A table, or one for each value of the field `groups`.
+
+    where: what the config of a result must have to belong. rows, columns: fields; several joined by "+" make rows of
+    their combinations. figure: which of a result's figures is shown; higher is better. percent: it is a share, shown in
+    percent. chosen: fields whose value is chosen in each cell by the figure `by` of the first seed alone. published:
+    the paper's numbers. against: the row that the others are compared with, seed by seed. usual: the settings of the
+    protocol; a cell with other ones says so, and is not judged beside the paper's number. free: settings that may
+    differ from it all the same. row_of: the row of a config in words, where its fields alone would be hard to read.
+    whole: the paper's groups are shown without any result of ours too. row_usual: what the protocol has in single rows.
+    row_name: what rows in words are called.
+    """
+
+    title: str
+    where: Mapping[str, Any]
+    groups: str
+    rows: str
+    columns: str
+    figure: str = "test"
+    chosen: tuple[str, ...] = ()
+    by: str = "validation"
+    published: tuple[Published, ...] = ()
+    percent: bool = True
+    against: Any = None
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    free: tuple[str, ...] = ()
+    row_of: Callable[[Mapping[str, Any]], str] | None = None
+    whole: bool = False
+    row_name: str = ""
+    row_usual: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.chosen and self.by == self.figure:
+            raise ValueError(f"The board {self.title!r} shows {self.figure!r}, so it cannot choose by it as well.")
+        for number in self.published:
+            lacking = [name for name in self.axes if name not in number.cell]
+            if lacking:
+                raise ValueError(f"The published number {number.cell} lacks {', '.join(lacking)}.")
+
+    @property
+    def axes(self) -> tuple[str, str, str]:
+        """The fields that make a place in the table."""
+        return self.groups, self.rows, self.columns
+
+    def place(self, record: Record) -> Place:
+        """Where a result stands."""
+        row = setting(record, self.rows) if self.row_of is None else self.row_of(record["config"])
+        return setting(record, self.groups), row, setting(record, self.columns)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The fields that say where a result belongs, or that may differ between the results of a cell."""
+        axes = (part for axis in self.axes for part in axis.split("+"))
+        return frozenset((*axes, *self.where, *self.chosen, "seed"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in the table: what came there, and what the paper has.
+
+    figures: by seed, in the unit of the table. failed: seeds whose run did not stay finite. chosen: the values that
+    were chosen, where there was more than one. unusual: other settings in which it differs from most of its group.
+    left_out: how many results of this place have yet other settings and do not count. judged: whether it was run as the
+    paper's was. open_choice: several values of the chosen fields were run, and no figure can choose among them.
+    several: more than one was run.
+    """
+
+    group: Any
+    row: Any
+    column: Any
+    figures: Mapping[int, float] = field(default_factory=dict)
+    failed: tuple[int, ...] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    unusual: Mapping[str, Any] = field(default_factory=dict)
+    left_out: int = 0
+    published: Published | None = None
+    judged: bool = True
+    open_choice: bool = False
+    several: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds."""
+        return statistics.fmean(self.figures.values()) if self.figures else None
+
+    @property
+    def std(self) -> float | None:
+        """Over the seeds, with n − 1; None for a single one."""
+        return statistics.stdev(self.figures.values()) if len(self.figures) > 1 else None
+
+    @property
+    def run(self) -> bool:
+        """Whether there is any result."""
+        return bool(self.figures or self.failed)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, where there are both."""
+        return None if self.mean is None or self.published is None else self.mean - self.published.mean
+
+    @property
+    def near(self) -> bool:
+        """Whether it is below the paper's by no more than the larger of both deviations."""
+        if self.reached is not False or self.failed or self.difference is None or self.published is None:
+            return False
+        return -self.difference <= max(self.std or 0.0, self.published.std or 0.0)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether all runs stayed finite and their mean is at least the paper's; None where one of both is missing.
+
+        Papers print two digits behind the point; what is left behind them does not count.
+        """
+        if not self.run or self.published is None or not self.judged:
+            return None
+        return not self.failed and self.difference is not None and round(self.difference, 2) >= 0
+
+
+def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
+    """All cells: each row and column of a group that the results or the paper have, group by group and row by row;
+    groups that have results first, and in each the row that others are compared with.
+
+    Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
+    protocol is the paper's, so it is asked for in groups that the paper has.
+    """
+    mine = [
+        r
+        for r in records
+        if all(setting(r, name) == fixed(value) for name, value in board.where.items())
+        and (board.figure in r["figures"] or not r["figures"])  # none at all: it did not stay finite
+    ]
+    found: dict[Place, list[Record]] = defaultdict(list)
+    for r in mine:
+        found[board.place(r)].append(r)
+    paper = {tuple(fixed(n.cell[name]) for name in board.axes): n for n in board.published}
+    made = []
+    with_results = {at[0] for at in found}
+    shown = (at[0] for at in [*paper, *found] if board.whole or not found or at[0] in with_results)
+    for group in sorted(_ordered(shown), key=lambda group: group not in with_results):
+        here = [at for at in [*paper, *found] if at[0] == group]
+        usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
+        if not board.published or any(at in paper for at in here):
+            usual |= dict(board.usual)
+        single = board.row_usual if any(at in paper for at in here) else {}
+        asked = {row: usual | dict(single.get(row, {})) for row in (at[1] for at in here)}
+        rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
+        rows.sort(key=lambda row: row != board.against)
+        places = [(group, row, column) for row in rows for column in columns]
+        made += [_cell(board, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
+    return made
+
+
+def _cell(
+    board: Board, at: Place, records: Sequence[Record], usual: Mapping[str, Any], published: Published | None
+) -> Cell:
+    if not records:
+        return Cell(*at, published=published)
+    unusual, same = main_settings(records, board.named, usual)
+    runs: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
+    for record in same:
+        runs[tuple(setting(record, name) for name in board.chosen)][record["seed"]] = record
+    taken = best(runs, board.by)
+    firsts = (of[min(of)] for of in runs.values())
+    open_choice = len(runs) > 1 and all(figure_of(record, board.by) is None for record in firsts)
+    counted = {seed: figure_of(record, board.figure) for seed, record in sorted(runs[taken].items())}
+    unit = 100.0 if board.percent else 1.0
+    return Cell(
+        *at,
+        figures={seed: unit * value for seed, value in counted.items() if value is not None},
+        failed=tuple(seed for seed, value in counted.items() if value is None),
+        chosen=_told(board, taken, list(runs)),
+        unusual=unusual,
+        judged=unusual.keys() <= set(board.free) and not open_choice,
+        open_choice=open_choice,
+        several=len(runs) > 1,
+        left_out=len(records) - len(same),
+        published=published,
+    )
+
+
+def _told(board: Board, taken: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """What was chosen, where there was a choice, or where it is not what the protocol has anyway."""
+    several = [len(set(values)) > 1 for values in zip(*tried, strict=True)]
+    told = zip(board.chosen, taken, several, strict=True)
+    return {name: value for name, value, choice in told if choice or value != board.usual.get(name, value)}
+
+
+def _ordered(values: Iterable[Any]) -> list[Any]:
+    """Numbers by size; others as they come, the paper's first."""
+    found = list(dict.fromkeys(values))
+    numbers = all(isinstance(value, int | float) for value in found)
+    return sorted(found) if numbers else found

@@ -1,0 +1,84 @@
+"""Which results count: the best on validation with one seed, and those that were run with the same settings."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from uncollapse.errors import UsageError
+
+Record = Mapping[str, Any]
+Values = tuple[Any, ...]
+
+
+def best(runs: Mapping[Values, Mapping[int, Record]], by: str) -> Values:
+    """The values with the best figure `by`, in results by values and seed; of equals, the smaller ones.
+
+    Only one seed is looked at: the lowest that was run with all values or, where there is none, with most of them. A
+    run that did not stay finite is the worst.
+    """
+    seeds = Counter(seed for of in runs.values() for seed in of)
+    first = min(seeds, key=lambda seed: (-seeds[seed], seed))
+    scores = {values: figure_of(of[first], by) for values, of in runs.items() if first in of}
+    return min(scores, key=lambda values: (_worst_last(scores[values]), [_rank(value) for value in values]))
+
+
+def usual_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> dict[str, Any]:
+    """The value of each field, but for some, that most cells have; many runs of one cell count no more than one."""
+    counts: dict[str, Counter[Any]] = defaultdict(Counter)
+    for records in cells:
+        for name, value in {pair for record in records for pair in _others(record, but).items()}:
+            counts[name][value] += 1
+    return {name: min(of, key=lambda value: (-of[value], repr(value))) for name, of in counts.items()}
+
+
+def main_settings(
+    records: Sequence[Record], but: Collection[str], usual: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Record]]:
+    """Results that were run alike, but for some fields, and where they differ from the usual.
+
+    Means are taken over results that differ in nothing but their seed. Where there are others, the most usual ones
+    count, and of equally usual ones the most runs; the figures themselves never decide.
+    """
+    alike: dict[tuple[tuple[str, Any], ...], list[Record]] = defaultdict(list)
+    for record in records:
+        others = ((name, value) for name, value in _others(record, but).items() if value != usual[name])
+        alike[tuple(sorted(others))].append(record)
+    unusual = min(alike, key=lambda pairs: (len(pairs), -len(alike[pairs]), repr(pairs)))
+    return dict(unusual), alike[unusual]
+
+
+def figure_of(record: Record, name: str) -> float | None:
+    """A figure of a result; None if it is not there or not finite."""
+    value = record["figures"].get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def setting(record: Record, name: str) -> Any:
+    """A field of the config of a result; of several, joined by "+", those that are not 0 or none, in words."""
+    if "+" in name:
+        values = {part: setting(record, part) for part in name.split("+")}
+        said = [str(v) if isinstance(v, str) else f"{part} {v}" for part, v in values.items() if v and v != "none"]
+        return ", ".join(said) or "none"
+    if name not in record["config"]:
+        there = ", ".join(record["config"])
+        raise UsageError(f"The field {name!r} is asked for, but a result of {record['recipe']} has only {there}.")
+    return fixed(record["config"][name])
+
+
+def fixed(value: Any) -> Any:
+    """A value that can be a key: JSON has lists where a config has tuples."""
+    return tuple(map(fixed, value)) if isinstance(value, list) else value
+
+
+def _others(record: Record, but: Collection[str]) -> dict[str, Any]:
+    return {name: fixed(value) for name, value in record["config"].items() if name not in but}
+
+
+def _worst_last(score: float | None) -> float:
+    return math.inf if score is None else -score
+
+
+def _rank(value: Any) -> tuple[float, str]:
+    """The smaller number first; others by name, after the numbers."""
+    return (value, "") if isinstance(value, int | float) else (math.inf, str(value))

@@ -1,0 +1,75 @@
+"""A monitor as a callback of Lightning's Trainer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.monitoring.sinks import sinks
+
+if TYPE_CHECKING:
+    from uncollapse.monitoring.monitor import Monitor
+
+
+class Hooks:
+    """Measures at the start and after steps, or after validations, and logs to the loggers of the trainer."""
+
+    def __init__(self, monitor: "Monitor") -> None:
+        self.monitor = monitor
+        self._loaded: dict[str, Any] | None = None  # the state in the checkpoint from which the trainer starts
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget a checkpoint that was loaded before this fit or test."""
+        self._loaded = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take up the run, and measure the model as it comes."""
+        if self._loaded is not None:
+            self.monitor.load_state_dict(self._loaded)
+            self._loaded = None
+        due = self.monitor.every is None or self.monitor.is_due(trainer.global_step)
+        self._visit(trainer, pl_module, due=due, start=True)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """Measure if the step is due."""
+        self._visit(trainer, pl_module, due=self.monitor.is_due(trainer.global_step))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Measure beside a validation of the training, if the monitor has no steps of its own."""
+        if self.monitor.every is None and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._visit(trainer, pl_module, due=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes into the trainer's checkpoints."""
+        return self.monitor.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint if a training starts from it; tests and validations load one, too."""
+        self._loaded = state_dict
+
+    def _visit(self, trainer: Any, model: Any, *, due: bool, start: bool = False) -> None:
+        step, monitor, epoch = trainer.global_step, self.monitor, float(trainer.current_epoch)
+        log = sinks(trainer.loggers)
+        record = monitor.visit(model, step, done=step, due=due, start=start, epoch=epoch, log=log)
+        trainer.should_stop = trainer.should_stop or monitor.should_stop
+        if record is not None and record.save:
+            folder = monitor.folder or Path(trainer.default_root_dir)
+            trainer.save_checkpoint(folder / f"collapse-step={step}.ckpt")
+
+
+def callback(monitor: "Monitor") -> Any:
+    """The callback of a monitor. Lightning is imported here, where it is asked for."""
+    torchvision_ops.declare()
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError as error:
+        raise ImportError("Monitor.lightning needs Lightning; install it with: pip install lightning") from error
+
+    class MonitorCallback(Hooks, Callback):
+        """The hooks as a callback."""
+
+        @property
+        def state_key(self) -> str:
+            """Under which the state is in checkpoints."""
+            return "uncollapse.Monitor"
+
+    return MonitorCallback(monitor)

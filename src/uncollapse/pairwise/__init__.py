@@ -1,0 +1,281 @@
+"""All pairs in linear memory: `softmax_mean` and `logsumexp`, the one kernel under layers and losses.
+
+For queries q_i, keys k_j and values v_j
+
+    logits_ij = q_i·k_j / τ      Z_i = Σ_j exp(logits_ij)      m_i = Σ_j exp(logits_ij) v_j / Z_i
+
+`softmax_mean` gives m and `logsumexp` gives log Z. Both are exact and differentiable (once), and take memory linear in
+the number of queries, keys and excluded pairs. Leaving out padding, later tokens, self or given pairs removes terms
+from both sums: such pairs never enter them. Passing the same tensor as q and k is recognised and saves work.
+
+Sums are made in float32 (float64 for float64 inputs) also under autocast, as for a normalisation layer; float16 and
+bfloat16 inputs come back in their own dtype. Under `torch.compile` the kernel is one opaque operator. It uses public
+torch operators only and is meant for CUDA too, but has been run on the CPU only.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from uncollapse.pairwise import numerics
+from uncollapse.pairwise.both_ways import log_sums_operator
+from uncollapse.pairwise.grid import Pairs as Pairs
+from uncollapse.pairwise.grid import by_query as by_query
+from uncollapse.pairwise.grid import keeps_weights
+from uncollapse.pairwise.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
+
+Exclude = Literal["self"] | Tensor | None
+
+
+def softmax_mean(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    exclude: Exclude = None,
+    normalize: Literal["rows", "columns"] = "rows",
+) -> Tensor:
+    """Softmax-weighted mean of the values for each query, over all keys that count.
+
+        rows:     m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_i,   Z_i = Σ_j exp(q_i·k_j/τ)
+        columns:  m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_j,   Z_j = Σ_i exp(q_i·k_j/τ)
+
+    `rows` is attention, and the gradient of a uniformity loss; `columns` is the second term of that gradient
+    (ContraNorm, arXiv 2303.06562, Eq. 5).
+
+    Args:
+        q: queries (..., n, d). Batch dimensions of all arguments broadcast.
+        k: keys (..., m, d).
+        v: values (..., m, e).
+        temperature: τ > 0; a tensor with one element may be learned.
+        mask: (..., m) bool, True = a real key. Other keys and their values may hold anything.
+        causal: query i sees key j only if j ≤ i + m − n.
+        exclude: "self" (pairs i = j, n = m), or pairs (2, E) of integer (query, key), the same in each batch element.
+        normalize: which sum the weights are divided by.
+
+    Returns:
+        (..., n, e) in v's dtype; 0 where nothing is left in a row.
+
+    >>> x = torch.eye(3)
+    >>> softmax_mean(x, x, x, exclude="self")
+    tensor([[0.0000, 0.5000, 0.5000],
+            [0.5000, 0.0000, 0.5000],
+            [0.5000, 0.5000, 0.0000]])
+    """
+    if normalize not in ("rows", "columns"):
+        raise ValueError(f"normalize is 'rows' or 'columns', got {normalize!r}.")
+    pairs = _pairs(q, k, causal, exclude)
+    _check_key_mask(mask, q, k, v)
+    k = _real_keys(k, mask)
+    if normalize == "columns":
+        return column_mean(q, k, v, temperature, pairs, mask)
+    if mask is not None:
+        v = v.masked_fill(~mask.unsqueeze(-1), 0)
+    return all_pairs(q, k, v, temperature, pairs, log_weight(mask, v))[0].to(v.dtype)
+
+
+def logsumexp(
+    q: Tensor,
+    k: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    exclude: Exclude = None,
+) -> Tensor:
+    """log Σ_j exp(q_i·k_j/τ) for each query, over all keys that count. The arguments are those of `softmax_mean`.
+
+    Returns:
+        (..., n) in q's dtype; −inf, with a gradient of zero, where nothing is left in a row.
+
+    >>> logsumexp(torch.zeros(2, 3), torch.zeros(4, 3)).exp()
+    tensor([4., 4.])
+    """
+    pairs = _pairs(q, k, causal, exclude)
+    _check_key_mask(mask, q, k, k)
+    k = _real_keys(k, mask)
+    return all_pairs(q, k, None, temperature, pairs, log_weight(mask, k))[1].to(q.dtype)
+
+
+def column_mean(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    temperature: float | Tensor,
+    pairs: Pairs,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+) -> Tensor:
+    """`softmax_mean(normalize="columns")` for prepared pairs; `query_mask` leaves queries out of the sums Z_j.
+
+    With keys and queries in each other's place the columns are rows, P'_ji = exp(S_ij)/Z_j, and m = P'ᵀv: each key
+    gives its value to the queries, by weight.
+    """
+    if mask is not None:
+        v = v.masked_fill(~mask.unsqueeze(-1), 0)
+    bias = log_weight(query_mask, q)
+    if pairs.offset is None:
+        return _columns(k, q, v, temperature, pairs.transposed(), bias)
+    # a key is seen by the queries from its own on: causal again when both are read backwards
+    n, m = q.shape[-2], k.shape[-2]
+    excluded = pairs.excluded
+    if excluded is not None:
+        excluded = by_query(torch.stack([m - 1 - excluded[1], n - 1 - excluded[0]]))
+    pairs = Pairs(offset=0, no_self=pairs.no_self, excluded=excluded, mirrored=False)
+    bias = None if bias is None else bias.flip(-1)
+    return _columns(k.flip(-2), q.flip(-2), v.flip(-2), temperature, pairs, bias).flip(-2)
+
+
+def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None) -> Tensor:
+    """Pᵀd (..., m, e): the adjoint of the mean, for d (..., n, e)."""
+    (q3, k3, b2), tau, batch = _prepared(q, k, d, temperature, bias)
+    d3 = _flat(d.to(q3.dtype), batch)
+    out: Tensor = spread_operator(q3, k3, d3, b2, tau, *_fields(pairs))
+    return out.reshape(*batch, *out.shape[1:]).to(d.dtype)
+
+
+def all_pairs(
+    q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Means (..., n, e) and log-sum-exps (..., n) of logits q·k/τ + bias_j, in float32 or float64.
+
+    This is what the rest of the library builds on; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is
+    a log-weight of each key; −inf leaves the key out, which must be finite all the same.
+    """
+    if v is not None and v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
+    (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
+    v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
+    if torch.compiler.is_compiling():  # nothing may depend on sizes then, which may be free
+        mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, False, *_fields(pairs))
+    elif _records_gradients(q3, k3, v3, b2):
+        keep = keeps_weights(pairs, q3.shape[1], v3.shape[1], v3.shape[2], q3.device)
+        mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, keep, *_fields(pairs))
+    else:  # the same without the operator's bookkeeping, which would be felt below a thousand rows
+        mean, log_sum, _, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
+    return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
+
+
+def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor, exclude_self: bool) -> tuple[Tensor, Tensor]:
+    """`logsumexp` of q over k (..., n), and of k over q (..., m), from one walk over the pairs; float32 or float64."""
+    if exclude_self and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"Without self there are as many q as k, got {q.shape[-2]} and {k.shape[-2]} rows.")
+    (q3, k3, _), tau, batch = _prepared(q, k, None, temperature, None)
+    rows, columns = log_sums_operator(q3, q3 if k3 is None else k3, tau, exclude_self)
+    return rows.reshape(*batch, rows.shape[1]), columns.reshape(*batch, columns.shape[1])
+
+
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, bias: Tensor | None
+) -> tuple[tuple[Tensor, Tensor | None, Tensor | None], float, torch.Size]:
+    """q, k (None: the same as q) and bias with one batch dimension in the dtype of the sums; τ; the batch's shape."""
+    _check_shapes(q, k, v, bias)
+    dtypes = [t.dtype for t in (q, k, v) if t is not None]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    same = k is q
+    q, k, tau = tempered(q.to(dtype), k.to(dtype), temperature)
+    batch = _batch_shape(q, k, v, None if bias is None else bias.unsqueeze(-1))
+    b2 = None if bias is None else _flat(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
+    return (_flat(q, batch), None if same else _flat(k, batch), b2), tau, batch
+
+
+def tempered(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, float]:
+    """q, k and τ as a number. A tensor may be learnable: each side then takes its root, and τ is 1."""
+    numerics.check_temperature(temperature)
+    if not isinstance(temperature, Tensor):
+        return q, k, float(temperature)
+    root = temperature.to(q.dtype).rsqrt()
+    return q * root, k * root, 1.0
+
+
+def _records_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _fields(pairs: Pairs) -> tuple[Any, ...]:
+    return pairs.offset, pairs.no_self, pairs.excluded, pairs.mirrored, pairs.row_group, pairs.key_group
+
+
+def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """A mask (True = real) as log-weights: 0 and −inf, in the dtype in which sums with `like` are made."""
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=numerics.full_dtype(like), device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _real_keys(k: Tensor, mask: Tensor | None) -> Tensor:
+    """Keys with zeros in those that are not real, whatever these hold; the same tensor may be the queries as well."""
+    return k if mask is None else k.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+def _check_key_mask(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> None:
+    if mask is not None:
+        numerics.check_mask(mask, torch.Size((*_batch_shape(q, k, v), k.shape[-2])))
+
+
+def _batch_shape(*tensors: Tensor | None) -> torch.Size:
+    shapes = [t.shape[:-2] for t in tensors if t is not None]
+    if all(s == shapes[0] for s in shapes):
+        return shapes[0]
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
+    _check_shapes(q, k, None, None)
+    n, m = q.shape[-2], k.shape[-2]
+    offset = m - n if causal else None
+    if exclude is None:
+        return Pairs(offset)
+    if isinstance(exclude, str):
+        if exclude != "self":
+            raise ValueError(f"exclude is 'self', a (2, E) tensor of pairs or None, got {exclude!r}.")
+        if n != m:
+            raise ValueError(f"exclude='self' needs as many keys as queries, got {m} keys and {n} queries.")
+        return Pairs(offset, no_self=True)
+    exclude = check_pairs(exclude, n, m)
+    return Pairs(offset, excluded=by_query(exclude), mirrored=k is q and is_mirrored(exclude, n))
+
+
+def check_pairs(pairs: Tensor, n: int, m: int, name: str = "exclude") -> Tensor:
+    """`pairs` as int64 if it is a (2, E) tensor of indices below n and m, else an error about the argument `name`."""
+    integers = not (pairs.is_floating_point() or pairs.is_complex() or pairs.dtype == torch.bool)
+    if pairs.dim() != 2 or pairs.shape[0] != 2 or not integers:
+        shape = tuple(pairs.shape)
+        raise ValueError(f"{name} must be an integer tensor of shape (2, E), got {pairs.dtype} of shape {shape}.")
+    if pairs.shape[1] and not torch.compiler.is_compiling():
+        low, high = int(pairs.min()), pairs.amax(1).tolist()
+        if low < 0 or high[0] >= n or high[1] >= m:
+            raise ValueError(
+                f"{name} must hold indices from 0 to {n - 1} in its first row and to {m - 1} in its second, "
+                f"got {low} as the least, {high[0]} and {high[1]} as the largest."
+            )
+    return pairs.long()
+
+
+def is_mirrored(pairs: Tensor, n: int) -> bool:
+    """Whether with each pair (i, j) also (j, i) is there."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.equal(torch.unique(pairs[0] * n + pairs[1]), torch.unique(pairs[1] * n + pairs[0]))
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is not None and (tensor.dim() < 2 or not tensor.is_floating_point()):
+            raise ValueError(f"{name} must be a float tensor (..., rows, d), got {tensor.dtype} {tuple(tensor.shape)}.")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k must have the same number of features, got {q.shape[-1]} and {k.shape[-1]}.")
+    if bias is not None and bias.shape[-1] != k.shape[-2]:
+        raise ValueError(f"mask must have one entry a key, that is {k.shape[-2]}, got shape {tuple(bias.shape)}.")
+
+
+def _flat(x: Tensor, batch: torch.Size) -> Tensor:
+    """(..., n, d) -> (b, n, d)."""
+    wide = x if x.shape[:-2] == batch else x.expand(*batch, *x.shape[-2:])
+    return wide.reshape(math.prod(batch), *x.shape[-2:])

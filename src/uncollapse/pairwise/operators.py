@@ -1,0 +1,187 @@
+"""The kernel as torch operators: known to autograd and, as one opaque node each, to `torch.compile`.
+
+In all of them k = None stands for k = q, the last six arguments are the fields of `Pairs`, and the gradient of an
+argument that is None is an empty tensor, since operators return tensors only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uncollapse.pairwise import walk
+from uncollapse.pairwise.grid import Pairs
+
+
+@torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
+def all_pairs_operator(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    keep: bool,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return means, log-sum-exps and what the backward pass needs, as one operator."""
+    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
+    return all_pairs_eagerly(q, k, v, bias, temperature, pairs, keep)
+
+
+def all_pairs_eagerly(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    pairs: Pairs,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the operator does, without gradients; keep: the weights, for a backward pass that follows."""
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        return walk.forward(q, k, v, bias, temperature, pairs, keep)
+
+
+@torch.library.custom_op("uncollapse::all_pairs_backward", mutates_args=())
+def _all_pairs_backward(
+    d_mean: Tensor,
+    d_log: Tensor,
+    mean: Tensor,
+    log_sum: Tensor,
+    kind: Tensor,
+    weight: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    keep: bool,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind, weight)
+    with torch.autocast(q.device.type, enabled=False):
+        dq, dk, dv, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
+    return dq, q.new_empty(0) if dk is None else dk, dv, q.new_empty(0) if d_bias is None else d_bias
+
+
+@torch.library.custom_op("uncollapse::spread", mutates_args=())
+def spread_operator(
+    q: Tensor,
+    k: Tensor | None,
+    d: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> Tensor:
+    """Return the column means of weights, as one operator."""
+    keys = q if k is None else k
+    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
+    with torch.autocast(q.device.type, enabled=False):
+        log_sum = walk.forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
+        return walk.spread(q, keys, d, bias, temperature, pairs, log_sum)
+
+
+@torch.library.custom_op("uncollapse::spread_backward", mutates_args=())
+def _spread_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    d: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    offset: int | None,
+    no_self: bool,
+    excluded: Tensor | None,
+    mirrored: bool,
+    row_group: Tensor | None,
+    key_group: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean of d_out is the gradient of d; the mean's own gradients, for an incoming d, are those of q and k."""
+    pairs, v = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), d_out.contiguous()
+    with torch.autocast(q.device.type, enabled=False):
+        saved = walk.forward(q, k, v, bias, temperature, pairs)
+        dq, dk, _, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
+    return dq, q.new_empty(0) if dk is None else dk, saved[0], q.new_empty(0) if d_bias is None else d_bias
+
+
+@all_pairs_operator.register_fake
+def _(
+    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, keep: bool, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = q.shape[:2]
+    weight = q.new_empty(rows[0], *((rows[1], v.shape[1]) if keep else (0, 0)))
+    return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8), weight
+
+
+@spread_operator.register_fake
+def _(q: Tensor, k: Tensor | None, d: Tensor, *_: object) -> Tensor:
+    return d.new_empty(*(q if k is None else k).shape[:2], d.shape[-1])
+
+
+def _fake_gradients(
+    q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dk = q.new_empty(0) if k is None else torch.empty_like(k)
+    return torch.empty_like(q), dk, torch.empty_like(v), q.new_empty(0) if bias is None else torch.empty_like(bias)
+
+
+_all_pairs_backward.register_fake(lambda *args: _fake_gradients(*args[6:10]))
+_spread_backward.register_fake(lambda *args: _fake_gradients(*args[1:5]))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    outputs = output if isinstance(output, tuple) else ()
+    ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    ctx.where = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.save_for_backward(*tensors, *outputs)
+    ctx.set_materialize_grads(False)  # else zeros would be made for outputs that nobody reads, such as kept weights
+
+
+def _recall(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+    inputs, saved = list(ctx.plain), list(ctx.saved_tensors)
+    for place, tensor in zip(ctx.where, saved, strict=False):
+        inputs[place] = tensor
+    return inputs, saved[len(ctx.where) :]
+
+
+def _gradients(inputs: list[Any], found: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, d_bias = found
+    others = len(inputs) - 4
+    return dq, None if inputs[1] is None else dk, dv, None if inputs[3] is None else d_bias, *[None] * others
+
+
+def _all_pairs_gradient(
+    ctx: Any, d_mean: Tensor | None, d_log: Tensor | None, *_: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    inputs, saved = _recall(ctx)
+    if d_mean is None and d_log is None:
+        return (None,) * len(inputs)
+    came = (torch.zeros_like(of) if d is None else d for d, of in zip((d_mean, d_log), saved, strict=False))
+    return _gradients(inputs, _all_pairs_backward(*came, *saved, *inputs))
+
+
+def _spread_gradient(ctx: Any, d_out: Tensor | None) -> tuple[Tensor | None, ...]:
+    inputs, _ = _recall(ctx)
+    if d_out is None:
+        return (None,) * len(inputs)
+    return _gradients(inputs, _spread_backward(d_out, *inputs))
+
+
+all_pairs_operator.register_autograd(_all_pairs_gradient, setup_context=_remember)
+spread_operator.register_autograd(_spread_gradient, setup_context=_remember)

@@ -1,0 +1,40 @@
+"""uncollapse list."""
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from uncollapse.backbones import BACKBONES
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.registry import CURES, LOSSES, METRICS
+
+REGISTRIES = {
+    "metrics": METRICS,
+    "cures": CURES,
+    "losses": LOSSES,
+    "backbones": BACKBONES,
+    "recipes": RECIPES,
+    "measures": MEASURES,
+}
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_list_shows_every_entry(run: Callable[..., Result], kind: str) -> None:
+    result = run("list", kind)
+    assert result.exit_code == 0
+    assert len(REGISTRIES[kind]) > 1
+    assert [name for name in REGISTRIES[kind] if f" {name} " not in result.stdout] == []
+
+
+def test_a_wrong_kind_is_one_sentence(run: Callable[..., Result]) -> None:
+    result = run("list", "layers")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"Error: There is no list of 'layers'; choose one of {', '.join(REGISTRIES)}.\n"
+
+
+def test_without_a_kind_it_says_which_there_are(run: Callable[..., Result]) -> None:
+    result = run("list")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"Choose one of {', '.join(REGISTRIES)}, such as" in result.stderr

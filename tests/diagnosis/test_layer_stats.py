@@ -1,0 +1,89 @@
+"""Gauges that saw parts of the batches, merged: as if one had seen all."""
+
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from uncollapse.backbones.sites import Context
+from uncollapse.diagnosis.layer_stats import Gauge, Plan
+from uncollapse.diagnosis.result import Layer
+
+OF_ALL = ("mean_cosine", "dataset_rank", "feature_correlation", "outlier_share", "pooled_cosine", "alignment")
+PLAN = {"rank_samples": 8, "all_tokens": True}
+
+
+def batches(count: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens, their mask, and a second view of them."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(count):
+        x = torch.randn(4, 9, 5, generator=generator) + 0.5
+        mask = torch.rand(4, 9, generator=generator) > 0.2
+        found.append((x, mask, x + 0.1 * torch.randn(x.shape, generator=generator)))
+    return found
+
+
+def gauge_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> Gauge:
+    gauge = Gauge(Plan(seed=seed, **PLAN))
+    for x, mask, second in data:
+        gauge.update(x, mask, Context(mask))
+        gauge.update_means(x, mask)
+        gauge.pool(x, mask)
+        gauge.pair(second, mask)
+    return gauge
+
+
+def layer(gauge: Gauge) -> Layer:
+    return gauge.layer("block 0", "block", "blocks.0")
+
+
+def test_merged_gauges_measure_what_one_would() -> None:
+    data = batches()
+    whole = layer(gauge_of(data, 0))
+    parts = [gauge_of(data[:2], 0), gauge_of(data[2:3], 1), gauge_of(data[3:], 2)]
+    merged = layer(parts[0].merge(parts[1]).merge(parts[2]))
+    assert (merged.tokens, merged.dim, merged.heatmap) == (whole.tokens, whole.dim, whole.heatmap)
+    assert merged.measures.keys() == whole.measures.keys()
+    for name in OF_ALL:
+        assert merged[name] == pytest.approx(whole[name], rel=1e-12), name
+    for name in ("effective_rank", "robust_cosine", "rank_share", "token_variance"):  # every set was taken
+        found, expected = merged.measures[name], whole.measures[name]
+        assert found.count == expected.count
+        assert found.quantiles == pytest.approx(expected.quantiles, rel=1e-6)
+        assert (found.mean, found.std) == pytest.approx((expected.mean, expected.std), rel=1e-9)
+
+
+def test_any_order_and_nesting_gives_the_same() -> None:
+    data = batches()
+    a, b, c, empty = gauge_of(data[:2], 3), gauge_of(data[2:3], 1), gauge_of(data[3:], 2), Gauge(Plan(seed=7, **PLAN))
+    expected = layer(a.merge(b).merge(c).merge(empty))
+    for other in (c.merge(b.merge(a)), empty.merge(b).merge(a.merge(c)), b.merge(empty.merge(c.merge(a)))):
+        assert layer(other) == expected
+    again = pickle.loads(pickle.dumps(a))
+    assert layer(again.merge(b).merge(c)) == expected
+    assert (a.sets, a.merge(b).sets, a.merge(b).plan.seed) == (8, 12, 1)
+
+
+def test_merging_leaves_the_parts_alone() -> None:
+    data = batches()
+    a, empty = gauge_of(data[:2], 0), Gauge(Plan(seed=1, **PLAN))
+    before = layer(a)
+    merged = a.merge(empty)
+    for x, mask, _ in data[2:]:
+        merged.update(x, mask, Context(mask))
+    assert layer(a) == before
+    assert merged.sets == 24
+
+
+def test_what_does_not_fit_together_is_not_merged() -> None:
+    a = gauge_of(batches(1), 0)
+    with pytest.raises(ValueError, match="different seeds"):
+        a.merge(gauge_of(batches(1), 0))
+    with pytest.raises(ValueError, match="one plan"):
+        a.merge(Gauge(Plan(seed=1)))
+    other = gauge_of(batches(1), 1)
+    other.pool(batches(1)[0][0], None)
+    with pytest.raises(ValueError, match="second views"):
+        a.merge(other)

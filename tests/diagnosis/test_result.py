@@ -1,0 +1,110 @@
+"""The frozen result: JSON, table, frame."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import uncollapse as uc
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.result import SCHEMA, Diagnosis
+
+
+@pytest.fixture(scope="module")
+def diagnosis() -> Diagnosis:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
+    words = [f"wörd{number}" for number in range(60)]
+    data = [torch.randn(8, 60, 32)]
+    return uc.diagnose(model, data, attention=True, name="[bold]tiny[/bold]", data="noise", example=words)
+
+
+def test_json_round_trip_is_exact(diagnosis: Diagnosis, tmp_path: Path) -> None:
+    path = diagnosis.save(tmp_path / "deep" / "d.json")
+    assert Diagnosis.load(path) == diagnosis
+    assert Diagnosis.load(path).to_json() == diagnosis.to_json()
+    assert json.loads(path.read_text())["schema"] == SCHEMA
+    assert [p.name for p in path.parent.iterdir()] == ["d.json"]
+
+
+def test_intervals_come_back_and_files_without_them_are_read() -> None:
+    d = uc.diagnose_rows([torch.randn(40, 6)], pairs=[torch.randn(40, 6)], draws=20)
+    assert Diagnosis.from_json(d.to_json()) == d
+    state = json.loads(d.to_json())
+    assert set(state["layers"][0]["intervals"]["alignment"]) == {"value", "low", "high", "level", "draws", "rows"}
+    del state["layers"][0]["intervals"]  # as before there were any
+    assert Diagnosis.from_json(json.dumps(state)).layers[0].intervals == {}
+
+
+def test_it_is_frozen(diagnosis: Diagnosis) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        diagnosis.model = "another"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no diagnosis"),
+        ("[]", "no schema"),
+        ('{"schema": 99}', "schema 99, and this version of uncollapse reads 1"),
+        ('{"schema": 1}', "does not fit the schema"),
+        ('{"schema": 1, "surprise": 2}', "surprise"),
+    ],
+)
+def test_other_files_are_refused_with_a_reason(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        Diagnosis.load(path)
+
+
+def test_a_torn_file_is_refused(diagnosis: Diagnosis, tmp_path: Path) -> None:
+    path = diagnosis.save(tmp_path / "d.json")
+    path.write_text(path.read_text()[:-100])
+    with pytest.raises(ValueError, match=r"d.json is no diagnosis that can be read"):
+        Diagnosis.load(path)
+
+
+def test_print_is_a_table_with_every_layer_and_the_verdict(diagnosis: Diagnosis) -> None:
+    text = str(diagnosis)
+    assert "[bold]tiny[/bold] on noise" in text  # names are text, not markup
+    assert all(layer.name in text for layer in diagnosis.layers)
+    assert diagnosis.verdict.sentence.split(":")[0] in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_frame_has_a_row_a_layer(diagnosis: Diagnosis) -> None:
+    pytest.importorskip("pandas")
+    frame = diagnosis.to_frame()
+    assert list(frame["layer"]) == ["embed", "block 0", "block 1"]
+    assert frame["effective_rank"][1] == diagnosis.layers[1]["effective_rank"]
+
+
+def test_every_measure_is_described(diagnosis: Diagnosis) -> None:
+    taken = {name for layer in diagnosis.layers for name in layer.measures}
+    assert taken <= set(MEASURES)
+    for name in taken:
+        low, high = MEASURES[name].bounds
+        for layer in diagnosis.layers:
+            if name in layer.measures:
+                assert low is None or layer[name] >= low - 1e-6
+                assert high is None or layer[name] <= high + 1e-6
+
+
+def test_heat_maps_show_the_example(diagnosis: Diagnosis) -> None:
+    assert len(diagnosis.example) == 48
+    assert (diagnosis.example[0], diagnosis.example[-1]) == ("wörd0", "wörd59")
+    for layer in diagnosis.layers:
+        assert len(layer.heatmap) == 48
+        assert all(row[number] == pytest.approx(1) for number, row in enumerate(layer.heatmap))
+
+
+def test_facts_for_repeating_it(diagnosis: Diagnosis) -> None:
+    assert diagnosis.parameters == 17088
+    assert {"python", "torch", "uncollapse"} <= set(diagnosis.versions)
+    assert diagnosis.settings["attention"] is True
+    assert diagnosis.created
+    assert diagnosis.seconds > 0

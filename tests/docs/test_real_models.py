@@ -1,0 +1,30 @@
+"""The docs' page of real models is made from results that can be read, and says what they say."""
+
+from pathlib import Path
+
+import pytest
+
+from uncollapse import Diagnosis
+
+RESULTS = Path(__file__).parents[2] / "results" / "real_models"
+FILES = sorted(path for path in RESULTS.glob("*.json") if path.stem != "false_alarms")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_stored_diagnoses_can_be_read_and_name_no_machine(path: Path) -> None:
+    d = Diagnosis.load(path)
+    assert d.created
+    assert d.versions["torch"]
+    text = path.read_text(encoding="utf-8")
+    assert str(Path.home()) not in text
+    assert "site-packages" not in text
+
+
+@pytest.mark.parametrize("name", ["minilm", "minilm_stsb", "albert", "smollm2", "gcn2_none", "vit_contra_trained"])
+def test_healthy_models_were_not_called_collapsed(name: str) -> None:
+    assert Diagnosis.load(RESULTS / f"{name}.json").verdict.kind == "none"
+
+
+def test_the_decoder_has_outliers_that_are_recognised() -> None:
+    verdict = Diagnosis.load(RESULTS / "smollm2.json").verdict
+    assert any("attention sink" in caution for caution in verdict.cautions)

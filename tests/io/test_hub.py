@@ -1,0 +1,40 @@
+"""What the hub answers."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uncollapse.io import UsageError, hub
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+errors = pytest.importorskip("huggingface_hub.errors")
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    def model_info(self: Any, repo: str, timeout: float) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+
+
+def test_what_is_there_and_what_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, None)
+    assert hub.answers_for("owner/model")
+    answer(monkeypatch, ConnectionError())
+    assert not hub.answers_for("owner/model")
+
+
+def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    response: Any = SimpleNamespace(headers={}, request=None)
+    for kind, words in {errors.RepositoryNotFoundError: "check the spelling", errors.GatedRepoError: "log in"}.items():
+        answer(monkeypatch, kind("no", response=response))
+        with pytest.raises(UsageError, match=words):
+            hub.answers_for("owner/model")
+
+
+@pytest.mark.parametrize("name", ["./folder", "a/b/c", "/absolute", "~/home", "with space"])
+def test_a_path_is_no_name(name: str) -> None:
+    with pytest.raises(UsageError, match="There is no folder"):
+        hub.answers_for(name)

@@ -1,0 +1,29 @@
+"""Lines of text."""
+
+from pathlib import Path
+
+import pytest
+
+from uncollapse.io import UsageError, built_in_sentences
+from uncollapse.io.text_batches import read_lines
+
+
+def test_built_in_sentences_are_many_and_different() -> None:
+    sentences = built_in_sentences()
+    assert len(set(sentences)) == len(sentences) == 120
+    assert all(6 <= len(sentence.split()) <= 40 for sentence in sentences)
+
+
+def test_blank_lines_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("one\n\n  \r\n two \r\nthree", encoding="utf-8")
+    assert read_lines(str(path)) == ["one", "two", "three"]
+    assert read_lines(str(path), limit=2) == ["one", "two"]
+
+
+def test_files_without_text(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n \n", encoding="utf-8")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, words in {"empty": "has no text", "binary": "no text in UTF-8", "none": "cannot be read"}.items():
+        with pytest.raises(UsageError, match=words):
+            read_lines(str(tmp_path / name))

@@ -1,0 +1,42 @@
+"""Folders that timm loads, as `uncollapse train vit --keep` writes them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uncollapse as uc
+from uncollapse.errors import UsageError
+from uncollapse.io import models
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.vit import config as vision
+from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.runs import saved_models
+
+CLASSES = ("ant", "bee", "cat")
+TINY: dict[str, Any] = {"width": 24, "heads": 2, "depth": 2, "image": 16, "patch": 8}
+
+
+def kept(folder: Path, **changes: Any) -> Any:
+    config = VisionConfig(seed=5, **TINY, **changes)
+    vit = vision.build(config, len(CLASSES)).vit.eval()
+    saved_models.keep_vision(Session(keep=folder), vit, config, CLASSES)
+    return vit
+
+
+@pytest.mark.parametrize("cure", ["none", "contra_norm", "attn_scale"])
+def test_a_kept_model_comes_back_with_its_cure(tmp_path: Path, cure: str) -> None:
+    vit = kept(tmp_path / "kept", cure=cure)
+    loaded = models.load(str(tmp_path / "kept"))
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(loaded.model.eval()(images), vit(images))
+    assert [attachment.cure for attachment in uc.attachments(loaded.model)] == ([] if cure == "none" else [cure])
+    assert not torch.equal(models.load(str(tmp_path / "kept"), random_weights=True).model.eval()(images), vit(images))
+
+
+def test_what_timm_does_not_know_is_refused(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no part of timm"):
+        kept(tmp_path / "kept", cure="none", talking_heads=True)
+    with pytest.raises(UsageError, match=r"timm cannot load the model in .*kept: "):
+        models.load(str(tmp_path / "kept"))

@@ -1,0 +1,79 @@
+"""ogbn-arxiv, from ogb's files."""
+
+import gzip
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.lab.data.graph import made_up_graphs
+
+from uncollapse.io import UsageError
+from uncollapse.lab.data.graph import arxiv, datasets
+
+
+def test_ogb_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(name: str, root: str) -> None:
+        assert name == "ogbn-arxiv"
+        made_up_graphs.arxiv(Path(root) / "ogbn_arxiv")
+
+    library: Any = ModuleType("ogb.nodeproppred")
+    library.NodePropPredDataset = fetch
+    monkeypatch.setitem(sys.modules, "ogb", ModuleType("ogb"))
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", library)
+    graph = datasets.load("arxiv", root=tmp_path)
+    assert graph.edge_index.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [3, 4], [4, 3]]
+    assert (graph.y.tolist(), graph.classes, graph.train.tolist()) == ([0, 1, 2, 0, 1], 3, [True] * 3 + [False] * 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("raw/edge", b"torn", "no intact file"),
+        ("raw/edge", None, r"ogbn_arxiv is not complete\. .* \(raw/edge\.csv\.gz\), or name"),
+        ("raw/edge", "0,5\n", "above its 5 nodes"),
+        ("raw/edge", "", "no intact file"),
+        ("raw/node-feat", "nan,0\n" * 5, "finite"),
+        ("raw/node-label", "0\n", "labels"),
+        ("split/time/test", "0\n", "in two of"),
+        ("split/time/test", "7\n", "no node for"),
+    ],
+)
+def test_files_of_arxiv_that_do_not_fit(tmp_path: Path, file: str, content: bytes | str | None, words: str) -> None:
+    folder = tmp_path / "ogbn_arxiv"
+    made_up_graphs.arxiv(folder)
+    path = folder / f"{file}.csv.gz"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else gzip.compress(content.encode()))
+    with pytest.raises(UsageError, match=words):
+        arxiv.read(tmp_path)
+
+
+def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    with pytest.raises(
+        UsageError, match=r"the library ogb, which fetches it, is not installed\. .*pip install ogb, put"
+    ):
+        arxiv.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(SystemExit(-1), "ogb gave up"), (ConnectionResetError("reset"), "no network: reset")]
+)
+def test_why_arxiv_was_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+) -> None:
+    def fetch(name: str, root: str) -> None:
+        raise error
+
+    library: Any = ModuleType("ogb.nodeproppred")
+    library.NodePropPredDataset = fetch
+    monkeypatch.setitem(sys.modules, "ogb", ModuleType("ogb"))
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", library)
+    with pytest.raises(
+        UsageError, match=rf"cannot be fetched now \({words}\): .*split/time/test\.csv\.gz.*--data-root"
+    ):
+        arxiv.read(tmp_path)

@@ -1,0 +1,15 @@
+"""Where a run goes: what Accelerate is asked for, and what is refused."""
+
+import pytest
+from torch import nn
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.engine.devices import accelerated
+
+pytest.importorskip("accelerate")
+
+
+def test_a_launcher_that_splits_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # what `accelerate launch --use_fsdp` says
+    with pytest.raises(UsageError, match="trains a whole model here, and Accelerate is set to FSDP, which splits it"):
+        accelerated(nn.Linear(2, 2), None, "no")

@@ -1,0 +1,31 @@
+"""A signal waits for the end of a step; the second one does not, unless a launcher only passed the first one on."""
+
+import signal
+
+import pytest
+
+from uncollapse import launchers
+from uncollapse.lab.engine import signals
+from uncollapse.lab.engine.signals import Interrupts
+
+
+def test_the_second_signal_acts_at_once() -> None:
+    with Interrupts() as heard:
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_echo_of_a_launcher_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 10.5, 10.0 + signals.ECHO])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(launchers, "launched", lambda: 2)
+    told: list[str] = []
+    with Interrupts(told.append) as heard:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.asked
+        assert len(told) == 1
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

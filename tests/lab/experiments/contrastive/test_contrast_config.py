@@ -1,0 +1,196 @@
+"""Contrastive encoders of images."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.lab.experiments.contrastive.tiny_images import pictures
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.contrastive import circle
+from uncollapse.lab.experiments.contrastive import config as contrastive
+from uncollapse.lab.experiments.contrastive import recipe as contrast
+from uncollapse.lab.experiments.contrastive.training import Training, hypersphere, reading
+from uncollapse.lab.models.small_alexnet import LAYERS
+from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.tables.paper_table import cells
+
+pytest.importorskip("accelerate")
+pytest.importorskip("sklearn")
+TINY: dict[str, Any] = {
+    "data": "digits",
+    "width": 0.03,
+    "dim": 8,
+    "side": 16,
+    "epochs": 2,
+    "batch": 128,
+    "judged": "whole",
+}
+
+
+def run(**settings: Any) -> dict[str, Any]:
+    return contrast.run(contrast.Config(**TINY | settings))
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    return run()
+
+
+def test_a_record_has_what_the_paper_judges_by(record: dict[str, Any]) -> None:
+    figures = record["figures"]
+    judges = {
+        f"{part}_{layer}_{probe}"
+        for part in ("validation", "test")
+        for layer in ("output", "fc7")
+        for probe in ("linear", "knn")
+    }
+    assert judges | {"alignment", "uniformity", "optimum", "information"} <= figures.keys()
+    assert figures["optimum"] <= figures["uniformity"] + 0.5
+    assert [layer["name"] for layer in record["diagnosis"]["after"]["layers"]] == list(LAYERS)
+    assert [each["epoch"] for each in record["epochs"]] == [1, 2]
+    assert record["epochs"][-1]["uniformity"] == figures["uniformity"]
+
+
+def test_a_run_can_be_repeated_to_the_bit(record: dict[str, Any]) -> None:
+    again = run()
+    assert again["figures"] == record["figures"]
+    assert again["epochs"] == record["epochs"]
+    assert run(seed=1)["figures"] != record["figures"]
+
+
+def test_a_run_that_was_interrupted_ends_the_same(record: dict[str, Any], tmp_path: Path) -> None:
+    def told(done: int, total: int, figures: Any) -> None:
+        if done == 13:  # within the second epoch
+            raise RuntimeError("killed")
+
+    session = Session(checkpoints=tmp_path / "run", save_seconds=0.0, progress=told)
+    with pytest.raises(RuntimeError, match="killed"):
+        contrast.run(contrast.Config(**TINY), session)
+    gone_on = contrast.run(contrast.Config(**TINY), dataclasses.replace(session, progress=None))
+    assert gone_on["figures"] == record["figures"]
+
+
+def test_alignment_alone_collapses_and_uniformity_alone_does_not() -> None:
+    aligned = run(contrast=0.0, align=1.0, epochs=6)
+    spread = run(contrast=0.0, uniform=1.0, epochs=6)
+    assert aligned["figures"]["alignment"] < 0.1
+    assert aligned["figures"]["uniformity"] > -0.3
+    assert spread["figures"]["uniformity"] < -1.0
+    assert spread["figures"]["alignment"] > 5 * aligned["figures"]["alignment"]
+    assert aligned["diagnosis"]["after"]["layers"][-1]["mean_cosine"] > 0.9
+
+
+def test_pairs_are_the_same_for_every_encoder_and_leave_random_numbers_alone() -> None:
+    config = contrast.Config(**TINY)
+    data = contrastive.load(config, Session())
+    training = Training(contrastive.build(config), config, data, Session(), lambda x, y, labels: x.sum())
+    before = torch.get_rng_state()
+    x, y = training.pairs(training.encoder, "validation")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert x.shape == y.shape == (150, 8)
+    torch.testing.assert_close(x.norm(dim=1), torch.ones(150))
+    assert torch.equal(training.pairs(training.encoder, "validation")[0], x)
+    assert float(hypersphere(x, x)["alignment"]) == 0.0
+    assert 0 <= reading(x, y)["information"] <= 5.01  # at most log 150
+
+
+def test_features_come_in_the_order_of_the_pictures() -> None:
+    config = contrast.Config(**TINY)
+    data = contrastive.load(config, Session())
+    training = Training(contrastive.build(config), config, data, Session(), lambda x, y, labels: x.sum())
+    rows = training.features(training.encoder, "validation", ("conv3", "fc7", "output"))
+    assert torch.equal(rows["labels"], data.parts["validation"].labels)
+    assert rows["conv3"].dim() == rows["fc7"].dim() == 2
+    torch.testing.assert_close(rows["output"].norm(dim=1), torch.ones(150))
+
+
+def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    from uncollapse.lab.data.image import image_sets
+    from uncollapse.lab.data.image.image_source import ImageSet
+
+    found = pictures(40)
+    found.labels[30:] = -1  # without labels
+    monkeypatch.setattr(image_sets, "load", lambda *_: ImageSet("made", found, pictures(6), {}))
+    config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
+    data = contrastive.load(config, Session())
+    assert (len(data.learned), len(data.parts["train"]), len(data.parts["validation"])) == (37, 27, 3)
+    assert not set(data.learned.numbers.tolist()) & set(data.parts["validation"].numbers.tolist())
+    assert set(range(30, 40)) <= set(data.learned.numbers.tolist())
+
+
+def test_only_stl10_has_pictures_without_labels() -> None:
+    with pytest.raises(UsageError, match="Only the whole of stl10 has pictures without labels"):
+        run(unlabelled=True)
+
+
+def test_falls_are_shares() -> None:
+    with pytest.raises(UsageError, match=r"falls are shares of the training.*\(155\.0,\)"):
+        contrast.Config(falls=(155.0,))
+
+
+def test_presets_and_names() -> None:
+    paper = contrast.Config(**contrast.PRESETS["paper-stl10"])
+    assert (paper.width, paper.side, paper.batch, paper.epochs, paper.lr) == (1.0, 64, 768, 200, 0.12)
+    assert contrast.name_of(paper) == "stl10-a0.98-alpha2+u0.96-t2-b768-d128-seed0"
+    board = contrast.BOARDS["fc7"]
+    assert (
+        next(n.mean for n in board.published if n.cell[board.rows] == contrast._row(dataclasses.asdict(paper))) == 84.43
+    )
+
+
+def test_the_grid_has_at_least_sixteen_encoders() -> None:
+    trials = [
+        trial for grid in contrast.GRIDS["cifar10"] for cell in grid.cells(contrast.Config) for trial in cell.trials
+    ]
+    assert len(set(trials)) >= 16
+
+
+@pytest.mark.parametrize("learned", circle.LEARNED)
+def test_features_on_the_circle(learned: str) -> None:
+    settings = {name: value for name, value in TINY.items() if name != "dim"}
+    record = circle.run(circle.Config(learned=learned, **settings))
+    assert {"alignment", "uniformity", "validation", "test"} <= record["figures"].keys()
+    assert len(record["circle"]["angles"]) == len(record["circle"]["labels"]) == 150
+    assert sum(record["circle"]["distances"]) == 150
+    assert bool(record["epochs"]) == (learned != "random")
+
+
+def test_recipes_are_registered_with_a_quick_run() -> None:
+    for name in ("contrast", "circle"):
+        assert RECIPES[name].quick is not None
+        assert RECIPES[name].quick["data"] == "digits"
+
+
+def test_an_encoder_may_be_judged_as_it_is_drawn() -> None:
+    record = run(epochs=0, contrast=0.0, align=1.0, batch=64, lr=0.5)
+    assert record["epochs"] == []
+    assert record["ended"] == "untrained"
+    config = contrast.Config(**TINY | {"epochs": 0})
+    assert record["config"] == dataclasses.asdict(config)  # what it would be trained for makes no other run
+    assert contrast.name_of(config) == "digits-untrained-d8-seed0"
+
+
+def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_classes(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for at in range(24):
+        place = tmp_path / "mine" / ("a" if at % 2 else "b")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((20 + at, 24), 40.0 + at).convert("RGB").save(place / f"{at}.png")
+    settings = TINY | {"data": "mine", "batch": 8, "holdout": 0.25}
+    record = contrast.run(contrast.Config(**settings), Session(data_root=tmp_path))
+    assert {"alignment", "uniformity", "information"} <= record["figures"].keys()
+    assert not any("linear" in name or "knn" in name for name in record["figures"])
+    assert (record["data"]["train"], record["data"]["validation"]) == (18, 6)
+    assert cells(contrast.BOARDS["output"], [record]) == cells(contrast.BOARDS["output"], [])
+    with pytest.raises(UsageError, match="does not have pictures where they are looked for"):
+        contrastive.load(contrast.Config(**settings), Session(data_root=tmp_path))
+
+
+def test_a_batch_beyond_the_pictures_is_told() -> None:
+    with pytest.raises(UsageError, match="A batch of 2000 is more than the 1347 pictures to learn from"):
+        run(batch=2000)

@@ -1,0 +1,146 @@
+"""The recipe of deep graph networks: protocol, record, and a real comparison on the embedded graph."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.config.fields import build
+from uncollapse.lab.data.graph import datasets
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.gcn.recipe import Config
+from uncollapse.lab.tables.significance import compare
+
+for library in ("torch_geometric", "accelerate"):
+    pytest.importorskip(library)
+TINY = Config(layers=3, hidden=8, epochs=3)
+
+
+def test_the_defaults_are_the_published_protocol() -> None:
+    config = Config()
+    protocol = {"hidden": 32, "dropout": 0.6, "lr": 5e-3, "weight_decay": 5e-4, "epochs": 200, "select": "last"}
+    assert {name: getattr(config, name) for name in protocol} == protocol
+    assert (config.init, config.norm_every, config.after, config.split) == ("published", 1, "layer", "published")
+
+
+def test_the_numbers_of_the_paper() -> None:
+    board = gcn_depth.BOARDS["table3"]
+    assert len(board.published) == 4 * 4 * 5
+    found = {tuple(number.cell.values()): (number.mean, number.std) for number in board.published}
+    assert found["cora", "contra_norm", 16] == (68.75, 2.10)
+    assert found["squirrel", "layer_norm", 4] == (29.64, 5.50)
+    rerun = {tuple(number.cell.values()): number.mean for number in gcn_depth.BOARDS["rerun"].published}
+    assert rerun["cora", "contra_norm", 64] == 38.97
+    assert ("pubmed", "contra_norm", 8) not in rerun  # it ran out of memory there
+
+
+def test_the_record_is_json_and_says_how_to_repeat_it() -> None:
+    model, record = gcn_depth.train(TINY)
+    assert not model.training
+    assert json.loads(json.dumps(record)) == record
+    assert Config(**record["config"]) == TINY
+    graph = datasets.load("csbm")
+    assert record["data"]["fingerprint"] == graph.fingerprint()
+    assert record["figures"] == {**gcn_depth.accuracies(model, graph), "epoch": 3}
+    assert [entry["epoch"] for entry in record["epochs"]] == [1, 2, 3]
+    for when in ("before", "after"):
+        layers = record["diagnosis"][when]["layers"]
+        assert [layer["name"] for layer in layers] == ["block 0", "block 1", "block 2"]
+        assert {"effective_rank", "mean_cosine", "dirichlet_energy"} <= layers[0].keys()
+    assert record["threads"] == 1
+
+
+def test_accuracies_are_of_the_right_nodes() -> None:
+    graph = datasets.load("csbm")
+
+    class Oracle(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            answers = torch.nn.functional.one_hot(graph.y, graph.classes).float()
+            return answers.where(graph.validation[:, None], answers.roll(1, 1))
+
+    assert gcn_depth.accuracies(Oracle(1, 1), graph) == {"train": 0.0, "validation": 1.0, "test": 0.0}
+
+
+def test_the_seed_decides_and_the_random_state_stays() -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    one, two = gcn_depth.run(TINY), gcn_depth.run(TINY)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (one["epochs"], one["figures"]) == (two["epochs"], two["figures"])
+    assert gcn_depth.run(replace(TINY, seed=1))["epochs"] != one["epochs"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "gcnii", "conv_decay": 0.01, "norm": "contra_norm", "norm_every": 2, "after": "none"},
+        {"uniform": 0.1, "norm": "none"},
+        {"drop_edge": 0.3, "norm": "pair_norm_si", "residual": 1},
+        {"sample": 50, "select": "accuracy", "patience": 2},
+        {"norm": "group_norm", "missing": 1.0, "split": "60/20/20", "split_index": 2, "normalise": "unit"},
+    ],
+)
+def test_every_option_does_something(changes: dict[str, object]) -> None:
+    base = gcn_depth.run(replace(TINY, epochs=2, norm=str(changes.get("norm", "contra_norm"))))
+    other = gcn_depth.run(replace(TINY, epochs=2, **changes))  # type: ignore[arg-type]
+    assert other["epochs"][-1]["loss"] != base["epochs"][-1]["loss"]
+    assert 0 <= other["figures"]["test"] <= 1
+
+
+def test_missing_features_are_those_of_the_nodes_that_are_judged() -> None:
+    graph = gcn_depth.load(replace(TINY, missing=1.0), Session())
+    assert float(graph.x[graph.validation | graph.test].abs().max()) == 0
+    assert float(graph.x[graph.train].abs().min(1).values.max()) > 0
+
+
+def test_a_run_is_cheaper_if_it_is_smaller() -> None:
+    costs = [gcn_depth.cost(Config(data="cora", layers=layers)) for layers in (2, 8, 32)]
+    assert costs == sorted(costs)
+    assert gcn_depth.cost(Config(data="cora", norm="none")) < costs[0]
+    assert gcn_depth.cost(Config(data="pubmed")) > 10 * gcn_depth.cost(Config(data="cora"))
+
+
+def test_names_tell_runs_apart() -> None:
+    assert gcn_depth.name_of(Config(data="cora", scale=0.5, seed=3)) == "cora-contra_norm-s0.5-L16-seed3"
+    assert gcn_depth.name_of(Config(norm="none", model="gcnii", layers=2)) == "csbm-gcnii-none-L2-seed0"
+
+
+def test_contra_norm_keeps_a_deep_network_alive() -> None:
+    """Six graphs, six seeds: the plain network of six layers is at chance, the one with ContraNorm is not."""
+    shared = Config(layers=6, hidden=16, epochs=30, lr=0.02, dropout=0.3)
+    found: dict[str, dict[int, float]] = {"none": {}, "contra_norm": {}}
+    for norm, tests in found.items():
+        for seed in range(6):
+            config = replace(shared, norm=norm, seed=seed, split_index=seed)
+            tests[seed] = gcn_depth.run(config)["figures"]["test"]
+    gain = compare(found["contra_norm"], found["none"])
+    assert gain.p == 2 / 64  # better on every one of them
+    assert gain.mean > 0.25
+    assert min(found["contra_norm"].values()) > 0.55
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dropout": "1.5"}, "dropout is a number from 0 to 1, got '1.5'"),
+        ({"layers": "0"}, "layers is a whole number from 1, got '0'"),
+        ({"norm": "contra_norm_features", "sample": "9"}, "sample is for contra_norm"),
+        ({"patience": "9"}, "patience needs select accuracy or loss"),
+        ({"layers": "4", "norm_every": "4"}, "No norm would stand in 3 hidden layers with norm_every 4"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_runs(values: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(Config, values)
+
+
+def test_the_random_graph_has_any_size() -> None:
+    graph = gcn_depth.load(replace(TINY, nodes=2000, degree=4.0, homophily=0.9), Session())
+    assert graph.x.shape[0] == 2000
+    assert graph.edge_index.shape[1] == pytest.approx(8000, rel=0.05)
+    within = graph.y[graph.edge_index[0]] == graph.y[graph.edge_index[1]]
+    assert float(within.float().mean()) == pytest.approx(0.9, abs=0.03)
+    assert gcn_depth.cost(replace(TINY, nodes=2000)) > gcn_depth.cost(TINY)

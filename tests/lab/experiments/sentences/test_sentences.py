@@ -1,0 +1,120 @@
+"""The recipe on neighbouring sentences: training, record, resume, boards and grids."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
+
+from uncollapse.lab.config.fields import build, checked
+from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.experiments.sentences import recipe as sentences
+from uncollapse.lab.tables.paper_table import cells
+
+for library in ("sklearn", "accelerate"):
+    pytest.importorskip(library)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(put_tiny(tmp_path))
+
+
+def test_it_learns_to_find_neighbours(session: Session) -> None:
+    encoders, record = sentences.train(replace(TINY, epochs=12), session)
+    untrained = sentences.run(replace(TINY, epochs=0), session)
+    assert not encoders.training
+    figures, before = record["figures"], untrained["figures"]
+    assert figures.keys() == before.keys() == {
+        "validation", "objective", "alignment", "uniformity", "mr", "mr_output"
+    }  # fmt: skip
+    assert record["epochs"][-1]["objective"] < record["epochs"][0]["objective"] - 0.2  # of held-back documents
+    assert len(record["epochs"]) == 12
+    assert record["epochs"][-1]["loss"] < record["epochs"][0]["loss"]
+    assert record["epochs"][-1]["validation"] == figures["validation"]
+    assert (untrained["epochs"], untrained["ended"]) == ([], "untrained")
+
+
+def test_alignment_alone_collapses_and_the_record_says_so(session: Session) -> None:
+    record = sentences.run(replace(TINY, contrast=0.0, align=1.0, epochs=15), session)
+    assert record["figures"]["uniformity"] > -0.1
+    assert record["diagnosis"]["after"]["verdict"] == "complete"
+    assert [layer["name"] for layer in record["diagnosis"]["before"]["layers"]] == ["words", "block 1", "output"]
+
+
+@pytest.mark.parametrize("change", [{"encoder": "transformer"}, {"two_encoders": True}, {"precision": "bf16"}])
+def test_other_encoders_train_too(session: Session, change: dict[str, Any]) -> None:
+    record = sentences.run(replace(TINY, epochs=1, **change), session)
+    assert record["config"] | change == record["config"]
+    assert 0 < record["figures"]["mr"] <= 1
+
+
+def test_the_record_is_json_and_says_how_to_repeat_it(session: Session) -> None:
+    record = sentences.run(replace(TINY, epochs=1), session)
+    again = json.loads(json.dumps(record))
+    assert build(sentences.Config, again["config"]) == replace(TINY, epochs=1)
+    assert (record["recipe"], record["seed"]) == ("sentences", 0)
+    assert record["data"]["train"] == {"documents": 16, "sentences": 128}
+    assert record["data"]["tasks"]["mr"]["always"] == 0.5
+    assert sentences.same_data(TINY, session, record)
+    assert session.data_root is not None
+    path = session.data_root / "rt-polarity.all"
+    path.write_text(path.read_text().replace("any1", "any2"))
+    assert not sentences.same_data(TINY, session, record)
+    assert sentences.same_data(replace(TINY, data="gone"), session, record)
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_figures(tmp_path: Path, session: Session) -> None:
+    whole = sentences.run(TINY, session)
+
+    def stop(done: int, total: int, figures: Any) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    kept = replace(session, checkpoints=tmp_path / "checkpoints", save_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        sentences.run(TINY, replace(kept, progress=stop))
+    resumed = sentences.run(TINY, kept)
+    assert resumed["figures"] == whole["figures"]
+    assert resumed["epochs"] == whole["epochs"]
+
+
+def test_a_kept_encoder_has_its_words_beside_it(tmp_path: Path, session: Session) -> None:
+    sentences.run(replace(TINY, epochs=1), replace(session, keep=tmp_path / "kept"))
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "SHA256SUMS",
+        "config.json",
+        "model.safetensors",
+        "vocabulary.txt",
+    }
+    words = (tmp_path / "kept" / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
+    assert words[:2] == ["<padding>", "<unknown>"]
+
+
+def test_the_paper_stands_beside_the_results() -> None:
+    names = {field.name for field in fields(sentences.Config)}
+    for board in sentences.BOARDS.values():
+        assert board.named <= names
+    config = build(sentences.Config, sentences.SMALL | {"temperature": 0.075})
+    record = {"recipe": "sentences", "seed": 0, "config": vars(config), "figures": {"mr": 0.7, "validation": 0.1}}
+    found = cells(sentences.BOARDS["mr"], [record])
+    ours = next(cell for cell in found if cell.group == "brown")
+    assert (ours.row, ours.figures) == ("C(τ=0.075)", {0: 70.0})
+    papers = {cell.row: cell.published.mean for cell in found if cell.published is not None}
+    assert papers == {"C(τ=0.075)": 77.51, "0.9·A(α=2) + 0.1·U(t=5)": 73.76}
+    assert all(cell.group == "bookcorpus" for cell in found if cell.published is not None)
+
+
+def test_presets_and_grids_are_settings_of_the_recipe() -> None:
+    for values in (*sentences.PRESETS.values(), sentences.QUICK):
+        assert checked(sentences.Config, values) == dict(values)
+    grids = {
+        name: [cell for grid in of for cell in grid.cells(sentences.Config)] for name, of in sentences.GRIDS.items()
+    }
+    runs = [trial for cell in grids["brown"] for trial in cell.trials]
+    assert len(set(runs)) == len(runs) == 9
+    assert len({sentences.name_of(run) for run in runs}) == 9
+    assert sum(map(sentences.cost, runs)) < 3600
+    assert [sentences.variant(vars(run)) for run in runs[:3]] == ["C(τ=0.075)", "0.9·A(α=2) + 0.1·U(t=5)", "untrained"]

@@ -1,0 +1,90 @@
+"""The page of a board: complete without a network and without scripts, and pictures of its tables."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lab.made_up import BOARD, runs
+
+from uncollapse.errors import UsageError
+from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.table_page import page, write_page
+from uncollapse.lab.tables.table_plots import plot
+
+pytest.importorskip("matplotlib")
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+EVIL = "</text><script>alert(1)</script><img src=x onerror=alert(2)>$\\frac$"
+RECORDS = [
+    *runs(0.80, 0.81, 0.82, norm="contra", layers=16),
+    *runs(0.5, norm="contra", layers=16, scale=0.5, validation=0.1),
+    *runs(0.81, 0.82, norm="none", layers=2),
+    *runs(0.20, 0.25, norm="none", layers=16),
+    *runs(0.7, None, norm=EVIL, layers=2, data="pubmed"),
+    *runs(0.7, norm=EVIL, layers=4, data="pubmed", widths=(4,)),
+]
+
+
+def test_all_is_in_the_page_and_names_are_no_markup() -> None:
+    text = page(BOARD, cells(BOARD, RECORDS))
+    for words in (
+        "✓ 81.00 ± 1.00 (3)",
+        "79.75 ± 0.33",
+        "scale 1.0",
+        "1 not finite",
+        "1 of 3 at least",
+        "with widths (4,)",
+    ):
+        assert words in text
+    assert text.count("<svg") == 2
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "http://" not in text.replace("http://www.w3.org/", "")
+    assert page(BOARD, cells(BOARD, RECORDS)) == text  # the same results, the same page
+
+
+def test_pictures_in_files(tmp_path: Path) -> None:
+    path = plot(BOARD, RECORDS, "cora", tmp_path / "cora.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match=r"No table is for data citeseer\. There are: cora, pubmed"):
+        plot(BOARD, RECORDS, "citeseer", tmp_path / "citeseer.png")
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install it, or name it in CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        chromium.close()
+
+
+def test_in_a_browser(tab: Any, tmp_path: Path) -> None:
+    problems: list[str] = []
+    requests: list[str] = []
+    tab.on("console", lambda message: problems.append(message.text))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+    tab.on("request", lambda request: requests.append(request.url))
+    path = write_page(BOARD, RECORDS, tmp_path / "table.html")
+    tab.goto(path.as_uri())
+    assert (problems, requests) == ([], [path.as_uri()])
+    assert tab.locator("section table").count() == 2
+    assert EVIL in tab.locator("#group-1 tbody th").inner_text()
+    assert EVIL in tab.locator("#group-1 svg").text_content()
+    reached = tab.locator("#group-0 td", has_text="81.00 ± 1.00").locator("span")
+    light = [tab.evaluate("x => getComputedStyle(x).color", element.element_handle()) for element in (reached,)]
+    line = "() => getComputedStyle(document.querySelector('#group-0 svg text')).fill"
+    ink = tab.evaluate(line)
+    tab.emulate_media(color_scheme="dark")
+    assert tab.evaluate("x => getComputedStyle(x).color", reached.element_handle()) != light[0]
+    assert tab.evaluate(line) != ink  # the pictures follow the theme
+    for width in (1280, 400):
+        tab.set_viewport_size({"width": width, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,120 @@
+"""What was probably meant."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import uncollapse as uc
+from uncollapse.cli.choices import PLACES
+from uncollapse.errors import UsageError, did_you_mean
+
+SOURCE = Path(uc.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "most", "question"),
+    [
+        ("contranorm", ["pair_norm", "contra_norm"], 1, " Did you mean 'contra_norm'?"),
+        ("CONTRA-NORM", ["pair_norm", "contra_norm"], 1, " Did you mean 'contra_norm'?"),
+        ("cosine", ["effective_rank", "mean_cosine"], 1, " Did you mean 'mean_cosine'?"),
+        ("ab", ["absolute", "cabinet"], 1, ""),
+        ("norm", ["norm1", "my_norms", "xyz"], 3, " Did you mean 'norm1' or 'my_norms'?"),
+        ("a", ["bart", "cart"], 1, ""),
+        ("xyzzy", ["pair_norm", "contra_norm"], 1, ""),
+        ("", ["pair_norm"], 1, ""),
+        (7, [70, "none"], 1, " Did you mean '70'?"),
+        ("x", [], 1, ""),
+    ],
+)
+def test_the_closest_names(name: object, names: list[object], most: int, question: str) -> None:
+    assert did_you_mean(name, names, most) == question
+
+
+def test_it_is_the_only_place_that_guesses() -> None:
+    guessing = [path.name for path in SOURCE.rglob("*.py") if "get_close_matches" in path.read_text(encoding="utf-8")]
+    assert guessing == ["names.py"]
+
+
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+BATCHES = [torch.zeros(2, 4, 16)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        (lambda: uc.METRICS["efective_rank"], "effective_rank"),
+        (lambda: uc.CURES["contranorm"], "contra_norm"),
+        (lambda: uc.LOSSES["infonce"], "info_nce"),
+        (lambda: uc.efective_rank, "effective_rank"),
+        (lambda: uc.attach(ENCODER, "contranorm", scale=1.0), "contra_norm"),
+        (lambda: uc.attach(ENCODER, "contra_norm", scael=1.0), "scale"),
+        (lambda: uc.attach(ENCODER, "contra_norm", scale=1.0, at="attention.residal"), "attention.residual"),
+        (lambda: uc.attach(ENCODER, "contra_norm", scale=1.0, preset="gn"), "gnn"),
+        (lambda: uc.ContraNorm.preset("brt", 16, 1.0), "bert"),
+        (lambda: uc.diagnose(ENCODER, BATCHES, places=["mlp.residal"]), "mlp.residual"),
+        (lambda: uc.diagnose(ENCODER, BATCHES, layers=["layer.0"]), "layers.0"),
+        (lambda: uc.diagnose(ENCODER, BATCHES, layers=["layers.*"], layout="token"), "tokens"),
+        (lambda: uc.Rule("efective_rank", above=1.0), "effective_rank"),
+        (lambda: uc.Monitor(BATCHES, measures=("mean_cosin",)), "mean_cosine"),
+    ],
+)
+def test_errors_of_the_library_ask(wrong: object, meant: str) -> None:
+    with pytest.raises((KeyError, ValueError, AttributeError), match=rf"Did you mean '{meant}'"):
+        wrong()  # type: ignore[operator]
+
+
+def test_errors_of_recipes_ask() -> None:
+    from uncollapse.lab.config.fields import build
+    from uncollapse.lab.recipe import RECIPES
+
+    recipe = RECIPES["gcn-depth"]
+    for wrong, meant in (
+        (lambda: recipe.grid("tabel3"), "table3"),
+        (lambda: build(recipe.config, {"layer": 2}), "layers"),
+        (lambda: build(recipe.config, {"norm": "pairnorm"}), "pair_norm"),
+    ):
+        with pytest.raises(UsageError, match=rf"Did you mean '{meant}'"):
+            wrong()
+    with pytest.raises(KeyError, match="Did you mean 'gcn-depth'"):
+        RECIPES["gcn_depht"]
+
+
+def test_a_recipe_has_the_name_of_its_file() -> None:
+    from uncollapse.lab.recipe import MODULES, RECIPES
+
+    files = {path.stem for path in (SOURCE / "lab" / "recipes").glob("*.py") if "\nNAME = " in path.read_text("utf-8")}
+    assert files == set(MODULES)
+    assert [recipe.name for recipe in RECIPES.values()] == list(RECIPES)
+
+
+def test_the_places_that_are_completed_are_those_there_are() -> None:
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True, norm_first=True), 1)
+    named = {place for model in (ENCODER, decoder) for place in uc.places(model)}
+    assert named - {"final.norm", "final.norm.input"} <= set(PLACES)
+    assert {"cross.residual", "mlp.norm.input", "block"} <= named
+
+
+def test_no_public_name_is_hidden_by_a_module() -> None:
+    modules = {path.stem for path in SOURCE.glob("*.py")} | {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    assert modules & set(uc.__all__) == {"cures", "losses", "metrics", "pairwise"}
+
+
+def test_names_are_there_however_the_package_is_imported(tmp_path: Path) -> None:
+    import sys
+
+    code = """
+from uncollapse.registry import METRICS
+from uncollapse import *
+assert "effective_rank" in METRICS
+import uncollapse as uc
+assert uc.effective_rank is effective_rank is METRICS["effective_rank"].function
+assert set(uc.__all__) <= set(dir(uc))
+assert not hasattr(uc, "__wrapped__")
+assert uc.sphere.__name__ == "uncollapse.diagnosis.describe"
+print(uc.__version__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{uc.__version__}\n", "")
