@@ -23,7 +23,7 @@ from uncollapse.lab.tables.table_plots import plot
 from uncollapse.report.canvas import INK, LINE, blank, colour, legend, save
 
 RECIPE = RECIPES["gcn-depth"]
-TABLE_3 = RECIPE.boards["table3"]
+TABLE_3 = RECIPE.tables["table3"]
 
 BY_LAYER = ("effective_rank", "mean_cosine", "dirichlet_energy")  # what the picture of a deep network shows
 DATA, DEPTH = "cora", 32  # of which network
@@ -36,7 +36,7 @@ records = partial(boards.records, RECIPE.name)
 
 def board(name: str) -> str:
     """The tables of a board; words instead where nothing was run."""
-    laid_out = RECIPE.boards[name]
+    laid_out = RECIPE.tables[name]
     mine = [r for r in records() if all(setting(r, key) == value for key, value in laid_out.where.items())]
     mine = _with_papers_data(laid_out, mine) if laid_out.published else mine
     shown = _with_samples(mine) if name == "sample" else mine
@@ -166,7 +166,7 @@ def _layers_image() -> Path:
 
 
 TEXTS: dict[str, Callable[[], str]] = {
-    **{f"graphs_{name}": partial(board, name) for name in RECIPE.boards},
+    **{f"graphs_{name}": partial(board, name) for name in RECIPE.tables},
     "graphs_depth": depth_pictures,
     "graphs_layers": layers_picture,
 }

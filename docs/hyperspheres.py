@@ -167,7 +167,7 @@ def collapse_table() -> tuple[Row, list[Row]]:
 def sentence_board() -> str:
     """Sentence encoders beside the paper's."""
     recipe = RECIPES["sentences"]
-    return boards.board(next(iter(recipe.boards.values())), boards.records("sentences"))
+    return boards.board(next(iter(recipe.tables.values())), boards.records("sentences"))
 
 
 def moco_table() -> tuple[Row, list[Row]]:

@@ -20,7 +20,7 @@ from uncollapse.lab.tables.selection import Record, setting
 from uncollapse.lab.tables.table_plots import plot
 from uncollapse.report.canvas import INK, LINE, blank, legend, save
 
-DEPTH = RECIPES["bert-depth"].boards["depth"]
+DEPTH = RECIPES["bert-depth"].tables["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
 SHADES = ("#a9c7dd", "#0068a8"), ("#eec3a6", "#c44d08")  # from the first epoch to the last: without a cure, with it
 WAYS = ("none", "contra_norm")
@@ -39,7 +39,7 @@ depth = partial(boards.records, "bert-depth")
 
 def table_1() -> str:
     """GLUE beside the paper."""
-    return boards.board(RECIPES["glue"].boards["table1"], glue())
+    return boards.board(RECIPES["glue"].tables["table1"], glue())
 
 
 def rates() -> tuple[Row, list[Row]]:
@@ -63,7 +63,7 @@ def slower() -> str:
     """Depths that were run with several learning rates."""
     mine = [r for r in depth() if setting(r, "task") == "sst2"]
     several = {d for d in {setting(r, "depth") for r in mine} if len({setting(r, "lr") for r in _deep(mine, d)}) > 1}
-    return boards.board(RECIPES["bert-depth"].boards["rates"], [r for r in mine if setting(r, "depth") in several])
+    return boards.board(RECIPES["bert-depth"].tables["rates"], [r for r in mine if setting(r, "depth") in several])
 
 
 def _deep(mine: Sequence[Record], layers: int) -> list[Record]:

@@ -24,7 +24,7 @@ from uncollapse.lab.tables.paper_table import Board, Cell, cells
 from uncollapse.lab.tables.selection import Record, setting
 
 RECIPE = RECIPES["vit"]
-ACCURACY = RECIPE.boards["accuracy"]
+ACCURACY = RECIPE.tables["accuracy"]
 PLACES = {"24": ("cifar10", 24), "12": ("cifar10", 12), "tiny": ("tinyimagenet20", 12)}  # data and blocks of each table
 FREE = ("cure", "scale", "seed", *DIVERSE)  # settings in which the runs of a table may differ
 LAST = {"mean_cosine": ".3f", "attention_std": ".4f", "effective_rank": ".1f"}  # of the last block, beside the accuracy
@@ -172,7 +172,7 @@ def _last(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def papers() -> tuple[Row, list[Row]]:
     """The papers' numbers, with ours where there are any."""
-    printed = [board for board in RECIPE.boards.values() if board.published]
+    printed = [board for board in RECIPE.tables.values() if board.published]
     depths = sorted({number.cell[board.columns] for board in printed for number in board.published})
     rows: list[Row] = []
     for board in printed:

@@ -82,14 +82,6 @@ def test_errors_of_recipes_ask() -> None:
         RECIPES["gcn_depht"]
 
 
-def test_a_recipe_has_the_name_of_its_file() -> None:
-    from uncollapse.lab.recipe import MODULES, RECIPES
-
-    files = {path.stem for path in (SOURCE / "lab" / "recipes").glob("*.py") if "\nNAME = " in path.read_text("utf-8")}
-    assert files == set(MODULES)
-    assert [recipe.name for recipe in RECIPES.values()] == list(RECIPES)
-
-
 def test_the_places_that_are_completed_are_those_there_are() -> None:
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True, norm_first=True), 1)
     named = {place for model in (ENCODER, decoder) for place in uc.places(model)}

@@ -58,5 +58,14 @@ def name_of(config: Config) -> str:
 
 
 if __name__ == "__main__":
-    RECIPES.add(NAME, Recipe(NAME, "Shared", "Nobody", Config, run, name_of, cost=lambda config: 1.0))
+    recipe = Recipe(
+        name=NAME,
+        title="Shared",
+        paper="Nobody",
+        config=Config,
+        run=run,
+        name_of=name_of,
+        cost=lambda config: 1.0,
+    )
+    RECIPES.add(NAME, recipe)
     app(prog_name="uncollapse")

@@ -126,7 +126,7 @@ def test_what_was_chosen_is_said(run: Run, tiny: ModuleType, monkeypatch: pytest
 
 def test_where_the_results_are(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board("All", {}, "fault", "size", "scale")
-    monkeypatch.setitem(RECIPES._entries, tiny.NAME, dataclasses.replace(tiny.RECIPE, boards={"all": board}))
+    monkeypatch.setitem(RECIPES._entries, tiny.NAME, dataclasses.replace(tiny.RECIPE, tables={"all": board}))
     for folder, flags in (("results", ""), ("my results", " --results 'my results'")):
         keep(tiny, tiny.Config(), folder=folder)
         words = run("sweep", tiny.NAME, "--grid", "size=1", "--results", folder).stdout.splitlines()[-1]
@@ -236,7 +236,7 @@ def test_pictures_are_drawn_where_the_recipe_has_some(
         yield Picture("Dots", f"{len(records)} dots.", blank("", (2, 2))[0])
 
     board = Board("Sizes", where={}, groups="scale", rows="size", columns="seed", figure="validation")
-    recipe = dataclasses.replace(tiny.RECIPE, boards={"sizes": board}, pictures=pictures)
+    recipe = dataclasses.replace(tiny.RECIPE, tables={"sizes": board}, plots=pictures)
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, recipe)
     keep(tiny, tiny.RECIPE.config(size=1))
     result = run("sweep", tiny.NAME, "--grid", "size=1")

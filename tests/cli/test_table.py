@@ -29,10 +29,10 @@ PLACES = (("none", 2, 81.75, 0.51), ("none", 16, 23.88, 3.06), ("contra", 16, 79
 PAPER = tuple(Published({"data": "cora", "norm": norm, "layers": n}, mean, std) for norm, n, mean, std in PLACES)
 RECIPE = SimpleNamespace(
     name="made-up",
-    pictures=None,
+    plots=None,
     config=Config,
     name_of=lambda config: f"{config.data}-{config.norm}-L{config.layers}-seed{config.seed}",
-    boards={
+    tables={
         "depth": Board("Depth", {}, "data", "norm", "layers", published=PAPER),
         "shallow": Board("Shallow", {"layers": 2}, "data", "norm", "layers"),
     },

@@ -108,7 +108,7 @@ def test_results(folder: Path) -> None:
     record |= {"seconds": 1.0, "date": "2025-01-01T00:00:00+00:00", "versions": {}, "layers": {}}
     path = results.save(recipe, config, record)
     raw = path.read_bytes()
-    board = next(iter(recipe.boards.values()))
+    board = next(iter(recipe.tables.values()))
 
     def check(content: bytes) -> None:
         path.write_bytes(content)

@@ -53,6 +53,6 @@ RECIPE = SimpleNamespace(
     config=Config,
     run=None,
     name_of=name_of,
-    boards={"depth": BOARD, "shallow": Board("Shallow", {"layers": 2}, "data", "norm", "layers")},
+    tables={"depth": BOARD, "shallow": Board("Shallow", {"layers": 2}, "data", "norm", "layers")},
     grids={"all": None},
 )

@@ -68,11 +68,11 @@ def name_of(config: Config) -> str:
 
 
 RECIPE = Recipe(
-    NAME,
-    "A straight line [1]",
-    "Euclid, arXiv 0000.00000",
-    Config,
-    run,
-    name_of,
+    name=NAME,
+    title="A straight line [1]",
+    paper="Euclid, arXiv 0000.00000",
+    config=Config,
+    run=run,
+    name_of=name_of,
     cost=lambda config: 50.0 * config.epochs,
 )

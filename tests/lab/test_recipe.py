@@ -4,11 +4,14 @@ import dataclasses
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from uncollapse.lab import experiments
 from uncollapse.lab.config.fields import build
-from uncollapse.lab.recipe import RECIPES
+from uncollapse.lab.recipe import MODULES, RECIPES
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -29,14 +32,26 @@ def test_a_recipe_is_complete(name: str) -> None:
 def test_boards_and_grids_name_fields_of_the_recipe(name: str) -> None:
     recipe = RECIPES[name]
     fields = {field.name for field in dataclasses.fields(recipe.config)}
-    assert recipe.boards
-    for board in recipe.boards.values():
+    assert recipe.tables
+    for board in recipe.tables.values():
         assert board.named <= fields
         for number in board.published:
             fixed = {name: value for name, value in number.cell.items() if board.row_of is None or name != board.rows}
             build(recipe.config, fixed)  # a UsageError if a value is not allowed; a row in words is none
     for grids in recipe.grids.values():
         assert all(grid.cells(recipe.config) for grid in grids)
+
+
+def test_every_module_that_has_a_recipe_is_registered() -> None:
+    folder = Path(experiments.__file__).parent
+    files = {path for path in folder.rglob("*.py") if "\nRECIPE = " in path.read_text("utf-8")}
+    assert {".".join(path.relative_to(folder).with_suffix("").parts) for path in files} == set(MODULES.values())
+
+
+def test_a_typo_in_a_field_is_an_error() -> None:
+    recipe = RECIPES["potentials"]
+    with pytest.raises(TypeError, match="table"):
+        replace(recipe, table={})
 
 
 def test_an_unknown_recipe_names_the_others() -> None:

@@ -139,7 +139,16 @@ SEARCH = Search(
     line=line,
     lacks=lambda config: None if config.holdout else "Nothing is held out to choose on: --holdout 0.1.",
 )
-RECIPE = Recipe(NAME, "A tiny one", "arXiv", Config, run, name_of, cost=lambda config: 1.0, search=SEARCH)
+RECIPE = Recipe(
+    name=NAME,
+    title="A tiny one",
+    paper="arXiv",
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=lambda config: 1.0,
+    search=SEARCH,
+)
 
 if __name__ == "tiny_tune":  # as workers and the fixture import it, not as pytest does when it looks for tests
     RECIPES.add(NAME, RECIPE)

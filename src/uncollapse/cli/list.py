@@ -60,7 +60,7 @@ def _backbones() -> Columns:
 def _recipes() -> Columns:
     from uncollapse.lab.recipe import RECIPES
 
-    named = [(r, (", ".join(names) for names in (r.boards, r.grids, r.presets))) for r in RECIPES.values()]
+    named = [(r, (", ".join(names) for names in (r.tables, r.grids, r.presets))) for r in RECIPES.values()]
     rows = [(r.name, r.title, *lists, r.paper) for r, lists in named]
     return ("recipe", "what", "tables", "grids", "presets", "paper"), rows
 

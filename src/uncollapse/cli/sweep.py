@@ -114,14 +114,14 @@ def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
 def _drawn(agenda: "Agenda") -> Path | None:
     """The page with the pictures of all results, where the recipe has some and they can be drawn."""
     recipe = agenda.recipe
-    if recipe.pictures is None:
+    if recipe.plots is None:
         return None
     from uncollapse.lab.tables.table_page import write_page
 
     records = agenda.results.all(recipe)
     try:
         path = agenda.results.folder / recipe.name / PICTURES
-        return write_page(next(iter(recipe.boards.values())), records, path, recipe.pictures(records))
+        return write_page(next(iter(recipe.tables.values())), records, path, recipe.plots(records))
     except (ImportError, OSError):  # without matplotlib, or on a full disk: the results are there all the same
         return None
 

@@ -105,7 +105,7 @@ def where(agenda: "Agenda") -> str:
     """Where the results are, and what shows them."""
     recipe, folder = agenda.recipe, agenda.results.folder
     words = ["uncollapse", "table", recipe.name, *(() if folder == RESULTS else ("--results", str(folder)))]
-    table = f" To see them: {shlex.join(words)}" if recipe.boards else ""
+    table = f" To see them: {shlex.join(words)}" if recipe.tables else ""
     return f"Results are in {folder / recipe.name}.{table}"
 
 

@@ -78,14 +78,14 @@ def _recipe(name: str) -> "Recipe":
 
 
 def _board(recipe: "Recipe", name: str | None) -> Board:
-    if not recipe.boards:
+    if not recipe.tables:
         raise UsageError(f"The recipe {recipe.name} has no table.")
     if name is None:
-        return next(iter(recipe.boards.values()))
-    if name not in recipe.boards:
-        hint = did_you_mean(name, recipe.boards)
-        raise UsageError(f"{recipe.name} has no table named {name!r}.{hint} There are: {', '.join(recipe.boards)}.")
-    return recipe.boards[name]
+        return next(iter(recipe.tables.values()))
+    if name not in recipe.tables:
+        hint = did_you_mean(name, recipe.tables)
+        raise UsageError(f"{recipe.name} has no table named {name!r}.{hint} There are: {', '.join(recipe.tables)}.")
+    return recipe.tables[name]
 
 
 def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _write(
         if html is not None:
             from uncollapse.lab.tables.table_page import write_page
 
-            pictures = () if recipe.pictures is None else recipe.pictures(records)
+            pictures = () if recipe.plots is None else recipe.plots(records)
             files.append(write_page(board, records, html, pictures))
     except ImportError as error:
         raise UsageError(str(error)) from error

@@ -136,7 +136,7 @@ def _has_part(recipe: "Recipe", order: Order) -> bool:
     count = launchers.launched()
     if count == 1 or order.dry_run:
         return launchers.is_first()
-    if not recipe.alone:
+    if not recipe.single_process:
         launchers.join(order.device)
         return True
     if launchers.is_first():

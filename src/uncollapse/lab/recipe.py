@@ -1,6 +1,6 @@
-"""Recipes by name. One file is one experiment: data, model, cure, training, evaluation, the paper's numbers.
+"""Recipe, the description of one experiment, and the registry of all recipes by name.
 
-A recipe is imported when it is asked for, and its libraries when it runs; the names are there before.
+A recipe's module is imported when the recipe is first asked for, and the libraries it needs when it runs.
 """
 
 import importlib
@@ -22,18 +22,27 @@ if TYPE_CHECKING:
 Entry = TypeVar("Entry")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An experiment.
+    """An experiment: its configuration, how it runs, and how its results are shown.
 
-    config: a frozen dataclass with a default for every field and a `seed`, see `configs.setting`. run: gives a record
-    that can be written as JSON. name_of: what a run is called in the names of files. cost: roughly its seconds on one
-    core. boards: tables of its results, the first one unless another is named. grids: sweeps by name. presets: settings
-    by name, such as a paper's. quick: settings of a run that takes less than two minutes and needs no data but what is
-    installed; None if there is none. reads_images: processes may read ahead of its training, see `Session.workers`.
-    alone: several processes cannot share its work: the first one does it.
-    same_data: whether a result with the same settings is of the data at hand; always, where it is not given. pictures:
-    of results, for the page of a table. search: what `uncollapse tune` may vary; None if that is nothing.
+    Args:
+        name: Its name on the command line and in `results/`.
+        title: One line for `uncollapse list recipes`.
+        paper: Authors, title and arXiv number of the paper that it follows.
+        config: Frozen dataclass with a default for every field and a `seed`, see `lab.config.fields.setting`.
+        run: Returns the record of a run, which must be JSON-serializable.
+        name_of: Returns the readable part of a run's file names.
+        cost: Returns an estimate of a run's seconds on one core.
+        tables: Tables of its results by name. The first one is the default.
+        grids: Sweeps by name.
+        presets: Settings by name, for example those of a paper.
+        quick: Settings of a run that takes less than two minutes and needs no download; None if there are none.
+        reads_images: Whether worker processes may read images ahead of the training, see `Session.workers`.
+        single_process: Whether its work cannot be shared between processes, so that only rank 0 runs it.
+        same_data: Whether a stored result with the same settings used the data at hand. None: always.
+        plots: Returns plots of the given records, for the page of a table.
+        search: What `uncollapse tune` may vary; None if the recipe cannot be tuned.
     """
 
     name: str
@@ -43,25 +52,25 @@ class Recipe:
     run: Callable[[Any, Session], dict[str, Any]]
     name_of: Callable[[Any], str]
     cost: Callable[[Any], float]
-    boards: Mapping[str, Board] = field(default_factory=dict)
+    tables: Mapping[str, Board] = field(default_factory=dict)
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: Mapping[str, Any] | None = None
     reads_images: bool = False
-    alone: bool = False
+    single_process: bool = False
     same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
-    pictures: Callable[[Sequence[Mapping[str, Any]]], Iterable["Picture"]] | None = None
+    plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["Picture"]] | None = None
     search: Search | None = None
 
     def preset(self, name: str) -> Mapping[str, Any]:
-        """The settings that it has under a name; a UsageError that lists the names if it has none."""
-        return self._named("preset", self.presets, name, "leave out --preset")
+        """Return the preset of this name, or raise a UsageError that lists the presets."""
+        return self._lookup("preset", self.presets, name, "leave out --preset")
 
     def grid(self, name: str) -> tuple[Grid, ...]:
-        """The grids that it has under a name; a UsageError that lists the names if it has none."""
-        return self._named("grid", self.grids, name, "write fields with values")
+        """Return the grids of this name, or raise a UsageError that lists the names."""
+        return self._lookup("grid", self.grids, name, "write fields with values")
 
-    def _named(self, kind: str, entries: Mapping[str, Entry], name: str, instead: str) -> Entry:
+    def _lookup(self, kind: str, entries: Mapping[str, Entry], name: str, instead: str) -> Entry:
         if name not in entries:
             hint = did_you_mean(name, entries)
             there = f"There are: {', '.join(entries)}." if entries else f"It has none; {instead}."
@@ -70,7 +79,7 @@ class Recipe:
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")
-MODULES = {  # recipe -> its module in `experiments`
+MODULES = {  # recipe -> the module of `uncollapse.lab.experiments` whose `RECIPE` it is
     "gcn-depth": "gcn.recipe",
     "vit-digits": "vit.digits",
     "vit": "vit.recipe",
@@ -86,21 +95,10 @@ MODULES = {  # recipe -> its module in `experiments`
 }
 
 
-def _recipe(file: str) -> Recipe:
-    """What a file says of its recipe."""
-    module = importlib.import_module(f"uncollapse.lab.experiments.{file}")
-    facts = (module.NAME, module.TITLE, module.PAPER, module.Config, module.run, module.name_of, module.cost)
-    more: dict[str, Any] = {
-        "presets": getattr(module, "PRESETS", {}),
-        "quick": getattr(module, "QUICK", None),
-        "reads_images": getattr(module, "READS_IMAGES", False),
-        "alone": getattr(module, "ALONE", False),
-        "same_data": getattr(module, "same_data", None),
-        "pictures": getattr(module, "pictures", None),
-        "search": getattr(module, "SEARCH", None),
-    }
-    return Recipe(*facts, boards=module.BOARDS, grids=module.GRIDS, **more)
+def _load(module: str) -> Recipe:
+    recipe: Recipe = importlib.import_module(f"uncollapse.lab.experiments.{module}").RECIPE
+    return recipe
 
 
-for _name, _file in MODULES.items():
-    RECIPES.add(_name, Later(partial(_recipe, _file)))
+for _name, _module in MODULES.items():
+    RECIPES.add(_name, Later(partial(_load, _module)))

@@ -31,7 +31,7 @@ CHILD = """
 import sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from uncollapse.lab.recipe import gcn_depth
+from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.engine.runtime import Session
 config = gcn_depth.Config(layers=4, epochs=60, dropout=0.5, select="loss", norm="contra_norm", sample=64, drop_edge=0.1)
 def told(done, total, figures):

@@ -141,7 +141,7 @@ def made_up(dev: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_figure_of_the_paper_and_other_tasks_beside_it() -> None:
-    board = RECIPES["bert-depth"].boards["depth"]
+    board = RECIPES["bert-depth"].tables["depth"]
     made = cells(board, [made_up(0.8, depth=12, cure="none"), made_up(0.9, depth=12)])
     cola = {(cell.row, cell.column): cell for cell in made if cell.group == "cola"}
     assert len(cola) == 2 * 6

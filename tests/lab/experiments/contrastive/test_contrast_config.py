@@ -136,7 +136,7 @@ def test_presets_and_names() -> None:
     paper = contrast.Config(**contrast.PRESETS["paper-stl10"])
     assert (paper.width, paper.side, paper.batch, paper.epochs, paper.lr) == (1.0, 64, 768, 200, 0.12)
     assert contrast.name_of(paper) == "stl10-a0.98-alpha2+u0.96-t2-b768-d128-seed0"
-    board = contrast.BOARDS["fc7"]
+    board = contrast.TABLES["fc7"]
     assert (
         next(n.mean for n in board.published if n.cell[board.rows] == contrast._row(dataclasses.asdict(paper))) == 84.43
     )
@@ -186,7 +186,7 @@ def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_clas
     assert {"alignment", "uniformity", "information"} <= record["figures"].keys()
     assert not any("linear" in name or "knn" in name for name in record["figures"])
     assert (record["data"]["train"], record["data"]["validation"]) == (18, 6)
-    assert cells(contrast.BOARDS["output"], [record]) == cells(contrast.BOARDS["output"], [])
+    assert cells(contrast.TABLES["output"], [record]) == cells(contrast.TABLES["output"], [])
     with pytest.raises(UsageError, match="does not have pictures where they are looked for"):
         contrastive.load(contrast.Config(**settings), Session(data_root=tmp_path))
 

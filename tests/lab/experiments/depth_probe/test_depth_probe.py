@@ -82,7 +82,7 @@ def test_other_scenes_in_the_same_place_are_noticed(tmp_path: Path) -> None:
 
 def test_the_papers_numbers_stand_beside_and_are_not_judged() -> None:
     record = {"recipe": "depth-probe", "config": vars(Config()), "seed": 0, "figures": {"mse": 0.1}}
-    found = cells(depth_probe.BOARDS["mse"], [record])
+    found = cells(depth_probe.TABLES["mse"], [record])
     (ours,) = (cell for cell in found if cell.run)
     assert (ours.row, ours.published, ours.reached) == ("random", None, None)
     assert ours.mean == pytest.approx(0.1)

@@ -29,7 +29,7 @@ def made_up(dev: float, seed: int = 0, validation: float = 0.5, **changes: Any) 
 
 
 def test_the_table_has_the_rows_of_the_paper() -> None:
-    board = RECIPES["glue"].boards["table1"]
+    board = RECIPES["glue"].tables["table1"]
     records = [made_up(0.5 + number / 100, **changes) for number, changes in enumerate(RUN)]
     made = cells(board, records)
     bert = [cell for cell in made if cell.group == glue.BERT]
@@ -52,19 +52,19 @@ def test_presets_are_judged_beside_the_paper() -> None:
     records = [
         made_up(dev, **presets[name]) for name, dev in (("paper-bert", 0.71), ("paper-albert", 0.78), ("paper-v2", 0.7))
     ]
-    found = {(cell.group, cell.row): cell for cell in cells(RECIPES["glue"].boards["table1"], records) if cell.run}
+    found = {(cell.group, cell.row): cell for cell in cells(RECIPES["glue"].tables["table1"], records) if cell.run}
     assert {place: cell.reached for place, cell in found.items()} == {
         (glue.BERT, "contra_norm"): True,
         (glue.ALBERT, "contra_norm"): False,
         (glue.BERT, "contra_norm v2"): False,
     }
     shorter = made_up(0.71, **{**presets["paper-bert"], "epochs": 1})
-    (cell,) = (cell for cell in cells(RECIPES["glue"].boards["table1"], [shorter]) if cell.run)
+    (cell,) = (cell for cell in cells(RECIPES["glue"].tables["table1"], [shorter]) if cell.run)
     assert cell.reached is None
 
 
 def test_without_anything_held_out_no_scale_is_chosen() -> None:
-    board = RECIPES["glue"].boards["table1"]
+    board = RECIPES["glue"].tables["table1"]
     protocol = {**RECIPES["glue"].presets["paper-bert"], "scale": 0.005}
     records = [made_up(0.9, **{**protocol, "scale": scale}) for scale in (0.005, 0.2)]
     for record in records:
@@ -76,7 +76,7 @@ def test_without_anything_held_out_no_scale_is_chosen() -> None:
 
 def test_scale_is_chosen_by_validation() -> None:
     records = [made_up(0.9, validation=0.1, scale=0.05), made_up(0.6, validation=0.3, scale=0.2)]
-    (cell,) = [c for c in cells(RECIPES["glue"].boards["table1"], records) if c.run]
+    (cell,) = [c for c in cells(RECIPES["glue"].tables["table1"], records) if c.run]
     assert (cell.chosen, cell.mean) == ({"scale": 0.2}, pytest.approx(60.0))
 
 
@@ -94,7 +94,7 @@ def test_names_of_files(tmp_path: Path) -> None:
 
 
 def test_another_model_is_not_asked_for_the_papers_rates() -> None:
-    board = RECIPES["glue"].boards["table1"]
+    board = RECIPES["glue"].tables["table1"]
     runs = [made_up(0.5, model=glue.MINILM, lr=1e-4, **changes) for changes in ({"cure": "none"}, {"axis": "features"})]
     found = {cell.row: cell for cell in cells(board, runs) if cell.run}
     assert {row: (cell.unusual, cell.chosen) for row, cell in found.items()} == {

@@ -16,7 +16,6 @@ from uncollapse.lab.experiments.contrastive.saved_encoders import load_encoder
 from uncollapse.lab.experiments.moco import recipe as moco
 from uncollapse.lab.experiments.moco.recipe import Config
 from uncollapse.lab.experiments.moco.training import MomentumConfig
-from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import run_one
 from uncollapse.lab.tables.paper_table import cells
@@ -123,8 +122,7 @@ def test_a_small_resnet_in_half_precision() -> None:
 
 def test_a_result_is_found_and_no_checkpoint_is_left(tmp_path: Path) -> None:
     config = replace(TINY, examples=20, epochs=1, probe_epochs=1, neighbours=False)
-    facts = (moco.NAME, moco.TITLE, moco.PAPER, moco.Config, moco.run, moco.name_of, moco.cost)
-    recipe = Recipe(*facts, boards=moco.BOARDS, grids=moco.GRIDS, presets=moco.PRESETS, same_data=moco.same_data)
+    recipe = moco.RECIPE
     session = Session(device="cpu", checkpoints=tmp_path / "run")
     record, new = run_one(recipe, config, Results(tmp_path), session)
     assert new
@@ -155,10 +153,10 @@ def test_presets_are_the_papers() -> None:
 def test_a_run_of_the_preset_stands_beside_the_papers_number(name: str) -> None:
     config = Config(**moco.PRESETS[f"paper-{name}"])
     record = {"recipe": "moco", "config": asdict(config), "seed": 0, "figures": {"test": 0.7}}
-    (ours,) = (cell for cell in cells(moco.BOARDS[name], [record]) if cell.run)
+    (ours,) = (cell for cell in cells(moco.TABLES[name], [record]) if cell.run)
     assert ours.published is not None
     assert ours.published.mean in (74.60, 67.69)
     assert ours.judged
     shorter = record | {"config": asdict(replace(config, epochs=10))}
-    (ours,) = (cell for cell in cells(moco.BOARDS[name], [shorter]) if cell.run)
+    (ours,) = (cell for cell in cells(moco.TABLES[name], [shorter]) if cell.run)
     assert not ours.judged

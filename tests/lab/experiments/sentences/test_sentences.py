@@ -95,11 +95,11 @@ def test_a_kept_encoder_has_its_words_beside_it(tmp_path: Path, session: Session
 
 def test_the_paper_stands_beside_the_results() -> None:
     names = {field.name for field in fields(sentences.Config)}
-    for board in sentences.BOARDS.values():
+    for board in sentences.TABLES.values():
         assert board.named <= names
     config = build(sentences.Config, sentences.SMALL | {"temperature": 0.075})
     record = {"recipe": "sentences", "seed": 0, "config": vars(config), "figures": {"mr": 0.7, "validation": 0.1}}
-    found = cells(sentences.BOARDS["mr"], [record])
+    found = cells(sentences.TABLES["mr"], [record])
     ours = next(cell for cell in found if cell.group == "brown")
     assert (ours.row, ours.figures) == ("C(τ=0.075)", {0: 70.0})
     papers = {cell.row: cell.published.mean for cell in found if cell.published is not None}

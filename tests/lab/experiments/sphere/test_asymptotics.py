@@ -136,7 +136,7 @@ def test_rows_of_the_boards() -> None:
     records = [
         {"config": json.loads(json.dumps(asdict(trial))), "seed": 0, "figures": {"bias_slope": -1.0}} for trial in grid
     ]
-    made = cells(asymptotics.BOARDS["bias"], records)
+    made = cells(asymptotics.TABLES["bias"], records)
     assert sum(cell.run for cell in made) == 12
     assert not any(cell.unusual or cell.left_out for cell in made)
 

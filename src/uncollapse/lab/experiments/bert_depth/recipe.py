@@ -24,6 +24,7 @@ from uncollapse.lab.experiments.glue.config import same_data as same_data
 from uncollapse.lab.experiments.glue.recipe import BERT, MINILM, PROTOCOL, ROWS, place_name, variant
 from uncollapse.lab.experiments.glue.training import Training, diagnosis, trained
 from uncollapse.lab.models.text_classifier import deepened, drawn
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import short, summary
@@ -141,7 +142,7 @@ PUBLISHED_AS = {  # the published code asks transformers for more blocks than th
     "start": "extended",
 }
 SEARCH = sentences.SEARCH
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "depth": Board(
         "Encoders of growing depth on GLUE's development sets",
         where={},
@@ -184,3 +185,17 @@ GRIDS: Mapping[str, tuple[Grid, ...]] = {
         Grid(SMALL | {"depth": (48,), "cure": ("none",), "lr": (1e-4,)}),
     ),
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    search=SEARCH,
+    same_data=same_data,
+)

@@ -25,6 +25,7 @@ from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING,
 from uncollapse.lab.experiments.contrastive.config import same_data as same_data
 from uncollapse.lab.experiments.contrastive.training import OUTPUT, Loss, Training, facts, hypersphere, learn
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short, summary
@@ -35,7 +36,6 @@ from uncollapse.pairwise import all_ranks
 
 NAME = "circle"
 TITLE = "Features on the circle: an encoder with two outputs, random, supervised or contrastive"
-READS_IMAGES = True
 LEARNED = ("random", "supervised", "contrastive")
 BINS = 40  # of the histogram of distances, from 0 to 2
 DIGITS = 4  # of an angle
@@ -148,7 +148,7 @@ def cost(config: Config) -> float:
     return contrastive.cost(config) if config.learned != "random" else 30.0
 
 
-def pictures(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
+def plots(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
     """For the page of a table."""
     from uncollapse.lab.experiments.contrastive.encoder_plots import (
         circles,  # what draws is imported when something is drawn
@@ -169,7 +169,7 @@ QUICK: Mapping[str, Any] = {
     "judged": "whole",
 }
 PUBLISHED = {"random": 12.71, "supervised": 57.19, "contrastive": 28.60}
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "accuracy": Board(
         "Linear accuracy of two features on the circle",
         where={},
@@ -185,3 +185,20 @@ BOARDS: Mapping[str, Board] = {
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "cifar10": (Grid({"learned": LEARNED, **{name: (value,) for name, value in SMALL.items()}}),)
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    presets=PRESETS,
+    quick=QUICK,
+    same_data=same_data,
+    plots=plots,
+    reads_images=True,
+)

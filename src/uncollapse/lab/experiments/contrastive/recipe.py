@@ -19,6 +19,7 @@ from uncollapse.lab.experiments.contrastive.config import cost as cost
 from uncollapse.lab.experiments.contrastive.config import same_data as same_data
 from uncollapse.lab.experiments.contrastive.objectives import formula, objective, words
 from uncollapse.lab.experiments.contrastive.training import Training, facts, hypersphere, learn, reading
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short, summary
@@ -29,7 +30,6 @@ from uncollapse.tuning.space import Between
 
 NAME = "contrast"
 TITLE = "A contrastive encoder of images: InfoNCE, alignment and uniformity in any weights"
-READS_IMAGES = True
 LIBRARIES = ("torchvision", "pillow", "accelerate", "scikit-learn")
 
 
@@ -85,7 +85,7 @@ def name_of(config: Config) -> str:
     return f"{data}-{what}-d{config.dim}-seed{config.seed}"[:120]
 
 
-def pictures(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
+def plots(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
     """For the page of a table."""
     from uncollapse.lab.experiments.contrastive.encoder_plots import (
         scatters,  # what draws is imported when something is drawn
@@ -165,7 +165,7 @@ SEARCH = Search(  # accuracies are only there at the end: alignment and uniformi
     by="validation_output_linear",
     by_epoch=None,
 )
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     name: _board(number, figure, title) for number, (name, (figure, title)) in enumerate(JUDGES.items())
 }
 SHARED = SMALL | {"data": "cifar10"}
@@ -205,3 +205,21 @@ PARTS: dict[str, tuple[Grid, ...]] = {
     ),
 }
 GRIDS: Mapping[str, tuple[Grid, ...]] = {**PARTS, "cifar10": tuple(grid for grids in PARTS.values() for grid in grids)}
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    presets=PRESETS,
+    quick=QUICK,
+    search=SEARCH,
+    same_data=same_data,
+    plots=plots,
+    reads_images=True,
+)

@@ -19,6 +19,7 @@ from uncollapse.lab.engine.task import Settings
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.depth_probe import training as depth_probing
 from uncollapse.lab.experiments.depth_probe.training import RENDERED, DepthConfig, DepthTraining
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short
@@ -98,7 +99,7 @@ def _published() -> tuple[Published, ...]:
     )
 
 
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "explained": Board("Share of the error of a mean depth map that is gone", figure="explained", **AXES),
     "mse": Board(
         "Mean squared error of depths in units of their spread; lower is better, the paper's unit is not known",
@@ -113,3 +114,17 @@ GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "layers": (Grid({"layer": ("conv5", "conv4", "conv3", "conv2", "conv1")}),),
     "rendered": (Grid({"layer": ("conv5", "conv4", "conv3"), **{name: (value,) for name, value in SMALL.items()}}),),
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    quick=QUICK,
+    same_data=same_data,
+)

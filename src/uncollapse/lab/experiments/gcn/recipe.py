@@ -26,6 +26,7 @@ from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.models import norms
 from uncollapse.lab.models.adjacency import sparse_features
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short, summary
@@ -40,7 +41,6 @@ NAME = "gcn-depth"
 TITLE = "Graph networks of any depth on citation, Wikipedia and random graphs, with any norm"
 PAPER = CURES["contra_norm"].paper
 SHARE: dict[str, Any] = {"least": 0, "most": 1}
-ALONE = True  # a step is on the whole graph
 MADE_HERE = ("csbm", "karate")  # graphs without files
 
 
@@ -358,7 +358,7 @@ AXES: dict[str, Any] = {
     "free": ("sample",),  # where all pairs cost too much
 }
 CURES_TRIED = "norm+uniform+drop_edge"
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "table3": Board(
         "ContraNorm's Table 3: test accuracy of deep GCNs",
         where={**PLAIN, "missing": 0.0},
@@ -441,3 +441,19 @@ GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "gcnii-cora": _deep(10, "cora"),
     "gcnii-citeseer": _deep(5, "citeseer"),
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    quick=QUICK,
+    search=SEARCH,
+    same_data=same_data,
+    single_process=True,  # a step is on the whole graph
+)

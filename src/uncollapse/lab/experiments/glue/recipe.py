@@ -26,6 +26,7 @@ from uncollapse.lab.experiments.glue.config import Data, TextConfig
 from uncollapse.lab.experiments.glue.config import same_data as same_data
 from uncollapse.lab.experiments.glue.paper import GLUE, MISMATCHED, MISMATCHED_ALBERT, TABLE_1, TABLE_ALBERT, published
 from uncollapse.lab.experiments.glue.training import Training, answers, logits_of, trained
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.paper_table import Board
@@ -174,7 +175,7 @@ AXES: dict[str, Any] = {
     "row_usual": {"contra_norm v2": {"lr": 4e-5}},
 }
 SEARCH = sentences.SEARCH
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "table1": Board(
         "ContraNorm's Table 1: GLUE's development sets",
         where={},
@@ -219,3 +220,18 @@ GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "minilm-more": (*_grids(("mrpc",), 3, **SMALL), *_grids(("sst2",), 3, **SMALL, examples=10000)),
     "bert-base": _grids(GLUE, 5),
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    presets=PRESETS,
+    search=SEARCH,
+    same_data=same_data,
+)

@@ -23,6 +23,7 @@ from uncollapse.lab.experiments.moco import training as momentum
 from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
 from uncollapse.lab.experiments.moco.training import MomentumConfig, MomentumTraining
 from uncollapse.lab.experiments.moco.training import cost as cost
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short, summary
@@ -31,7 +32,6 @@ from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "moco"
 TITLE = "MoCo: a momentum encoder and a queue, with InfoNCE, alignment and uniformity in any weights"
-READS_IMAGES = True
 LIBRARIES = (*contrast.LIBRARIES, "timm")
 
 
@@ -171,7 +171,7 @@ def _beside(title: str, preset: str, figure: str, table: Mapping[str, float]) ->
     return Board(title, where=where, figure=figure, published=numbers, usual=protocol, free=FREE, whole=True, **AXES)
 
 
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "accuracy": Board("Test accuracy of a linear classifier", where={}, **AXES),
     "imagenet100": _beside(
         "MoCo on ImageNet-100, top 1",
@@ -198,3 +198,19 @@ def _grid(**values: Any) -> Grid:
 
 
 GRIDS: Mapping[str, tuple[Grid, ...]] = {"small": (_grid(temperature=0.2), _grid(**BOTH))}
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    presets=PRESETS,
+    quick=QUICK,
+    same_data=same_data,
+    reads_images=True,
+)

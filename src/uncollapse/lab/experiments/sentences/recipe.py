@@ -26,6 +26,7 @@ from uncollapse.lab.experiments.sentences import config as sentence_pairs
 from uncollapse.lab.experiments.sentences import probes
 from uncollapse.lab.experiments.sentences.config import Data, PairsConfig
 from uncollapse.lab.experiments.sentences.training import Training
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import fingerprint, record, short, summary
@@ -214,7 +215,7 @@ def _board(task: str, suffix: str = "") -> Board:
     return Board(f"{title}{where}", where={}, figure=task + suffix, published=published, whole=True, **AXES)
 
 
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     **{task: _board(task) for task in TITLES},
     **{f"{task}-output": _board(task, "_output") for task in ("mr", "cr")},
     "neighbours": Board(
@@ -250,3 +251,18 @@ PARTS: dict[str, tuple[Grid, ...]] = {
     "brown-transformer": (_grid(temperature=0.075, encoder="transformer", depth=2, lr=1e-3),),
 }
 GRIDS: Mapping[str, tuple[Grid, ...]] = {**PARTS, "brown": PARTS["brown-main"] + PARTS["brown-more"]}
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    presets=PRESETS,
+    quick=QUICK,
+    same_data=same_data,
+)

@@ -31,6 +31,7 @@ from uncollapse.lab.experiments.sphere.infonce_limit import (
     uniform_terms,
 )
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short
 from uncollapse.lab.tables.paper_table import Board
@@ -39,8 +40,6 @@ from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "asymptotics"
 TITLE = "InfoNCE with more and more negatives against its limit, with the rates of bias and fluctuation"
-READS_IMAGES = True
-ALONE = True  # most of its time is not training
 SPHERE, RANDOM = "sphere", "random"
 TRAINED: Mapping[str, Mapping[str, Any]] = {  # weights of the objective
     "contrast": {"contrast": 1.0},
@@ -232,7 +231,7 @@ def _board(title: str, figure: str) -> Board:
 
 
 SMALL: dict[str, Any] = {"data": "cifar10", **contrast.SMALL}
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "bias": _board("How the bias of InfoNCE − log M falls with M: slope of logarithms", "bias_slope"),
     "fluctuation": _board("How the deviation of a single draw falls with M: slope of logarithms", "fluctuation_slope"),
     "constant": _board("M · bias, for ever more negatives", "bias_constant"),
@@ -262,3 +261,19 @@ QUICK: Mapping[str, Any] = {
     "draws": 8,
     "largest": 16_384,
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    quick=QUICK,
+    same_data=same_data,
+    reads_images=True,
+    single_process=True,  # most of its time is not training
+)

@@ -16,6 +16,7 @@ from uncollapse.lab.config.fields import setting
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.sphere import point_sets
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short
 from uncollapse.lab.tables.paper_table import Board
@@ -24,7 +25,6 @@ from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum
 
 NAME = "potentials"
 TITLE = "The mean Gaussian potential of point sets on the sphere, beside its optimum"
-ALONE = True  # nothing is trained in batches
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 100)  # of few points, regular and optimised
 SHOWN = 500  # points of a set that are kept for pictures
 BINS = 72  # of angles, on the circle
@@ -158,7 +158,7 @@ def _board(title: str, figure: str) -> Board:
     return Board(title, where={}, groups="points", rows="dim", columns="t", figure=figure, percent=False)
 
 
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "optimised": _board("Log of the mean potential of points that minimise it", "optimised"),
     "optimum": _board("The least that it can be: that of the uniform distribution", "optimum"),
     "uniform": _board("Log of the mean potential of random points", "uniform"),
@@ -168,3 +168,17 @@ BOARDS: Mapping[str, Board] = {
 }
 GRIDS: Mapping[str, tuple[Grid, ...]] = {"all": (Grid({"dim": (2, 3), "t": (2.0,)}),)}
 QUICK: Mapping[str, Any] = {"points": 2000, "steps": 50, "draws": 200, "largest": 512}
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    quick=QUICK,
+    single_process=True,  # nothing is trained in batches
+)

@@ -26,6 +26,7 @@ from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.task import Settings, Task
 from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import fingerprint, record, short, summary
@@ -211,9 +212,23 @@ SEARCH = Search(
     none={"norm": "layer"},
     line=lambda config: attach_line("contra_norm", {"scale": config.scale, "at": "norms"}),
 )
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "depth": Board("Test accuracy on digits", where={}, groups="dim", rows="norm", columns="depth", chosen=("scale",)),
 }
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "depth": (Grid({"norm": NORMS, "depth": (12, 24, 48), "seed": (0, 1, 2)}),),
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    quick=QUICK,
+    search=SEARCH,
+)

@@ -30,6 +30,7 @@ from uncollapse.lab.experiments.vit.paper import (
 )
 from uncollapse.lab.experiments.vit.paper import PRESETS as PAPERS
 from uncollapse.lab.experiments.vit.training import Training, without_slow_attention
+from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import fingerprint, record, short, summary
@@ -42,7 +43,6 @@ from uncollapse.tuning.trial_result import attach_line
 NAME = "vit"
 TITLE = "A vision transformer on images, with ContraNorm, DiversePatch's losses, AttnScale, FeatScale, or nothing"
 PAPER = f"{CURES['contra_norm'].paper}; {LOSSES['patch_mixing_loss'].paper}"
-READS_IMAGES = True
 LIBRARIES = ("timm", "torchvision", "pillow", "accelerate")
 LAST = ("mean_cosine", "attention_std", "effective_rank", "dataset_rank")  # of the last block, among the figures
 
@@ -241,7 +241,7 @@ SEARCH = Search(
     line=line,
     lacks=lambda config: None if config.holdout else "Settings are chosen on images that are held back: --holdout 0.1.",
 )
-BOARDS: Mapping[str, Board] = {
+TABLES: Mapping[str, Board] = {
     "accuracy": Board("Test accuracy", where={}, **AXES),
     "imagenet100": _beside(
         "ContraNorm: DeiT-T on ImageNet-100", CONTRA_NORM, "imagenet100", "deit_tiny_patch16_224", TINY_100
@@ -281,3 +281,20 @@ GRIDS: Mapping[str, tuple[Grid, ...]] = {
     ),
     "tinyimagenet20": (_grid("tinyimagenet20", 12, cure=("none", "contra_norm"), **TINY),),
 }
+
+RECIPE = Recipe(
+    name=NAME,
+    title=TITLE,
+    paper=PAPER,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=TABLES,
+    grids=GRIDS,
+    presets=PRESETS,
+    quick=QUICK,
+    search=SEARCH,
+    same_data=same_data,
+    reads_images=True,
+)
