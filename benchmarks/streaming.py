@@ -21,7 +21,7 @@ import torch
 from benchmarks.targets import Result
 from uncollapse.diagnosis.row_statistics import RowStatistics
 from uncollapse.diagnosis.stats import moments
-from uncollapse.diagnosis.stats.compensated_sum import Sum
+from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.io.prefetch import plain_read
 
 ROWS, DIM, RANK = 10_000_000, 384, 48
@@ -99,7 +99,7 @@ def forget(path: Path) -> None:
 def accumulating() -> Result:
     """What adding a Gram matrix to its sum costs beside making it, for one chunk of rows."""
     x = torch.randn(1024, DIM, dtype=torch.float64)
-    total, gram = Sum.zero(DIM, DIM), moments._gram(x)
+    total, gram = CompensatedSum.zero(DIM, DIM), moments._gram(x)
     product, adding = best(lambda: moments._gram(x)), best(lambda: total.add(gram))
     detail = f"{1e3 * product:.2f} ms for XᵀX of 1024×{DIM}, {1e3 * adding:.2f} ms to add it"
     return Result("Moments: adding beside the product", 0.25, adding / product, "of its time", False, detail)

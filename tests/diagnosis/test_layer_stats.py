@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.backbones.sites import Context
-from uncollapse.diagnosis.layer_stats import Gauge, Plan
+from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
 
 OF_ALL = ("mean_cosine", "dataset_rank", "feature_correlation", "outlier_share", "pooled_cosine", "alignment")
@@ -25,8 +25,8 @@ def batches(count: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
     return found
 
 
-def gauge_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> Gauge:
-    gauge = Gauge(Plan(seed=seed, **PLAN))
+def gauge_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> LayerStats:
+    gauge = LayerStats(StatsConfig(seed=seed, **PLAN))
     for x, mask, second in data:
         gauge.update(x, mask, Context(mask))
         gauge.update_means(x, mask)
@@ -35,7 +35,7 @@ def gauge_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> Gauge:
     return gauge
 
 
-def layer(gauge: Gauge) -> Layer:
+def layer(gauge: LayerStats) -> Layer:
     return gauge.layer("block 0", "block", "blocks.0")
 
 
@@ -57,7 +57,12 @@ def test_merged_gauges_measure_what_one_would() -> None:
 
 def test_any_order_and_nesting_gives_the_same() -> None:
     data = batches()
-    a, b, c, empty = gauge_of(data[:2], 3), gauge_of(data[2:3], 1), gauge_of(data[3:], 2), Gauge(Plan(seed=7, **PLAN))
+    a, b, c, empty = (
+        gauge_of(data[:2], 3),
+        gauge_of(data[2:3], 1),
+        gauge_of(data[3:], 2),
+        LayerStats(StatsConfig(seed=7, **PLAN)),
+    )
     expected = layer(a.merge(b).merge(c).merge(empty))
     for other in (c.merge(b.merge(a)), empty.merge(b).merge(a.merge(c)), b.merge(empty.merge(c.merge(a)))):
         assert layer(other) == expected
@@ -68,7 +73,7 @@ def test_any_order_and_nesting_gives_the_same() -> None:
 
 def test_merging_leaves_the_parts_alone() -> None:
     data = batches()
-    a, empty = gauge_of(data[:2], 0), Gauge(Plan(seed=1, **PLAN))
+    a, empty = gauge_of(data[:2], 0), LayerStats(StatsConfig(seed=1, **PLAN))
     before = layer(a)
     merged = a.merge(empty)
     for x, mask, _ in data[2:]:
@@ -82,7 +87,7 @@ def test_what_does_not_fit_together_is_not_merged() -> None:
     with pytest.raises(ValueError, match="different seeds"):
         a.merge(gauge_of(batches(1), 0))
     with pytest.raises(ValueError, match="one plan"):
-        a.merge(Gauge(Plan(seed=1)))
+        a.merge(LayerStats(StatsConfig(seed=1)))
     other = gauge_of(batches(1), 1)
     other.pool(batches(1)[0][0], None)
     with pytest.raises(ValueError, match="second views"):

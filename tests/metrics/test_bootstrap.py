@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from uncollapse.diagnosis.stats.scalar import VALUES, Spread
+from uncollapse.diagnosis.stats.scalar import VALUES, ScalarStats
 from uncollapse.metrics import bootstrap
 from uncollapse.metrics.bootstrap import Bootstrap, mean_interval
 
@@ -37,7 +37,7 @@ def test_the_value_is_never_outside() -> None:
 
 def test_a_sample_tells_the_shape_and_all_numbers_the_width() -> None:
     numbers = torch.rand(5 * VALUES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    spread, asked = Spread(0), Bootstrap(draws=300)
+    spread, asked = ScalarStats(0), Bootstrap(draws=300)
     for part in numbers.split(1000):
         spread.update(part)
     found = spread.interval(1.0, asked)

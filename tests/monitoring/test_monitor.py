@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import uncollapse as uc
 from uncollapse.cli.app import app
-from uncollapse.diagnosis.stats import stream
+from uncollapse.diagnosis.stats import streaming
 from uncollapse.monitoring import arguments_check, wrappers
 from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
 from uncollapse.pairwise import numerics
@@ -340,8 +340,8 @@ def test_finite_rule_stops_on_nan() -> None:
     "refuses",
     [
         lambda x: numerics.check_finite(x, "x"),
-        lambda x: stream.check_entries((x, None), 1e30),
-        lambda x: stream.read_tensor({"sum": x}, "sum", torch.float32, (2, 2)),
+        lambda x: streaming.check_entries((x, None), 1e30),
+        lambda x: streaming.read_tensor({"sum": x}, "sum", torch.float32, (2, 2)),
     ],
 )
 def test_finite_rule_knows_who_refuses_nan(refuses: Callable[[Tensor], None]) -> None:

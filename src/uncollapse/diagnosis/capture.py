@@ -11,7 +11,7 @@ from uncollapse import distributed
 from uncollapse.backbones import nonfinite
 from uncollapse.backbones.read_hooks import Watch
 from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, as_sets
-from uncollapse.diagnosis.layer_stats import Gauge, Plan
+from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
 from uncollapse.errors import did_you_mean
 from uncollapse.pairwise import numerics
@@ -31,10 +31,10 @@ class Capture:
         plan: how they are measured.
     """
 
-    def __init__(self, model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> None:
+    def __init__(self, model: nn.Module, stack: Stack, places: tuple[str, ...], plan: StatsConfig) -> None:
         self.model, self.stack, self.plan = model, stack, plan
         self.view: View = "first"
-        self.gauges: dict[Key, Gauge] = {}
+        self.gauges: dict[Key, LayerStats] = {}
         self._paths: dict[Key, str] = {}
         self._wanted = _wanted_sites(stack, places)
         self._attention = {(b.attention, b.call): b.name for b in stack.blocks if b.attention and plan.attention}
@@ -109,7 +109,7 @@ class Capture:
 
     def _measure(self, key: Key, site: Site, x: Tensor, update: Any) -> None:
         if key not in self.gauges:
-            self.gauges[key] = Gauge(self.plan)
+            self.gauges[key] = LayerStats(self.plan)
         if site.what == "tokens":
             self._paths[key] = site.path
         try:
@@ -127,7 +127,7 @@ class Capture:
             x = numerics.prepared(*as_sets(x, self.stack.layout, self.context, prefix=self.plan.prefix))
         return nonfinite.counted(*nonfinite.count(x))
 
-    def _update(self, gauge: Gauge, x: Tensor) -> None:
+    def _update(self, gauge: LayerStats, x: Tensor) -> None:
         context, layout = self.context, self.stack.layout
         sets, mask = as_sets(x, layout, context, prefix=self.plan.prefix)
         vectors = x.dim() == 2 and layout != "nodes"
@@ -148,7 +148,7 @@ class Capture:
 class _Measured:
     """What a process measured."""
 
-    gauges: dict[Key, Gauge]
+    gauges: dict[Key, LayerStats]
     paths: dict[Key, str]
 
     def merge(self, other: "_Measured") -> "_Measured":

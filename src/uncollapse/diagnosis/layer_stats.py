@@ -11,10 +11,10 @@ from torch import Tensor
 from uncollapse import metrics
 from uncollapse.backbones.sites import Context
 from uncollapse.diagnosis.result import Layer, Summary
-from uncollapse.diagnosis.stats.compensated_sum import Sum
+from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
-from uncollapse.diagnosis.stats.scalar import Spread
+from uncollapse.diagnosis.stats.scalar import ScalarStats
 from uncollapse.metrics import robust
 from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
@@ -29,7 +29,7 @@ SIDE = 48  # tokens on a side of a heat map
 
 
 @dataclass(frozen=True)
-class Plan:
+class StatsConfig:
     """How a layer is measured.
 
     rank_samples: sequences of each batch but the first, which gives eight at least, whose ranks and robust measures are
@@ -47,21 +47,21 @@ class Plan:
     alpha: float = 2.0
 
 
-class Gauge:
+class LayerStats:
     """Gathers what a diagnosis says about one layer."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StatsConfig) -> None:
         self.plan = plan
         self.sets = 0
         self.tokens = 0
         self._picture: tuple[int, tuple[tuple[float, ...], ...]] | None = None  # the seed of the part, and its heat map
-        self._spreads: dict[str, Spread] = {}
+        self._spreads: dict[str, ScalarStats] = {}
         self._moments: Moments | None = None
         self._sample: Reservoir | None = None
         self._pooled: Tensor | None = None  # of the last batch, until its second view comes
         self._views: Reservoir | None = None
-        self._distances = Spread(plan.seed)  # of the two views of a set
-        self._means: Sum | None = None  # of the mean tokens of sets at length one
+        self._distances = ScalarStats(plan.seed)  # of the two views of a set
+        self._means: CompensatedSum | None = None  # of the mean tokens of sets at length one
         self._mean_count = 0
         self._chooser = torch.Generator().manual_seed(plan.seed)
 
@@ -84,7 +84,7 @@ class Gauge:
     def update_means(self, x: Tensor, mask: Tensor | None) -> None:
         """Add the mean tokens of the sets x (b, n, d), by which whole sets are compared."""
         unit = numerics.unit_rows(pooled(x.detach(), mask).double())
-        self._means = self._means or Sum.zero(unit.shape[-1], device=unit.device)
+        self._means = self._means or CompensatedSum.zero(unit.shape[-1], device=unit.device)
         self._means.add(unit.sum(0))
         self._mean_count += len(unit)
 
@@ -117,7 +117,7 @@ class Gauge:
         self._distances.update(squares.pow(self.plan.alpha / 2))
         self._pooled = None
 
-    def merge(self, other: "Gauge") -> "Gauge":
+    def merge(self, other: "LayerStats") -> "LayerStats":
         """What both gathered, as a new object with the plan of the smaller seed; any order and nesting gives the same.
 
         Measures of all tokens and of sets come out as if one gauge had seen everything; samples are samples of both
@@ -128,7 +128,7 @@ class Gauge:
         if self._pooled is not None or other._pooled is not None:
             raise ValueError("A gauge still waits for the second views of its last batch; merge after `pair`.")
         first, second = sorted((self, other), key=lambda gauge: gauge.plan.seed)
-        merged = Gauge(first.plan)
+        merged = LayerStats(first.plan)
         merged.sets, merged.tokens = first.sets + second.sets, first.tokens + second.tokens
         merged._picture = min((gauge._picture for gauge in (first, second) if gauge._picture), default=None)
         merged._spreads = _merged_spreads(first._spreads, second._spreads)
@@ -203,7 +203,7 @@ class Gauge:
         if mask is not None:
             values = values[mask.sum(-1) >= least]
         if values.numel() > 0:
-            self._spreads.setdefault(name, Spread(self.plan.seed)).update(values)
+            self._spreads.setdefault(name, ScalarStats(self.plan.seed)).update(values)
 
 
 def metrics_of(name: str) -> Callable[..., Tensor]:
@@ -272,5 +272,5 @@ def _both(first: Any, second: Any) -> Any:
     return first.merge(second)
 
 
-def _merged_spreads(first: dict[str, Spread], second: dict[str, Spread]) -> dict[str, Spread]:
+def _merged_spreads(first: dict[str, ScalarStats], second: dict[str, ScalarStats]) -> dict[str, ScalarStats]:
     return {name: _both(first.get(name), second.get(name)) for name in {**first, **second}}

@@ -17,8 +17,8 @@ from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
 from uncollapse.diagnosis.run import check_enough, of_layers
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
-from uncollapse.diagnosis.stats.scalar import Spread
-from uncollapse.diagnosis.stats.stream import (
+from uncollapse.diagnosis.stats.scalar import ScalarStats
+from uncollapse.diagnosis.stats.streaming import (
     check_entries,
     check_keys,
     chunks,
@@ -78,7 +78,7 @@ class RowStatistics:
         self.dim, self.t, self.alpha, self.seed = dim, t, alpha, seed
         self._sample = Reservoir(SAMPLE, dim, seed)
         self._moments = Moments(dim) if dim <= WIDEST else None
-        self._distances = Spread(seed)  # of the rows and their second views
+        self._distances = ScalarStats(seed)  # of the rows and their second views
 
     @property
     def count(self) -> int:
@@ -197,7 +197,7 @@ class RowStatistics:
         sample = Reservoir.from_state(inner_state(state, "sample"))
         statistics = cls(sample.dim, t=t, alpha=alpha, seed=seed)
         statistics._sample, sizes = sample, {(sample.dim, sample.count)}
-        statistics._distances = Spread.from_state(inner_state(state, "distances"))
+        statistics._distances = ScalarStats.from_state(inner_state(state, "distances"))
         if statistics._moments is not None:
             statistics._moments = Moments.from_state(inner_state(state, "moments"))
             sizes.add((statistics._moments.dim, statistics._moments.count))

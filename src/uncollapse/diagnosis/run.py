@@ -20,7 +20,7 @@ from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, as_sets
 from uncollapse.diagnosis import verdict
 from uncollapse.diagnosis.capture import Capture
 from uncollapse.diagnosis.case import Subject
-from uncollapse.diagnosis.layer_stats import Gauge, Plan, chosen_tokens
+from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig, chosen_tokens
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.monitoring import wrappers
 from uncollapse.pairwise.numerics import NotFiniteError
@@ -202,7 +202,7 @@ def diagnose_activations(
     plan, context = _full_plan(rank_samples, seed), Context(mask, causal=causal)
     layers, count = [], 0
     for title, x in activations.items():
-        gauge = Gauge(plan)
+        gauge = LayerStats(plan)
         sets, real = as_sets(x, "tokens", context, prefix=True)
         gauge.update(sets, real, context)
         gauge.update_means(sets, real)
@@ -244,15 +244,15 @@ def of_layers(
     )
 
 
-def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> Plan:
+def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> StatsConfig:
     if tokens not in ("patches", "all"):
         raise ValueError(f'tokens must be "patches" or "all", got {tokens!r}.')
     if rank_samples < 1:
         raise ValueError(f"rank_samples must be at least 1, got {rank_samples}.")
-    return Plan(rank_samples, attention, tokens == "all", seed=seed)
+    return StatsConfig(rank_samples, attention, tokens == "all", seed=seed)
 
 
-def _full_plan(rank_samples: int, seed: int) -> Plan:
+def _full_plan(rank_samples: int, seed: int) -> StatsConfig:
     """For activations that are there already: no forward pass stands beside the cost of every token."""
     return replace(_plan(rank_samples, False, "all", seed), all_tokens=True)
 
@@ -293,7 +293,7 @@ def _graphs(batch: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: Plan) -> tuple[Capture | None, str]:
+def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: StatsConfig) -> tuple[Capture | None, str]:
     """A capture of a randomly initialised model of the same architecture, or the reason why there is none."""
     if stack.reinitialised is None:
         return None, f"it is not known how to initialise {stack.architecture} again"
@@ -336,7 +336,7 @@ def _chosen(example: Sequence[str]) -> tuple[str, ...]:
     return tuple(example[position] for position in chosen_tokens(len(example)))
 
 
-def _settings(plan: Plan, places: Sequence[str]) -> dict[str, Any]:
+def _settings(plan: StatsConfig, places: Sequence[str]) -> dict[str, Any]:
     return {
         "places": list(places),
         "tokens": "all" if plan.prefix else "patches",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uncollapse.diagnosis.stats.stream import check_positive
+from uncollapse.diagnosis.stats.streaming import check_positive
 from uncollapse.pairwise import numerics
 
 BLOCK = 1 << 22  # rows that are drawn at a time

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from uncollapse.diagnosis.stats.compensated_sum import PARTS, Sum, exact
+from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum, exact
 
 SPREAD = (
     100  # bits between the last bits of the largest and the smallest term: with 53 of their own, 159 hold ten terms
@@ -27,8 +27,8 @@ def terms(draw, most: int = 10) -> list[float]:
     return found + [-x for x in found[: draw(st.integers(0, most - len(found)))]]
 
 
-def sum_of(x: float) -> Sum:
-    total = Sum.zero(1)
+def sum_of(x: float) -> CompensatedSum:
+    total = CompensatedSum.zero(1)
     total.add(torch.tensor([x], dtype=torch.float64))
     return total
 
@@ -45,7 +45,7 @@ def bits(parts: Tensor) -> list[int]:
     return parts.contiguous().view(torch.int64).flatten().tolist()
 
 
-def merged_somehow(parts: list[Sum], draw) -> Sum:
+def merged_somehow(parts: list[CompensatedSum], draw) -> CompensatedSum:
     parts = list(parts)
     while len(parts) > 1:
         left = parts.pop(draw(st.integers(0, len(parts) - 1)))
@@ -59,9 +59,9 @@ def merged_somehow(parts: list[Sum], draw) -> Sum:
 def test_any_tree_of_merges_is_the_exact_sum_and_has_the_same_bits(data) -> None:
     numbers = data.draw(terms())
     parts = [sum_of(x) for x in numbers]
-    whole = merged_somehow([*parts, Sum.zero(1)], data.draw)
+    whole = merged_somehow([*parts, CompensatedSum.zero(1)], data.draw)
     assert value(whole.parts) == sum(map(Fraction, numbers))
-    chain = reduce(Sum.merge, [Sum.zero(1), *parts])
+    chain = reduce(CompensatedSum.merge, [CompensatedSum.zero(1), *parts])
     assert bits(whole.parts) == bits(chain.parts)
 
 
@@ -88,7 +88,7 @@ def test_blocks_of_a_large_tensor_are_summed_alike() -> None:
     x, y, z = (torch.randn(300, 301, dtype=torch.float64, generator=generator) * 10.0**power for power in (0, 9, -9))
     sums = []
     for terms_of_one in ((x, y), (z,), (-y, z)):
-        one = Sum.zero(300, 301)
+        one = CompensatedSum.zero(300, 301)
         for term in terms_of_one:
             one.add(term)
         sums.append(one)
@@ -105,11 +105,11 @@ def test_merging_leaves_the_parts_alone_and_can_go_on() -> None:
     merged = a.merge(b)
     merged.add(torch.tensor([-1.0]).double())
     assert (torch.equal(a.parts, before[0]), torch.equal(b.parts, before[1])) == (True, True)
-    assert value(merged.merge(Sum.zero(1)).parts) == Fraction(2.0**-80)
+    assert value(merged.merge(CompensatedSum.zero(1)).parts) == Fraction(2.0**-80)
 
 
 def test_beyond_its_range_it_is_as_near_as_three_numbers_can_be() -> None:
-    total = reduce(Sum.merge, [sum_of(2.0**200), sum_of(1.0), sum_of(2.0**-200), sum_of(2.0**-500)])
+    total = reduce(CompensatedSum.merge, [sum_of(2.0**200), sum_of(1.0), sum_of(2.0**-200), sum_of(2.0**-500)])
     assert value(total.parts) == 2**200 + 1 + Fraction(1, 2**200)
 
 

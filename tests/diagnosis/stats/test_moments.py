@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
-from uncollapse.diagnosis.stats.stream import CHUNK
+from uncollapse.diagnosis.stats.streaming import CHUNK
 from uncollapse.metrics import similarity, spectrum
 
 SUMS = ("sum", "gram", "unit_sum")

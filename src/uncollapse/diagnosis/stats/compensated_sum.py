@@ -17,7 +17,7 @@ BLOCK = 1 << 15  # numbers that are added at a time, so that the passes over the
 PASSES = 32  # at most, until six numbers no longer change; four are usual
 
 
-class Sum:
+class CompensatedSum:
     """A sum of tensors of one shape, in compensated float64.
 
     `add` rounds: the remainder is a float64 too. `merge` is exact, to the last bit and in any order and nesting, while
@@ -53,13 +53,13 @@ class Sum:
         for part in _blocks(term):
             _add(value[part], remainder[part], term[part])
 
-    def merge(self, other: "Sum") -> "Sum":
+    def merge(self, other: "CompensatedSum") -> "CompensatedSum":
         """Both sums together, exactly, as a new one on this one's device."""
         both = torch.cat([self.parts, other.parts.to(self.parts.device)])
         merged = both.new_empty(PARTS, *both.shape[1:])
         for part in _blocks(both[0]):
             merged[:, part] = exact(both[:, part])
-        return Sum(merged)
+        return CompensatedSum(merged)
 
 
 def exact(numbers: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from uncollapse.diagnosis.stats.compensated_sum import PARTS, Sum
-from uncollapse.diagnosis.stats.stream import (
+from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum
+from uncollapse.diagnosis.stats.streaming import (
     check_entries,
     check_keys,
     check_positive,
@@ -71,7 +71,7 @@ class Moments:
         self.dim = dim
         self.count = 0
         self.unit_count = 0
-        self._sums = {name: Sum.zero(*shape, device=device) for name, shape in _shapes(dim).items()}
+        self._sums = {name: CompensatedSum.zero(*shape, device=device) for name, shape in _shapes(dim).items()}
 
     @property
     def sum(self) -> Tensor:
@@ -245,13 +245,13 @@ def _shapes(dim: int) -> dict[str, tuple[int, ...]]:
     return dict(zip(SUMS, ((dim,), (dim, dim), (dim,)), strict=True))
 
 
-def _read_sum(state: Mapping[str, Tensor | int], name: str, shape: tuple[int, ...]) -> Sum:
+def _read_sum(state: Mapping[str, Tensor | int], name: str, shape: tuple[int, ...]) -> CompensatedSum:
     parts = read_tensor(state, name, torch.float64, (None, *shape))
     if not 2 <= len(parts) <= PARTS or bool((parts.abs() > BEYOND).any()):
         raise ValueError(
             f"{name} holds a sum as 2 to {PARTS} numbers of at most {BEYOND:g}: this is no state of Moments."
         )
-    return Sum(parts.clone())
+    return CompensatedSum(parts.clone())
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from uncollapse.diagnosis.stats.stream import (
+from uncollapse.diagnosis.stats.streaming import (
     check_entries,
     check_keys,
     check_positive,

@@ -9,14 +9,14 @@ from torch import Tensor
 from uncollapse.diagnosis.result import Summary
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
-from uncollapse.diagnosis.stats.stream import inner_state, named_state
+from uncollapse.diagnosis.stats.streaming import inner_state, named_state
 from uncollapse.metrics.bootstrap import Bootstrap, Interval, mean_interval
 
 VALUES = 4096  # numbers kept for quantiles
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-class Spread:
+class ScalarStats:
     """Mean, deviation and quantiles of a stream of numbers; quantiles come from a uniform sample of 4,096."""
 
     def __init__(self, seed: int) -> None:
@@ -42,7 +42,7 @@ class Spread:
         self._flush()
         return self._moments.count
 
-    def merge(self, other: "Spread") -> "Spread":
+    def merge(self, other: "ScalarStats") -> "ScalarStats":
         """Both streams together, as a new object; parts need different seeds, as those of `Reservoir` do."""
         self._flush()
         other._flush()
