@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from benchmarks.targets import Result
-from uncollapse.diagnosis.row_statistics import RowStatistics
+from uncollapse.diagnosis.embeddings import RowStatistics
 from uncollapse.diagnosis.stats import moments
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.io.prefetch import plain_read

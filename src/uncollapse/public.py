@@ -10,9 +10,8 @@ from uncollapse.attachment.attach import Attachment, attach, attachments, detach
 from uncollapse.attachment.inner_tokens import Tokens, tokens
 from uncollapse.attachment.save import load_cure, save_cure
 from uncollapse.cures import *  # noqa: F403
-from uncollapse.diagnosis.embeddings import diagnose_rows
+from uncollapse.diagnosis.embeddings import RowStatistics, diagnose_rows
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.row_statistics import RowStatistics
 from uncollapse.diagnosis.run import diagnose, diagnose_activations
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir

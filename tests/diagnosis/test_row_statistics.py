@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import uncollapse as uc
-from uncollapse.diagnosis.row_statistics import RowStatistics
+from uncollapse.diagnosis.embeddings import RowStatistics
 
 EXACT = ("mean_cosine", "effective_rank", "dataset_rank", "token_variance", "feature_variance", "feature_correlation")
 EXACT += ("outlier_share", "alignment")
