@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.monitoring.sinks import sinks
+from uncollapse.monitoring.layer_curves import sinks
 
 if TYPE_CHECKING:
     from uncollapse.monitoring.monitor import Monitor

@@ -12,10 +12,9 @@ from uncollapse import distributed
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.monitoring import arguments_check, journal, wrappers
-from uncollapse.monitoring.layer_curves import curves, scalars, values
+from uncollapse.monitoring.journal import Cost, Record, State
+from uncollapse.monitoring.layer_curves import Sink, curves, scalars, sinks, values
 from uncollapse.monitoring.rules import Rule
-from uncollapse.monitoring.sinks import Sink, sinks
-from uncollapse.monitoring.state import Cost, Record, State
 
 __all__ = ["CollapseWarning", "Cost", "Monitor", "Record", "Rule"]
 
