@@ -10,6 +10,8 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from uncollapse.registry import RENDERERS, Later
+
 if TYPE_CHECKING:
     from uncollapse.cures import *  # noqa: F403
     from uncollapse.losses import *  # noqa: F403
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from uncollapse.public import *  # noqa: F403
 
 __version__ = "0.1.0"
+
+RENDERERS.add("page", Later.imported("uncollapse.report", "write"))  # `diagnosis` does not import `report`
+RENDERERS.add("plot", Later.imported("uncollapse.report", "plot"))
 
 
 def __getattr__(name: str) -> Any:

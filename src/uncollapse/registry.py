@@ -9,7 +9,8 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from uncollapse.errors import did_you_mean
 
@@ -75,6 +76,11 @@ class Later(Generic[E]):
 
     make: Callable[[], E]
 
+    @classmethod
+    def imported(cls, module: str, name: str) -> Self:
+        """Return an entry that is a name of a module, which is imported when the entry is first used."""
+        return cls(lambda: getattr(importlib.import_module(module), name))
+
 
 class Registry(Mapping[str, E]):
     """Entries by name, in the order in which they were added.
@@ -117,6 +123,7 @@ class Registry(Mapping[str, E]):
 METRICS: Registry[Metric] = Registry("metric", "uncollapse.metrics")
 CURES: Registry[Cure] = Registry("cure", "uncollapse.cures")
 LOSSES: Registry[Loss] = Registry("loss", "uncollapse.losses")
+RENDERERS: Registry[Callable[..., Path]] = Registry("renderer")  # how a diagnosis is shown; `uncollapse` fills it
 
 
 def discover(package: str, path: Iterable[str]) -> None:

@@ -9,8 +9,8 @@ from torch import nn
 import uncollapse as uc
 from uncollapse import backbones
 from uncollapse.backbones import random_weights
-from uncollapse.diagnosis.advice import advice
-from uncollapse.diagnosis.case import Subject
+from uncollapse.diagnosis.advice import suggest
+from uncollapse.diagnosis.verdict import Subject
 
 
 def bert() -> Any:
@@ -56,7 +56,7 @@ def test_advice_can_be_followed(build: Any, kind: Any) -> None:
     model = build()
     stack = backbones.find(model)
     causal = stack.context((), {}).causal
-    tips = [t for onset in ("embed", "block 1") for t in advice(kind, onset, subject(stack, causal))]
+    tips = [t for onset in ("embed", "block 1") for t in suggest(kind, onset, subject(stack, causal))]
     assert len(tips) >= 2
     for tip in tips:
         keys = list(model.state_dict())

@@ -175,7 +175,7 @@ def test_the_outputs_of_a_graph_network_are_not_judged() -> None:
     model, data = pyg.nn.GCN(16, 32, 12, 4), pyg.data.Data(torch.randn(200, 16), edges)
     verdict = uc.diagnose(model, [data]).verdict
     assert verdict.collapsed
-    assert "block 11 narrows to the outputs; block 10 before it is judged." in verdict.cautions
+    assert "block 11 narrows to the outputs; block 10 before it is evaluated." in verdict.cautions
     assert 'uc.attach(model, "contra_norm", scale=1.0, preset="gnn", layers="first 11")' in [
         tip.code for tip in verdict.advice
     ]

@@ -12,7 +12,6 @@ from torch import Tensor
 from uncollapse import distributed, metrics
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis import describe
-from uncollapse.diagnosis.case import Subject
 from uncollapse.diagnosis.layer_stats import SAMPLE, WIDEST, cosines, of_dataset, spectrum_of, thinned
 from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
 from uncollapse.diagnosis.run import check_enough, of_layers, partner
@@ -29,6 +28,7 @@ from uncollapse.diagnosis.stats.streaming import (
     read_integer,
     read_number,
 )
+from uncollapse.diagnosis.verdict import Subject
 from uncollapse.io import files
 from uncollapse.metrics import robust
 from uncollapse.metrics.bootstrap import Bootstrap, Interval

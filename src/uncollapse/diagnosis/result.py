@@ -18,6 +18,7 @@ from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.io import files, typed_json
 from uncollapse.metrics.bootstrap import Interval
+from uncollapse.registry import RENDERERS
 
 SCHEMA = 1
 SHOWN = (  # measures of the table for a terminal, where they were taken
@@ -201,9 +202,11 @@ class Diagnosis:
 
     def report(self, path: str | Path = "report.html", *others: "Diagnosis") -> Path:
         """Write the page that shows it, with other diagnoses laid over it; needs the extra `report`."""
-        from uncollapse import report
+        return RENDERERS["page"]([self, *others], path)
 
-        return report.write([self, *others], path)
+    def plot(self, measure: str = "effective_rank", path: str | Path = "plot.png") -> Path:
+        """Draw a measure by layer as a PNG, SVG or PDF file; needs the extra `report`."""
+        return RENDERERS["plot"](self, measure, path)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row a layer and a column a measure; pandas must be installed."""

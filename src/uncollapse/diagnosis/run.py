@@ -18,10 +18,12 @@ from uncollapse.backbones import forward
 from uncollapse.backbones.nonfinite import first_fault
 from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, as_sets
 from uncollapse.diagnosis import verdict
+from uncollapse.diagnosis.advice import suggest
 from uncollapse.diagnosis.capture import Capture
-from uncollapse.diagnosis.case import Subject
+from uncollapse.diagnosis.cautions import list_cautions
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig, chosen_tokens
-from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
+from uncollapse.diagnosis.verdict import Subject
 from uncollapse.monitoring import wrappers
 from uncollapse.pairwise.numerics import NotFiniteError
 
@@ -141,7 +143,7 @@ def diagnose(
             capture.context.causal,
             stack.places(),
             one_graph=stack.layout == "nodes" and capture.context.batch is None,
-            no_twin=why,
+            no_baseline=why,
             modules=() if layers is None else ((layers,) if isinstance(layers, str) else tuple(layers)),
         )
         return Diagnosis(
@@ -154,7 +156,7 @@ def diagnose(
             sequences=capture.sequences(),
             tokens=measured[0].tokens,
             layers=measured,
-            verdict=verdict.judge(measured, random, subject, capture.sequences()),
+            verdict=conclude(measured, random, subject, capture.sequences()),
             baseline=random,
             example=_chosen(example),
             settings={
@@ -235,13 +237,21 @@ def of_layers(
         sequences=sets,
         tokens=layers[0].tokens,
         layers=layers,
-        verdict=verdict.judge(layers, (), subject, sets),
+        verdict=conclude(layers, (), subject, sets),
         example=example,
         settings=settings,
         versions=_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
     )
+
+
+def conclude(layers: tuple[Layer, ...], baseline: tuple[Layer, ...], subject: Subject, sequences: int) -> Verdict:
+    """Return the verdict on measured layers, with its cautions and advice."""
+    found = verdict.evaluate(layers, baseline, subject, sequences)
+    certainty, cautions = list_cautions(found)
+    tips = suggest(found.kind, found.onset, found.subject) if found.onset else ()
+    return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips)
 
 
 def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> StatsConfig:
