@@ -30,7 +30,7 @@ def _model(name: str, model: nn.Module, loss: Callable[[], Tensor]) -> Iterator[
         """Attaching takes milliseconds, a step seconds."""
 
         def run() -> None:
-            with uc.attach(model, cure, scale=SCALE, at=at):
+            with uc.attach(model, cure, scale=SCALE, at=at, tokens="all"):
                 step()
 
         return run

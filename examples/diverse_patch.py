@@ -81,7 +81,7 @@ def train(way: str, config: Vit, progress: Console) -> nn.Module:
     images, labels = digits()["train"]
     model = build(config)
     if cured:  # before the optimizer is made, so that it would know parameters of the cure
-        uc.attach(model, "contra_norm", scale=config.scale, at="norms")
+        uc.attach(model, "contra_norm", scale=config.scale, at="norms", tokens="all")
     torch.manual_seed(config.seed)
     head = nn.Linear(config.dim, CLASSES)  # one for all patches
     weights = [*model.parameters(), *head.parameters()]

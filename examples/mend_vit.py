@@ -43,7 +43,7 @@ def trained(config: digits.Config, scale: float | None) -> dict[str, Any]:
     """Build the model, attach the cure if a scale is given, train, and measure the last block."""
     model = digits.build(replace(config, norm="layer"))
     if scale is not None:
-        print(uc.attach(model, "contra_norm", scale=scale, at="norms"))
+        print(uc.attach(model, "contra_norm", scale=scale, at="norms", tokens="all"))
     record = digits.fit(model, config)
     images, _ = digits.digits()["test"]
     diagnosis = uc.diagnose(model, torch.split(images, 50), baseline=0)

@@ -41,7 +41,7 @@ def own_loop(data: vision.Data, config: vit.Config) -> nn.Module:
     sizes: dict[str, Any] = {"depth": config.depth, "embed_dim": config.width}
     sizes |= {"img_size": config.image, "patch_size": config.patch}
     model: nn.Module = timm.create_model("deit_tiny_patch16_224", num_classes=classes, **sizes)
-    uc.attach(model, "contra_norm", scale=0.2, at="norms")
+    uc.attach(model, "contra_norm", scale=0.2, at="norms", tokens="all")
     head = nn.Linear(config.width, classes)  # one for all patches, and for training only
     optimiser = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=config.lr)
     with uc.tokens(model, layers=("first", "final")) as t:

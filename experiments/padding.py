@@ -61,7 +61,7 @@ def cured(model: nn.Module, cure: Cure, at: int) -> Any:
     """The cure in the model while it is open, in the form published for BERT."""
     if not cure:
         return nullcontext()
-    return uc.attach(model, "contra_norm", at=at, **cure, identity=True, after=None)
+    return uc.attach(model, "contra_norm", at=at, tokens="all", **cure, identity=True, after=None)
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def untrained(config: Config, parts: Parts) -> Iterator[dict[str, Any]]:
     for random_weights, preset, scale in cases(config):
         model = encoder(config.model, random_weights=random_weights)
         if preset is not None:
-            uc.attach(model, "contra_norm", preset=preset, scale=scale, at=config.at)
+            uc.attach(model, "contra_norm", preset=preset, scale=scale, at=config.at, tokens="all")
         row = {"weights": "random" if random_weights else "pretrained", "cure": preset or "none", "scale": scale}
         yield from (row | more for more in measured(model, parts))
 
@@ -89,7 +89,7 @@ class Training:
         self.way, self.config, self.seed, self.train = way, config, seed, train
         self.model = encoder(config.model)
         if way == "contra_norm":
-            uc.attach(self.model, "contra_norm", preset="bert", scale=config.trained_scale, at=config.at)
+            uc.attach(self.model, "contra_norm", preset="bert", scale=config.trained_scale, at=config.at, tokens="all")
 
     def task(self) -> Task:
         """What `fit` takes."""

@@ -33,9 +33,9 @@ def test_unknown_models_are_told_how_to_name_their_blocks() -> None:
     said = str(caught.value)
     assert "3 × GRU in trunk.stages" in said
     assert "2 × Linear in heads" in said
-    assert "layers=['trunk.stages.*']" in said
-    assert "--layers 'trunk.stages.*'" in said
-    assert backbones.find(Unknown(), layers=["trunk.stages.*"]).blocks[0].name == "trunk.stages.0"
+    assert "modules=['trunk.stages.*']" in said
+    assert "--modules 'trunk.stages.*'" in said
+    assert backbones.find(Unknown(), modules=["trunk.stages.*"]).blocks[0].name == "trunk.stages.0"
 
 
 def test_models_without_any_series_list_their_parts() -> None:
@@ -113,7 +113,7 @@ from uncollapse import backbones
 heavy = {"transformers", "timm", "torch_geometric", "torchvision", "sklearn", "pandas", "plotly"}
 layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 assert len(backbones.find(torch.nn.TransformerEncoder(layer, 2)).blocks) == 2
-assert len(backbones.find(torch.nn.Sequential(torch.nn.Linear(2, 2)), layers=["0"]).blocks) == 1
+assert len(backbones.find(torch.nn.Sequential(torch.nn.Linear(2, 2)), modules=["0"]).blocks) == 1
 print(",".join(sorted(heavy & {name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

@@ -50,7 +50,7 @@ def outputs(model: nn.Module, paths: list[str], *args: Any) -> list[Tensor]:
     ],
 )
 def test_patterns(layers: list[str], expected: list[str]) -> None:
-    stack = backbones.find(Mixer(), layers=layers)
+    stack = backbones.find(Mixer(), modules=layers)
     assert [block.name for block in stack.blocks] == expected
     assert [block.places["block"] for block in stack.blocks] == [Site(name) for name in expected]
     assert (stack.path, stack.family, stack.architecture, stack.layout) == ("", "named", "Mixer", "auto")
@@ -59,7 +59,7 @@ def test_patterns(layers: list[str], expected: list[str]) -> None:
 
 def test_order_and_values_of_a_run() -> None:
     model, ids = Mixer(), torch.randint(20, (2, 6))
-    stack = backbones.find(model, layers=["body.blocks.*"])
+    stack = backbones.find(model, modules=["body.blocks.*"])
     x = model.embed(ids)
     for found, block in zip(outputs(model, [b.name for b in stack.blocks], ids), model.body.blocks, strict=True):
         x = block(x)
@@ -67,7 +67,7 @@ def test_order_and_values_of_a_run() -> None:
 
 
 def test_ids_are_no_tokens() -> None:
-    stack = backbones.find(Mixer(), layers=["embed"])
+    stack = backbones.find(Mixer(), modules=["embed"])
     assert stack.embed.read(((torch.randint(20, (2, 6)),), {}), None) is None
 
 
@@ -76,20 +76,20 @@ def test_ids_are_no_tokens() -> None:
     [
         (["body.block.3"], r"named 'body\.block\.3'. Did you mean 'body\.blocks\.3' or "),
         (["body.blocks.1", "bdoy.*"], r"named 'bdoy\.\*'"),
-        (["blocks.*"], r"Series of blocks: 11 × Sequential in body\.blocks\. .*layers=\['body\.blocks\.\*'\]"),
+        (["blocks.*"], r"Series of blocks: 11 × Sequential in body\.blocks\. .*modules=\['body\.blocks\.\*'\]"),
         ([""], "named ''"),
         ([], "at least one module of Mixer, got none"),
     ],
 )
 def test_names_that_fit_nothing(layers: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        backbones.find(Mixer(), layers=layers)
+        backbones.find(Mixer(), modules=layers)
 
 
 def test_layer_with_several_names_runs_once_for_each() -> None:
     shared = nn.Linear(4, 4)
     model = nn.Sequential(shared, nn.Tanh(), shared)
-    stack = backbones.find(model, layers=["0", "2"])
+    stack = backbones.find(model, modules=["0", "2"])
     assert [(b.name, b.places["block"].path, b.call) for b in stack.blocks] == [("0", "0", 0), ("2", "0", 1)]
 
 
@@ -105,7 +105,7 @@ def test_layer_with_several_names_runs_once_for_each() -> None:
     ],
 )
 def test_layouts(shape: tuple[int, ...], layout: Any, expected: tuple[int, ...]) -> None:
-    stack = backbones.find(Mixer(), layers=["body"], layout=layout)
+    stack = backbones.find(Mixer(), modules=["body"], layout=layout)
     sets, mask = as_sets(torch.randn(shape), stack.layout, Context())
     assert sets.shape == expected
     assert mask is None
@@ -174,14 +174,14 @@ def test_graphs() -> None:
 
 def test_suggestions() -> None:
     nested = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
-    assert "3 × Linear in the model. Name them, such as layers=['*']" in named.suggestion(nested)
+    assert "3 × Linear in the model. Name them with modules=['*']" in named.suggestion(nested)
     assert "It consists of: layer (Linear)." in named.suggestion(takes("x"))
     assert "It consists of: nothing." in named.suggestion(nn.Tanh())
 
 
 def test_random_twin() -> None:
     model = Mixer()
-    stack = backbones.find(model, layers=["body.blocks.*"])
+    stack = backbones.find(model, modules=["body.blocks.*"])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
     twin = stack.reinitialised(model)
@@ -195,7 +195,7 @@ def test_random_twin() -> None:
 
 def test_no_random_twin_of_quantised_or_missing_weights() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    stack = backbones.find(model, layers=["*"])
+    stack = backbones.find(model, modules=["*"])
     with pytest.raises(ValueError, match="on one real device, got meta"):
         stack.reinitialised(nn.Sequential(nn.Linear(2, 2, device="meta")))
     model.codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)

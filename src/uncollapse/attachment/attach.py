@@ -12,8 +12,9 @@ from torch import nn
 from uncollapse import backbones
 from uncollapse.attachment.install import Cures, Wire, wire
 from uncollapse.attachment.plan import Point, plan, takes
-from uncollapse.attachment.select import At, Layers, blocks_of, ends, places_of
+from uncollapse.attachment.select import places_of
 from uncollapse.backbones import forward
+from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack
 from uncollapse.registry import CURES, Cure
 
@@ -29,7 +30,7 @@ def attach(
     part: str | None = None,
     modules: str | Sequence[str] | None = None,
     layout: Layout | None = None,
-    tokens: Literal["all", "patches"] = "all",
+    tokens: TokenChoice = "patches",
     padding: Literal["masked", "counted"] = "masked",
     causal: bool = False,
     **options: Any,
@@ -47,12 +48,14 @@ def attach(
         at: the place or places in each block, of `uc.places(model)`, or numbers of the ContraNorm paper for BERT and
             ALBERT. "norms" is the input of every norm, the last one too. If it is not given: that of the cure,
             which is "attention.residual" for ContraNorm; "conv.output" in graph networks; else "block".
-        layers: in which blocks, counted from 0: a number, a list, a slice, "first 4", "last 4" or "4:8"; all if
-            it is not given. Where blocks share their weights, as in ALBERT, passes are counted.
+        layers: in which blocks, counted from 0 and negative from the end: a number, a list, a slice, "first", "last",
+            "first 4", "last 4" or "4:8"; all if not given. Where blocks share their weights, as in ALBERT, passes are
+            counted.
         part: the part to mend in a model with several stacks of blocks, such as "vision_model".
         modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
-        layout: how tensors of named modules lie, see `diagnose`.
-        tokens: "patches" leaves CLS, distillation and register tokens as they are and out of all averages.
+        layout: how the tensors of `modules` are laid out, see `diagnose`.
+        tokens: "patches" leaves CLS, distillation and register tokens of images as they are and out of all averages;
+            "all" treats them as patches, as published code does. Cures of attention and edges act on all tokens.
         padding: "counted" takes padding for real tokens, as published code does: what a cure makes of a text then
             depends on the other texts of its batch. Only to compare with such results.
         causal: a token sees earlier ones only. Known decoders need not say so; your own, by `modules`, must.
@@ -73,10 +76,10 @@ def attach(
     model = forward.uncompiled(model)
     entry = _entry(cure)
     modules = [modules] if isinstance(modules, str) else modules
-    stack = backbones.find(model, part=part, layers=modules, layout=layout, by="modules")
+    stack = backbones.find(model, modules=modules, part=part, layout=layout)
     names = places_of(stack, entry, at)
-    _check_choice(stack, entry, layers, tokens, padding)
-    numbers = blocks_of(stack, layers)
+    _check_choice(stack, entry, layers, padding)
+    numbers = select_layers(stack, layers, ends=False).blocks
     points = plan(model, stack, entry, names, numbers, tokens, padding, causal, options)
     _check_wrapped(model, points)
     _warn_of_batches(stack, points)
@@ -166,15 +169,21 @@ def detach(model: nn.Module) -> None:
         attachment.remove()
 
 
-def places(model: nn.Module, *, part: str | None = None, modules: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The places of a model at which `attach` can put a cure.
+def places(
+    model: nn.Module,
+    *,
+    part: str | None = None,
+    modules: str | Sequence[str] | None = None,
+    layout: Layout | None = None,
+) -> tuple[str, ...]:
+    """Return the places of a model at which `attach` can put a cure.
 
     >>> import torch, uncollapse as uc
     >>> uc.places(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2))
     ('block', 'attention.input', 'attention.output', 'attention.residual', 'attention.norm', 'mlp.output', ...)
     """
-    stack = backbones.find(forward.uncompiled(model), part=part, layers=modules, by="modules")
-    return (*stack.places(), *ends(stack))
+    stack = backbones.find(forward.uncompiled(model), modules=modules, part=part, layout=layout)
+    return (*stack.places(), *final_places(stack))
 
 
 def _counted(blocks: tuple[int, ...], count: int) -> str:
@@ -199,8 +208,7 @@ def _entry(cure: str) -> Cure:
 def _check(model: Any, tokens: str, padding: str) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    if tokens not in ("all", "patches"):
-        raise ValueError(f'tokens must be "all" or "patches", got {tokens!r}.')
+    check_tokens(tokens)
     if padding not in ("masked", "counted"):
         raise ValueError(f'padding must be "masked" or "counted", got {padding!r}.')
     if isinstance(model, torch.jit.ScriptModule):
@@ -217,17 +225,12 @@ def _warn_of_batches(stack: Stack, points: list[Point]) -> None:
         )
 
 
-def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, tokens: str, padding: str) -> None:
+def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, padding: str) -> None:
     """Raise if an argument would do nothing."""
     if padding == "counted" and (cure.acts_on != "tokens" or stack.layout == "nodes"):
         raise ValueError(f"{cure.name} in {stack.architecture} meets no padding of sequences. Leave out padding.")
     if cure.acts_on == "edges" and layers is not None:
         raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")
-    if tokens == "patches" and (cure.acts_on != "tokens" or stack.context((), {}).prefix == 0):
-        raise ValueError(
-            f'tokens="patches" leaves out CLS, distillation and register tokens of images, and {cure.name} in '
-            f"{stack.architecture} has none of them before it. Leave out tokens."
-        )
 
 
 def _warn_if_there(model: nn.Module, cure: str, points: list[Point]) -> None:

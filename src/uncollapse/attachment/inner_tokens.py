@@ -1,7 +1,7 @@
 """Tokens of inner layers with their gradients, for losses on them."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,20 +9,29 @@ from torch import Tensor, nn
 from uncollapse import backbones
 from uncollapse.backbones import forward
 from uncollapse.backbones.read_hooks import Watch
+from uncollapse.backbones.select import (
+    EMBED,
+    FINAL,
+    Layers,
+    TokenChoice,
+    check_tokens,
+    select_layers,
+    select_places,
+)
 from uncollapse.backbones.sites import OUTPUT, Context, Layout, Site, Stack, fitted, known_layout, sets_of
-from uncollapse.errors import did_you_mean
 
 LayerName = str | int
 
 
 def tokens(
     model: nn.Module,
-    layers: LayerName | Sequence[LayerName] = ("first", "last"),
+    layers: Layers = ("first", "last"),
     *,
-    at: str = OUTPUT,
+    at: str | int = OUTPUT,
     part: str | None = None,
-    modules: Sequence[str] | None = None,
+    modules: str | Sequence[str] | None = None,
     layout: Layout | None = None,
+    tokens: TokenChoice = "patches",
 ) -> "Tokens":
     """Hold the tokens of some layers while the model runs, so that a loss can be put on them.
 
@@ -36,12 +45,14 @@ def tokens(
     Args:
         model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
         layers: "embed" is what enters block 0, "first" and "last" are blocks, "final" is what leaves the last norm;
-            numbers count blocks from 0, or from the end if negative. Where blocks share their weights, as in ALBERT,
-            passes are counted.
+            numbers count blocks from 0, or from the end if negative; "first 4", "last 4", "4:8" and slices are several
+            blocks, which are then known by their numbers. Where blocks share their weights, as in ALBERT, passes are
+            counted.
         at: the place in each block, of `uc.places(model)`: "block" is the residual stream after it.
         part: the part to read in a model with several stacks of blocks, such as "vision_model".
         modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
-        layout: how tensors of named modules lie, see `diagnose`.
+        layout: how the tensors of `modules` are laid out, see `diagnose`.
+        tokens: "patches" leaves out CLS, distillation and register tokens of images, "all" includes them.
 
     Returns:
         What to open by `with`: `t["last"]` are the tokens of a layer, by the names given as `layers`.
@@ -54,12 +65,12 @@ def tokens(
     >>> loss.backward()
     """
     inner = forward.uncompiled(model)
-    stack = backbones.find(inner, part=part, layers=modules, layout=layout, by="modules")
-    names = [layers] if isinstance(layers, str | int) else list(layers)
-    if not names:
-        raise ValueError(f"layers must name at least one layer. {_listed(stack)}")
-    spots = {name: _spot(stack, name, at) for name in names}
-    return Tokens(model, stack, spots)
+    check_tokens(tokens)
+    stack = backbones.find(inner, modules=modules, part=part, layout=layout)
+    select_layers(stack, layers)  # one error for all of them
+    place = _one_place(stack, at)
+    spots = {name: spot for entry in _entries(layers) for name, spot in _spots(stack, entry, place).items()}
+    return Tokens(model, stack, spots, tokens)
 
 
 class Spot(NamedTuple):
@@ -76,8 +87,8 @@ class Tokens:
     Layers are called as they were asked for. Iterating gives their names.
     """
 
-    def __init__(self, model: nn.Module, stack: Stack, spots: dict[LayerName, Spot]) -> None:
-        self._model, self._stack, self._spots = model, stack, spots
+    def __init__(self, model: nn.Module, stack: Stack, spots: dict[LayerName, Spot], tokens: TokenChoice) -> None:
+        self._model, self._stack, self._spots, self._tokens = model, stack, spots, tokens
         self._held: dict[LayerName, tuple[Tensor, bool]] = {}  # with whether gradients were recorded there
         sites = (spot.site for spot in spots.values())
         self._watch = Watch(forward.uncompiled(model), stack, sites, self._see, self._begin, looks=False)
@@ -101,12 +112,12 @@ class Tokens:
             forward.compile_again()
 
     def __getitem__(self, layer: LayerName) -> Tensor:
-        """Tokens (b, n, d) without CLS, distillation and register tokens; padding is among them, see `mask`.
+        """Return the tokens (b, n, d) of a layer, patches or all of them; padding is included, see `mask`.
 
-        Nodes (N, d) of graph networks and vectors (b, d) of named layers come as they are.
+        Nodes (N, d) of graph networks and vectors (b, d) of `modules` come as they are.
         """
         x = self._raw(layer)
-        return x if self._is_flat(x) else sets_of(x, self._stack.layout)[:, self._context().prefix :]
+        return x if self._is_flat(x) else sets_of(x, self._stack.layout)[:, self._skipped() :]
 
     def __iter__(self) -> Iterator[LayerName]:
         return iter(self._spots)
@@ -117,10 +128,10 @@ class Tokens:
         if self._is_flat(x):
             return None
         mask = fitted(self._context().mask, sets_of(x, self._stack.layout))
-        return None if mask is None else mask[:, self._context().prefix :]
+        return None if mask is None else mask[:, self._skipped() :]
 
     def real(self, layer: LayerName) -> Tensor:
-        """The real tokens of all sequences (m, d), without prefix tokens and padding."""
+        """Return the tokens of all sequences (m, d), without padding."""
         x, mask = self[layer], self.mask(layer)
         return x.flatten(0, -2) if mask is None else x[mask]
 
@@ -153,7 +164,7 @@ class Tokens:
             self._wants_gradients = False
         for name, spot in self._spots.items():
             number = call % spot.calls if silent else call
-            again = number >= spot.calls and spot.call == spot.calls - 1 and name != "embed"  # the model runs it again
+            again = number >= spot.calls and spot.call == spot.calls - 1 and name != EMBED  # the model runs it again
             if spot.site == site and (number == spot.call or again):
                 self._held[name] = x, torch.is_grad_enabled()
 
@@ -164,6 +175,10 @@ class Tokens:
     def _context(self) -> Context:
         self._check_open()
         return self._watch.context
+
+    def _skipped(self) -> int:
+        """Return how many leading tokens are left out."""
+        return self._context().prefix if self._tokens == "patches" else 0
 
     def _raw(self, layer: LayerName) -> Tensor:
         if layer not in self._spots:
@@ -188,29 +203,31 @@ class Tokens:
         return known_layout(self._stack.layout, x) in ("nodes", "vectors")
 
 
-def _spot(stack: Stack, layer: LayerName, at: str) -> Spot:
-    if at not in stack.places():
-        hint = did_you_mean(at, stack.places())
-        raise ValueError(f"{stack.architecture} has no place {at!r}.{hint} There are: {', '.join(stack.places())}.")
-    if layer == "final" and stack.final is not None:
-        return Spot(stack.final, 0, 1)
-    names = {block.name: number for number, block in enumerate(stack.blocks)}
-    known = {**names, "embed": 0, "first": 0, "last": -1}
-    number = known.get(layer) if isinstance(layer, str) else layer
-    if number is None or not -len(names) <= number < len(names) or (layer == "embed" and stack.embed is None):
-        hint = did_you_mean(layer, (*names, "first", "last", *_ends(stack))) if isinstance(layer, str) else ""
-        raise ValueError(f"{stack.architecture} has no layer {layer!r}.{hint} {_listed(stack)}")
+def _entries(layers: Layers) -> list[Any]:
+    return [layers] if isinstance(layers, str | int | slice) else list(layers)
+
+
+def _one_place(stack: Stack, at: str | int) -> str:
+    places = select_places(stack, at)
+    if len(places) > 1:
+        raise ValueError(f"at must be one place, got {at!r}, which is {', '.join(places)}.")
+    return places[0]
+
+
+def _spots(stack: Stack, entry: Any, place: str) -> dict[LayerName, Spot]:
+    """Return the layers of one entry of `layers`: by the name that was given, or by number if they may be several."""
+    selection = select_layers(stack, entry)
+    spots: dict[LayerName, Spot] = {number: _spot(stack, number, place) for number in selection.blocks}
+    if isinstance(entry, int) or entry in ["first", "last", *(block.name for block in stack.blocks)]:
+        return {entry: next(iter(spots.values()))}
+    if selection.embed and stack.embed is not None:
+        spots = {EMBED: _spot(stack, 0, place)._replace(site=stack.embed), **spots}
+    if selection.final and stack.final is not None:
+        spots[FINAL] = Spot(stack.final, 0, 1)
+    return spots
+
+
+def _spot(stack: Stack, number: int, place: str) -> Spot:
     block = stack.blocks[number]
     calls = sum(other.path == block.path for other in stack.blocks)
-    return Spot(stack.embed if layer == "embed" and stack.embed else block.places[at], block.call, calls)
-
-
-def _ends(stack: Stack) -> list[str]:
-    return [name for name, site in (("embed", stack.embed), ("final", stack.final)) if site is not None]
-
-
-def _listed(stack: Stack) -> str:
-    count = len(stack.blocks)
-    return (
-        f'There are: "first", "last", {", ".join(map(repr, _ends(stack)))}, and numbers from {-count} to {count - 1}.'
-    )
+    return Spot(block.places[place], block.call, calls)

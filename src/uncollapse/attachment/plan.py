@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from uncollapse.attachment.select import ends
 from uncollapse.backbones import random_weights
+from uncollapse.backbones.select import final_places
 from uncollapse.backbones.sites import Block, Site, Stack
 from uncollapse.backbones.widths import width
 from uncollapse.errors import did_you_mean
@@ -50,7 +50,7 @@ def plan(
         if site in found:
             continue
         made = _made(model, stack, cure, site, block, options)
-        calls = None if key in ends(stack) else _calls(stack, block, blocks)
+        calls = None if key in final_places(stack) else _calls(stack, block, blocks)
         told = tokens == "patches", padding == "counted", causal
         found[site] = Point(key, cure, made, site, block, stack, calls, *told)
     points = list(found.values())
@@ -72,8 +72,13 @@ def _sites(stack: Stack, cure: Cure, places: tuple[str, ...], blocks: tuple[int,
             "models of timm and transformers that compute them in a module of their own."
         )
     chosen = [stack.blocks[number] for number in blocks]
-    inner = [(f"{b.name} {place}", b.places[place], b) for place in places if place not in ends(stack) for b in chosen]
-    return inner + [(place, ends(stack)[place], last) for place in places if place in ends(stack)]
+    inner = [
+        (f"{b.name} {place}", b.places[place], b)
+        for place in places
+        if place not in final_places(stack)
+        for b in chosen
+    ]
+    return inner + [(place, final_places(stack)[place], last) for place in places if place in final_places(stack)]
 
 
 def _calls(stack: Stack, block: Block, blocks: tuple[int, ...]) -> frozenset[int] | None:

@@ -144,7 +144,7 @@ def _root(model: nn.Module, entry: Entry) -> nn.Module:
 def _check(model: nn.Module, entry: Entry) -> None:
     """Raise if the model is another one than the cure was in."""
     layout: Any = entry.layout
-    stack = backbones.find(_root(model, entry), part=entry.part, layers=entry.modules, layout=layout, by="modules")
+    stack = backbones.find(_root(model, entry), modules=entry.modules, part=entry.part, layout=layout)
     saved = (entry.architecture, entry.blocks)
     given = (stack.architecture, len(stack.blocks))
     if saved != given:

@@ -51,39 +51,35 @@ BACKBONES = {
 def find(
     model: nn.Module,
     *,
+    modules: str | Sequence[str] | None = None,
     part: str | None = None,
-    layers: Sequence[str] | None = None,
     layout: Layout | None = None,
-    by: str = "layers",
 ) -> Stack:
-    """The stack of blocks of a model.
+    """Return the stack of blocks of a model.
 
     Args:
         model: any module; the stack may lie anywhere in it.
-        part: dotted name of the part to take where a model has several stacks, such as "vision_model"; the module that
+        modules: names or patterns ("blocks.*") of the modules that are the blocks, for models that are not known.
+        part: dotted name of the part to take where a model has several stacks, such as "vision_model": the module that
             runs the blocks, or the list that holds them.
-        layers: names or patterns ("blocks.*") of modules that are the blocks, for models that nobody knows.
-        layout: how the outputs of named layers are to be read; guessed from their shape without it.
-        by: what the caller's argument for `layers` is called, for errors.
+        layout: how the outputs of `modules` are laid out; if not given, it is guessed from their shape.
     """
     if layout is not None and layout not in get_args(Layout):
         hint = did_you_mean(layout, get_args(Layout))
         raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}.{hint}")
-    if isinstance(layers, str):
-        layers = [layers]
-    if layers is not None:
-        return named.stack(model, list(layers), layout, by)
+    if modules is not None:
+        return named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout)
     found = _all_stacks(model)
     if part is not None:
         chosen = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
         if not chosen:
             hint = did_you_mean(part, (stack.path for stack in found))
             raise ValueError(
-                f"No stack of blocks lies in part {part!r}.{hint} {_listed(found) or named.suggestion(model, by)}"
+                f"No stack of blocks lies in part {part!r}.{hint} {_listed(found) or named.suggestion(model)}"
             )
         found = chosen
     if not found:
-        raise ValueError(f"{type(model).__name__} is no model that is known here. {named.suggestion(model, by)}")
+        raise ValueError(f"{type(model).__name__} is no model that is known here. {named.suggestion(model)}")
     if len(found) > 1:
         raise ValueError(f"{type(model).__name__} has several stacks of blocks; choose one. {_listed(found)}")
     return found[0]

@@ -17,18 +17,17 @@ MASKS = ("attention_mask", "mask")  # masks that are True at real tokens, or hid
 ORDERS = ("attn_mask", "src_mask", *MASKS)
 
 
-def stack(model: nn.Module, layers: list[str], layout: Layout | None = None, by: str = "layers") -> Stack:
+def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -> Stack:
     """The modules whose names match, in the order in which the model lists them.
 
     Args:
         model: any module.
-        layers: dotted names, or patterns of them: "blocks.*" is every child of `blocks`; * ? and [] stop at a dot.
-        by: what the argument is called that names them.
-        layout: of the layers' outputs; without it nodes where the model takes `edge_index`, else by their rank.
+        patterns: dotted names, or patterns of them: "blocks.*" is every child of `blocks`; * ? and [] stop at a dot.
+        layout: of the modules' outputs; if not given, nodes where the model takes `edge_index`, else by their rank.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    _check(model, layers, modules, by)
-    chosen = [name for name in modules if name and any(_matches(name, pattern) for pattern in layers)]
+    _check(model, patterns, modules)
+    chosen = [name for name in modules if name and any(_matches(name, pattern) for pattern in patterns)]
     lists = [name for name in chosen if isinstance(modules[name], nn.ModuleList | nn.ModuleDict)]
     if lists:
         raise ValueError(f"{lists[0]} is a list of modules, which never runs itself. Name those in it: '{lists[0]}.*'.")
@@ -65,16 +64,16 @@ def _matches(name: str, pattern: str) -> bool:
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
-def _check(model: nn.Module, layers: list[str], names: Iterable[str], by: str) -> None:
+def _check(model: nn.Module, patterns: list[str], names: Iterable[str]) -> None:
     """Raise if a name or pattern fits no module."""
-    if not layers:
+    if not patterns:
         raise ValueError(
-            f"{by} must name at least one module of {type(model).__name__}, got none. {suggestion(model, by)}"
+            f"modules must name at least one module of {type(model).__name__}, got none. {suggestion(model)}"
         )
-    for pattern in layers:
+    for pattern in patterns:
         if not any(name and _matches(name, pattern) for name in names):
             hint = did_you_mean(pattern, (name for name in names if name), most=3)
-            raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model, by)}")
+            raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model)}")
 
 
 def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
@@ -108,17 +107,17 @@ def _is_mask(mask: Any, tokens: Tensor | None) -> bool:
     return fits and bool(((mask == 0) | (mask == 1)).all())
 
 
-def suggestion(model: nn.Module, by: str = "layers") -> str:
-    """What blocks there seem to be in a model, and how to name them, by an argument; layers are an option as well."""
-    option = " or --layers" if by == "layers" else ""
+def suggestion(model: nn.Module) -> str:
+    """Return which blocks there seem to be in a model, and how to name them."""
     series = {name: list(module.children()) for name, module in model.named_modules() if _is_series(module)}
     if not series:
         parts = ", ".join(f"{name} ({type(child).__name__})" for name, child in model.named_children())
-        return f"Name the modules that are its layers, by {by}=[…]{option}. It consists of: {parts or 'nothing'}."
+        return f"Name its blocks with modules=[…] or --modules. It consists of: {parts or 'nothing'}."
     listed = "; ".join(f"{len(c)} × {type(c[0]).__name__} in {name or 'the model'}" for name, c in series.items())
     pattern = repr(inside(next(iter(series)), "*"))
-    option = f", or --layers {pattern} on the command line" if by == "layers" else ""
-    return f"Series of blocks: {listed}. Name them, such as {by}=[{pattern}]{option}."
+    return (
+        f"Series of blocks: {listed}. Name them with modules=[{pattern}], or --modules {pattern} on the command line."
+    )
 
 
 def _is_series(module: nn.Module) -> bool:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse.cli.choices import Layout as Layout
-
+Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first"]
 Side = Literal["input", "output"]
 BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  # what "auto" means
 

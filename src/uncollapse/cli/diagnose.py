@@ -115,7 +115,9 @@ def _data(loaded: "Loaded", wanted: "Wanted", settings: dict[str, Any]) -> "Data
     from uncollapse import backbones, io
 
     try:
-        stack = backbones.find(loaded.model, **{key: settings[key] for key in ("part", "layers", "layout")})
+        stack = backbones.find(
+            loaded.model, modules=settings["layers"], part=settings["part"], layout=settings["layout"]
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
     return io.data_for(loaded, stack, wanted)

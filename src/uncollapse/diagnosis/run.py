@@ -99,7 +99,7 @@ def diagnose(
     plan = _plan(rank_samples, attention, tokens, seed)
     places = tuple(dict.fromkeys((OUTPUT, *places)))  # the verdict reads the residual stream
     model = forward.uncompiled(model)
-    stack = backbones.find(model, part=part, layers=layers, layout=layout)
+    stack = backbones.find(model, modules=layers, part=part, layout=layout)
     stack = stack if embed else replace(stack, embed=None)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")

@@ -93,7 +93,7 @@ def cure(model: nn.Module, name: str, *, at: str, norm: str, layers: str = "all"
     try:
         if norm == "l2":
             with_l2_norms(model, place_of(at))
-        attach(model, name, at=place_of(at), layers=None if layers == "all" else layers, **options)
+        attach(model, name, at=place_of(at), layers=None if layers == "all" else layers, tokens="all", **options)
     except UsageError:
         raise
     except ValueError as error:  # places, options: what was asked for does not fit this model

@@ -146,7 +146,7 @@ def put_cure(model: nn.Module, name: str, **options: Any) -> None:
     if name == "none":
         return
     try:
-        attach(model, name, **options)
+        attach(model, name, tokens="all", **options)  # as published
     except ValueError as error:  # places, options: what was asked for does not fit this model
         raise UsageError(str(error)) from error
 

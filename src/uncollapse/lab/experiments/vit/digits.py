@@ -117,7 +117,7 @@ def build(config: Config) -> nn.Module:
         nn.init.normal_(model.pos_embed, std=config.position_std)
     built: nn.Module = model
     if config.norm == "contra":
-        attach(built, "contra_norm", scale=config.scale, at="norms")
+        attach(built, "contra_norm", scale=config.scale, at="norms", tokens="all")
     return built
 
 
