@@ -20,7 +20,7 @@ from benchmarks import contrasting, plain
 from benchmarks.measure import peak_memory, training_step
 from benchmarks.targets import SETUP, Result, faster
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ROUNDS = {1024: 15, 4096: 3}  # by batch
@@ -151,7 +151,7 @@ def cubic(x: Tensor, y: Tensor) -> Tensor:
 def _peer(module: str, name: str) -> Loss:
     """The loss of a library, for two views; says what to install where it is missing."""
     torchvision_ops.declare()
-    losses: Any = library(module, "bench")
+    losses: Any = import_optional(module, "bench")
     made: Any = getattr(losses, name)(temperature=TEMPERATURE)
     loss: Loss = made if module.startswith("lightly") else losses.SelfSupervisedLoss(made)
     return loss

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import uncollapse as uc
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.io.embedding_files import open_rows
 
-distributed: Any = library("dask.distributed", "dask")
+distributed: Any = import_optional("dask.distributed", "dask")
 
 
 def main() -> None:

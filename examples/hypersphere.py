@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import uncollapse as uc
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 
 WAYS = {"alignment": (1.0, 0.0), "uniformity": (0.0, 1.0), "both": (1.0, 1.0)}
 DIM, STEPS, BATCH = 16, 400, 256
@@ -22,7 +22,7 @@ DIM, STEPS, BATCH = 16, 400, 256
 
 def digits() -> tuple[Tensor, Tensor]:
     """Pictures (n, 8, 8) and labels (n,)."""
-    bunch: Any = library("sklearn.datasets", "data").load_digits()
+    bunch: Any = import_optional("sklearn.datasets", "data").load_digits()
     return torch.from_numpy(bunch.images).float() / 16, torch.from_numpy(bunch.target)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.io.quiet import quiet
 
 SYMBOL = "|".join(
@@ -28,8 +28,8 @@ def tokenizer(vocabulary: Path, max_length: int = 512) -> Any:
         max_length: tokens that its model can read.
     """
     with quiet():
-        transformers: Any = library("transformers", "hf")
-    parts: Any = library("tokenizers", "hf")
+        transformers: Any = import_optional("transformers", "hf")
+    parts: Any = import_optional("tokenizers", "hf")
     numbers = {word: number for number, word in enumerate(vocabulary.read_text(encoding="utf-8").splitlines())}
     made = parts.Tokenizer(parts.models.WordLevel(numbers, unk_token=SPECIAL["unk_token"]))
     made.pre_tokenizer = parts.pre_tokenizers.Split(parts.Regex(SYMBOL), behavior="isolated")

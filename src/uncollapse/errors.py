@@ -1,4 +1,4 @@
-"""What goes wrong when something is loaded, in a sentence that says what to do."""
+"""Errors that say what was expected, what came and what to do. This module never imports torch."""
 
 import difflib
 import errno
@@ -8,26 +8,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-NOT_ITS_FAULT = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO)  # of a file that cannot be read
+UNREADABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO)  # the file itself may be intact
+SHORTEST_PART = 3  # letters that a part of a name needs to stand for the whole name
 
 
 class UsageError(ValueError):
-    """What was asked for cannot be had. The sentence says what to ask for instead; the command then exits with 2."""
+    """The request cannot be met. The message says what to ask for instead; the command line exits with status 2."""
 
 
-def library(name: str, extra: str) -> ModuleType:
-    """Import an optional library, or say how to install it."""
+class NotFiniteError(ValueError):
+    """The input holds NaN or infinite numbers."""
+
+
+def import_optional(name: str, extra: str) -> ModuleType:
+    """Import an optional library, or raise a UsageError that says how to install it.
+
+    Args:
+        name: the module to import.
+        extra: the extra of this package that installs it.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != name.partition(".")[0]:
             raise
-        raise UsageError(f'{name} is needed for this: pip install "uncollapse[{extra}]".') from error
+        raise UsageError(f'{name} is required: pip install "uncollapse[{extra}]".') from error
 
 
 @contextmanager
-def intact(path: Path, kind: str) -> Iterator[None]:
-    """Within, whatever a reader raises says that the file is damaged: libraries raise dozens of kinds then.
+def file_errors(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a reader raises into a UsageError about the file: libraries raise dozens of kinds.
 
     Args:
         path: the file that is read.
@@ -38,23 +48,20 @@ def intact(path: Path, kind: str) -> Iterator[None]:
     except UsageError:
         raise
     except MemoryError as error:
-        raise UsageError(f"{path} asks for more memory than there is. Is it an intact {kind}?") from error
+        raise UsageError(f"{path} needs more memory than there is. Is it a valid {kind}?") from error
     except Exception as error:
-        if getattr(error, "errno", None) in NOT_ITS_FAULT:
+        if getattr(error, "errno", None) in UNREADABLE:
             raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from error
-        raise UsageError(f"{path} is no intact {kind}; get it again, or save it anew.") from error
-
-
-SHORT = 3  # letters that a part of a name has at least, to stand for it
+        raise UsageError(f"{path} is not a valid {kind}; download or save it again.") from error
 
 
 def did_you_mean(name: object, names: Iterable[object], most: int = 1) -> str:
-    """A question with the names that are closest, to be put behind a sentence; nothing where none is close.
+    """Return a question with the closest names, to append to an error message; "" if none is close.
 
     Args:
-        name: what was asked for.
-        names: those there are.
-        most: how many are named at most.
+        name: the name that was asked for.
+        names: the names that exist.
+        most: how many of them to suggest at most.
 
     >>> did_you_mean("contranorm", ["pair_norm", "contra_norm"])
     " Did you mean 'contra_norm'?"
@@ -63,14 +70,14 @@ def did_you_mean(name: object, names: Iterable[object], most: int = 1) -> str:
     >>> did_you_mean("xyzzy", ["pair_norm", "contra_norm"])
     ''
     """
-    there = {_plain(known): str(known) for known in names}
-    asked = _plain(name)
-    close = difflib.get_close_matches(asked, there, n=most)
-    if not close and len(asked) >= SHORT:
-        close = [known for known in there if asked in known][:most]
-    return f" Did you mean {' or '.join(repr(there[known]) for known in close)}?" if close else ""
+    known = {_normalize(each): str(each) for each in names}
+    asked = _normalize(name)
+    close = difflib.get_close_matches(asked, known, n=most)
+    if not close and len(asked) >= SHORTEST_PART:
+        close = [each for each in known if asked in each][:most]
+    return f" Did you mean {' or '.join(repr(known[each]) for each in close)}?" if close else ""
 
 
-def _plain(name: object) -> str:
-    """Without what is easily mistaken: capitals, and dashes for underscores."""
+def _normalize(name: object) -> str:
+    """Remove what is easily mistaken: capitals, and dashes for underscores."""
     return str(name).lower().replace("-", "_")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse.backbones.nonfinite import first_fault
+from uncollapse.errors import NotFiniteError
 from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
-from uncollapse.pairwise.numerics import NotFiniteError
 
 OVERFLOW = "a float16 overflow, whose largest finite number is 65,504; run it in bfloat16 or float32"
 

@@ -12,10 +12,10 @@ from tests.lab import slope
 from tests.lab.tiny_text import SENTENCES, tiny_model
 from typer.testing import Result
 
+from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs import model_folder, saved_models
-from uncollapse.pairwise.numerics import NotFiniteError
 
 Run = Callable[..., Result]
 WEIGHTS = torch.nn.Linear(1, 1)

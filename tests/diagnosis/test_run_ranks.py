@@ -11,8 +11,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 import uncollapse as uc
-from uncollapse import distributed as processes
-from uncollapse import launchers
+from uncollapse import distributed as ranks
 from uncollapse.diagnosis.result import Diagnosis
 
 if __name__ != "__main__":
@@ -47,7 +46,7 @@ def few(gather: bool) -> Diagnosis:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launchers.join("cpu")
+    ranks.join_group("cpu")
     found = {"all": measured(gather=True), "few": few(gather=True), "each": measured(gather=False)}
     found["thrice"] = uc.diagnose(model(), batches(), baseline=5, gather=True)
     told = {}
@@ -57,13 +56,13 @@ def main(folder: Path) -> None:
     ):
         try:
             wrong()
-        except (ValueError, processes.ElsewhereError) as error:
+        except (ValueError, ranks.PeerError) as error:
             told[name] = f"{type(error).__name__}: {error}"
-    rank = processes.rank()
+    rank = ranks.rank()
     for name, diagnosis in found.items():
         (folder / f"{name}-{rank}.json").write_text(diagnosis.to_json())
     (folder / f"told-{rank}.json").write_text(json.dumps(told))
-    launchers.leave()
+    ranks.leave_group()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +126,7 @@ def test_what_cannot_be_shared_is_an_error_in_all(folder: Path) -> None:
     told = [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(3)]
     assert all("spread over processes" in each["sharded"] for each in told)
     assert told[0]["none"].startswith("ValueError: No layer of TransformerEncoder was measured in 0 batches")
-    assert told[1]["none"].startswith("ElsewhereError: The diagnosis failed in the first process: ValueError: No layer")
+    assert told[1]["none"].startswith("PeerError: The diagnosis failed in the first process: ValueError: No layer")
 
 
 if __name__ == "__main__":

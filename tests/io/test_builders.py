@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.io import UsageError
 from uncollapse.io.builders import function
 
@@ -39,4 +39,4 @@ def test_what_names_no_function(spec: str) -> None:
 
 def test_a_missing_library_names_its_extra() -> None:
     with pytest.raises(UsageError, match=r'pip install "uncollapse\[data\]"'):
-        library("no_such_library.part", "data")
+        import_optional("no_such_library.part", "data")

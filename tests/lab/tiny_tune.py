@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import identity, setting
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import PrunedError, Session
@@ -20,7 +20,6 @@ from uncollapse.lab.engine.task import Settings, Task
 from uncollapse.lab.recipe import RECIPES, Recipe
 from uncollapse.lab.runs.records import record
 from uncollapse.lab.search.variables import Search
-from uncollapse.pairwise.numerics import NotFiniteError
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.trial_result import attach_line
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import uncollapse as uc
 from uncollapse.cli.app import app
 from uncollapse.diagnosis.stats import streaming
+from uncollapse.errors import NotFiniteError
 from uncollapse.monitoring import arguments_check, wrappers
 from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
 from uncollapse.pairwise import numerics
@@ -345,7 +346,7 @@ def test_finite_rule_stops_on_nan() -> None:
     ],
 )
 def test_finite_rule_knows_who_refuses_nan(refuses: Callable[[Tensor], None]) -> None:
-    with pytest.raises(numerics.NotFiniteError) as told:
+    with pytest.raises(NotFiniteError) as told:
         refuses(torch.tensor([[1.0, torch.nan], [0.0, 1.0]]))
     outer = ValueError("At block 1")
     outer.__cause__ = told.value

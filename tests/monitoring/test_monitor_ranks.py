@@ -85,7 +85,7 @@ def test_two_processes(tmp_path: Path) -> None:
         for each in started:
             each.kill()  # one that waits for the other
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert (first["error"], second["error"]) == ("ValueError", "ElsewhereError")
+    assert (first["error"], second["error"]) == ("ValueError", "PeerError")
     for found in (first, second):
         assert found["watched"]["steps"] == 2  # the stop reached both
         pairs = zip(found["bare"]["weights"], found["watched"]["weights"], strict=True)

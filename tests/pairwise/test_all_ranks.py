@@ -135,9 +135,9 @@ def process(rank: int, count: int, folder: Path) -> None:
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
     shares = SHARES[count]
     found = found_by(slice(sum(shares[:rank]), sum(shares[: rank + 1])), gather=True)
-    found["everywhere"] = processes.everywhere(rank)
-    with pytest.raises((ZeroDivisionError, processes.ElsewhereError)) as told:
-        processes.together(lambda: 1 // 0)
+    found["everywhere"] = processes.gather_objects(rank)
+    with pytest.raises((ZeroDivisionError, processes.PeerError)) as told:
+        processes.on_rank_zero(lambda: 1 // 0)
     found["error"] = str(told.value)
     torch.save(found, folder / f"{rank}.pt")
     distributed.barrier()  # neither leaves while another still talks to it

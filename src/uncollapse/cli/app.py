@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from uncollapse import __version__, launchers
+from uncollapse import __version__, distributed
 from uncollapse.cli.compare import compare
 from uncollapse.cli.demo_command import demo
 from uncollapse.cli.diagnose import diagnose
@@ -39,8 +39,8 @@ def options(
     debug: Annotated[bool, flag("--debug", "Show the traceback of an error.")] = False,
 ) -> None:
     """Measure and mend the collapse of representations in deep networks."""
-    if launchers.launched() > 1:
-        launchers.meet()
+    if distributed.launch_size() > 1:
+        distributed.connect()
         if ctx.invoked_subcommand not in SHARED:
             raise UsageError(
                 f"uncollapse {ctx.invoked_subcommand} is one process; start it without a launcher. "

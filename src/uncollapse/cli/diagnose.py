@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from uncollapse import launchers
+from uncollapse import distributed
 from uncollapse.cli import output
 from uncollapse.cli.choices import DEVICES, DTYPES, GRAPHS, PLACES, Layout
 from uncollapse.cli.completion import among
@@ -90,22 +90,22 @@ def diagnose(
     """Measure a model layer by layer: where and how its representations collapse."""
     from uncollapse import io
 
-    launchers.join(device)
+    distributed.join_group(device)
     wanted = io.Wanted(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
     settings: dict[str, Any] = {"layers": layers or None, "layout": layout, "part": part, "places": places}
     settings |= {"attention": attention, "tokens": tokens, "baseline": int(baseline), "device": chosen(device)}
-    settings["gather"] = launchers.launched() > 1
+    settings["gather"] = distributed.launch_size() > 1
     with Waiting() as waiting:
         waiting.stage("Loading the model")
         loaded = io.load(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
-        if launchers.is_first() and (out is not None or not as_json):
+        if distributed.is_launch_rank_zero() and (out is not None or not as_json):
             output.check_writable(output.folder(out, loaded.name))
         data = _data(loaded, wanted, settings)
         _tell(loaded, data, waiting.note)
         settings["progress"] = waiting.stage(f"Measuring {loaded.name}", data.total)
         diagnosis = _measured(loaded, data, wanted, settings)
-    if not launchers.is_first():
+    if not distributed.is_launch_rank_zero():
         raise typer.Exit(output.code(diagnosis, fail_on_collapse))
     output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
@@ -150,7 +150,7 @@ def _measured(loaded: "Loaded", data: "Data", wanted: "Wanted", settings: dict[s
         raise UsageError(str(error)) from error
     except Exception as error:
         raise RuntimeError(f"{loaded.name} failed on {data.words}: {sentence(error)}") from error
-    if data.unreadable and launchers.is_first():
+    if data.unreadable and distributed.is_launch_rank_zero():
         names = ", ".join(path.name for path in data.unreadable[:5]) + (", …" if len(data.unreadable) > 5 else "")
         output.note(f"Left out, since they cannot be read as images: {names} ({len(data.unreadable)} in all).")
     return diagnosis

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uncollapse import launchers
+from uncollapse import distributed
 from uncollapse.cli import output
 from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
 from uncollapse.cli.progress import Waiting
@@ -44,7 +44,7 @@ def embeddings(
     from uncollapse.io.embedding_files import open_rows
     from uncollapse.io.prefetch import plain_read
 
-    launchers.join("cpu")  # first: what is wrong is then said once, not by each process
+    distributed.join_group("cpu")  # first: what is wrong is then said once, not by each process
     name = name or file.stem
     if out is not None or not as_json:
         output.check_writable(output.folder(out, name))
@@ -53,7 +53,9 @@ def embeddings(
     asked = {"t": t, "alpha": alpha, "level": level, "draws": draws, "name": name}
     with Waiting() as waiting:
         waiting.stage("Timing a plain read")
-        plain = plain_read(rows.paths) if launchers.is_first() else None  # before the system keeps the file in memory
+        plain = (
+            plain_read(rows.paths) if distributed.is_launch_rank_zero() else None
+        )  # before the system keeps the file in memory
         diagnosis = _measured(rows, second, asked, waiting)
     if plain is not None:
         output.note(_pace(diagnosis, rows.size + (0 if second is None else second.size), plain))
@@ -62,13 +64,12 @@ def embeddings(
 
 def _measured(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: Waiting) -> "Diagnosis":
     """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
-    from uncollapse import distributed
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.prefetch import ahead
 
     words = f"{rows.words}: {rows.count} rows"
-    own = rows.share(distributed.rank(), distributed.count())
-    beside = None if second is None else ahead(second.share(distributed.rank(), distributed.count()).parts())
+    own = rows.share(distributed.rank(), distributed.world_size())
+    beside = None if second is None else ahead(second.share(distributed.rank(), distributed.world_size()).parts())
     progress = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
         return diagnose_rows(ahead(own.parts()), pairs=beside, data=words, gather=True, progress=progress, **asked)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from uncollapse import launchers
+from uncollapse import distributed
 from uncollapse.cli import completion
 from uncollapse.cli.printing import printable
 from uncollapse.errors import UsageError
@@ -44,23 +44,23 @@ class Commands(TyperGroup):
         except (typer.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt as interrupt:
-            if said := launchers.to_say(interrupt, "Interrupted."):
+            if said := distributed.failure_message(interrupt, "Interrupted."):
                 typer.echo(said, err=True)
             raise typer.Exit(130) from None
         except Exception as error:
             code = getattr(error, "exit_code", None)
-            if code is not None and not launchers.is_first_to_say(str(error)):
+            if code is not None and not distributed.is_first_to_report(str(error)):
                 raise typer.Exit(code) from None
             if ctx.params["debug"] or code is not None:  # usage errors and exits say what they mean
                 raise
             known = isinstance(error, OSError) and error.errno in ADVICE
             usage = known or isinstance(error, UsageError | NotWrittenError)
             words = f"Error: {sentence(error)}{'' if usage else ' (--debug shows where.)'}"
-            if said := launchers.to_say(error, words):
+            if said := distributed.failure_message(error, words):
                 typer.echo(said, err=True)
             raise typer.Exit(2 if usage else 1) from None
         finally:
-            launchers.leave()
+            distributed.leave_group()
 
 
 def sentence(error: BaseException) -> str:
@@ -84,5 +84,5 @@ def _note(
 ) -> None:
     """Warnings of ours and of the user's own files in one line; those of other libraries are for their programmers."""
     words = " ".join(str(message).split())
-    if (filename.startswith(HOME) or "site-packages" not in filename) and launchers.is_first_to_say(words):
+    if (filename.startswith(HOME) or "site-packages" not in filename) and distributed.is_first_to_report(words):
         print(f"Note: {words}", file=sys.stderr)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from uncollapse import launchers
+from uncollapse import distributed
 from uncollapse.cli.outcomes import speed
 
 PATIENCE = 1.0  # seconds without a bar
@@ -35,7 +35,7 @@ class Waiting:
             speed_estimate_period=WINDOW,
         )
         self._task = self._bar.add_task("", total=None, beside="")
-        self._silent = not launchers.is_first()  # the first of several processes tells
+        self._silent = not distributed.is_launch_rank_zero()  # the first of several processes tells
         self._lock, self._over = threading.Lock(), self._silent or not console.is_terminal
         self._timer = threading.Timer(PATIENCE, self._show)
         self._timer.daemon = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from uncollapse import launchers
+from uncollapse import distributed
 from uncollapse.cli import completion, folders, outcomes, output, recipe_completing, recipe_flags, saved
 from uncollapse.cli.failures import sentence
 from uncollapse.cli.options import OUTPUT, flag, option
@@ -125,7 +125,7 @@ def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
                 words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
                 done.append(_run(recipe, config, results, order, waiting, words))
     except typer.Exit:  # interrupted
-        if done and not order.as_json and launchers.is_first():
+        if done and not order.as_json and distributed.is_launch_rank_zero():
             outcomes.show(_title(recipe, wanted[0]), done)
         raise
     _show(_title(recipe, wanted[0]), done, order)
@@ -133,22 +133,22 @@ def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
 
 def _has_part(recipe: "Recipe", order: Order) -> bool:
     """Whether this process has something to do, if a launcher started several; they then know each other."""
-    count = launchers.launched()
+    count = distributed.launch_size()
     if count == 1 or order.dry_run:
-        return launchers.is_first()
+        return distributed.is_launch_rank_zero()
     if not recipe.single_process:
-        launchers.join(order.device)
+        distributed.join_group(order.device)
         return True
-    if launchers.is_first():
+    if distributed.is_launch_rank_zero():
         output.note(
             f"{recipe.name} cannot be shared by {count} processes: the first one runs it, and the others wait. "
             "`uncollapse sweep --jobs` runs several at a time."
         )
-    return not launchers.left_to_first()
+    return not distributed.wait_for_rank_zero()
 
 
 def _show(title: str, done: list[Outcome], order: Order) -> None:
-    if not launchers.is_first():
+    if not distributed.is_launch_rank_zero():
         return
     if there := sum(not outcome.new for outcome in done):
         were, them = ("was", "it") if there == 1 else ("were", "them")
@@ -192,10 +192,9 @@ def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
 
 
 def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
-    from uncollapse import distributed
 
     session = _session(recipe, config, order)
-    found = distributed.together(lambda: _found(recipe, config, results, order, session, waiting))
+    found = distributed.on_rank_zero(lambda: _found(recipe, config, results, order, session, waiting))
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
@@ -204,7 +203,7 @@ def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waitin
             done = _run_alone(recipe, config, results, session, order.again)
         except KeyboardInterrupt as interrupt:
             if (
-                not interrupt.args and distributed.count() > 1
+                not interrupt.args and distributed.world_size() > 1
             ):  # one process alone: the others do not stop by themselves
                 raise
             waiting.note(_interrupted(interrupt, config.seed, session.checkpoints, order))
@@ -232,13 +231,12 @@ def _found(
 
 def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
     """Run it while no other command does: a sweep, or this one in another window."""
-    from uncollapse import distributed
     from uncollapse.io.locks import held
     from uncollapse.lab.runs.run_one import lock_of, run_one
 
     path = results.path(recipe, config)
-    with held(lock_of(recipe, config, results)) if distributed.is_first() else nullcontext(False) as ours:
-        if not distributed.together(lambda: ours):
+    with held(lock_of(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as ours:
+        if not distributed.on_rank_zero(lambda: ours):
             raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
         record, new = run_one(recipe, config, results, session, again)
     return Outcome(record, path, new)

@@ -12,9 +12,9 @@ import typer
 from uncollapse.cli import folders, output, recipe_flags, tune_words
 from uncollapse.cli.options import OUTPUT, flag, option
 from uncollapse.cli.train import FILES, RUN, RecipeCommands
+from uncollapse.distributed import launch_size
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
-from uncollapse.launchers import launched
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
@@ -89,7 +89,7 @@ def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Ord
     from uncollapse.lab.search.tune_recipe import PAGE, RUNS
     from uncollapse.lab.search.tune_recipe import tune as search
 
-    if (count := launched()) > 1:
+    if (count := launch_size()) > 1:
         raise UsageError(
             f"tune starts processes of its own, with --jobs, got {count} of a launcher. Start it without one."
         )

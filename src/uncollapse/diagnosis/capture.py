@@ -13,9 +13,8 @@ from uncollapse.backbones.read_hooks import Watch
 from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, as_sets
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
-from uncollapse.errors import did_you_mean
+from uncollapse.errors import NotFiniteError, did_you_mean
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.numerics import NotFiniteError
 
 View = Literal["first", "first of two", "second"]
 Key = tuple[str, str, int]  # name of the layer, place, call
@@ -65,7 +64,7 @@ class Capture:
 
     def gather(self) -> None:
         """Join what all processes measured, in the first one; all must call this."""
-        own = distributed.merged(_Measured(self.gauges, self._paths))
+        own = distributed.merge_on_rank_zero(_Measured(self.gauges, self._paths))
         self.gauges, self._paths = own.gauges, own.paths
 
     def sequences(self) -> int:

@@ -295,14 +295,14 @@ def diagnose_rows(
     intervals_asked(level, draws, seed)  # said before anything is read
     statistics = _filled(rows, pairs, {"t": t, "alpha": alpha, "seed": seed + distributed.rank() * gather}, progress)
     if gather:
-        with distributed.heeding():
+        with distributed.peer_errors():
             statistics = _of_all_processes(statistics)
 
     def diagnosis() -> Diagnosis:
         seconds = time.perf_counter() - started
         return statistics.diagnosis(name=name, data=data, level=level, draws=draws, seconds=seconds)
 
-    return distributed.together(diagnosis, "The diagnosis") if gather else diagnosis()
+    return distributed.on_rank_zero(diagnosis, "The diagnosis") if gather else diagnosis()
 
 
 def _filled(
@@ -325,10 +325,10 @@ def _filled(
 
 def _of_all_processes(own: RowStatistics) -> RowStatistics:
     """The statistics of the rows of all processes, in the first one."""
-    widths = [dim for dim, count in distributed.everywhere((own.dim, own.count)) if count > 0]
+    widths = [dim for dim, count in distributed.gather_objects((own.dim, own.count)) if count > 0]
     if own.count == 0 and widths:
         own = RowStatistics(widths[0], t=own.t, alpha=own.alpha, seed=own.seed)
     if len(set(widths)) > 1:
         raise ValueError(f"All processes must have rows of the same width, got {', '.join(map(str, widths))} features.")
-    merged: RowStatistics = distributed.merged(own)
+    merged: RowStatistics = distributed.merge_on_rank_zero(own)
     return merged

@@ -24,8 +24,8 @@ from uncollapse.diagnosis.cautions import list_cautions
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig, chosen_tokens
 from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
 from uncollapse.diagnosis.verdict import Subject
+from uncollapse.errors import NotFiniteError
 from uncollapse.monitoring import wrappers
-from uncollapse.pairwise.numerics import NotFiniteError
 
 LIBRARIES = ("torch", "transformers", "timm", "torch_geometric")  # whose versions a diagnosis names, if they are in use
 
@@ -103,14 +103,14 @@ def diagnose(
     stack = stack if embed else replace(stack, embed=None)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
-    me, count = (distributed.rank(), distributed.count()) if gather else (0, 1)
+    me, count = (distributed.rank(), distributed.world_size()) if gather else (0, 1)
     if count > 1:
         wrappers.check_whole(model)
     capture = Capture(model, stack, places, replace(plan, seed=seed + me))  # samples that are merged need other seeds
     second = None if pairs is None else islice(iter(pairs), me, None, count)
     done = 0
     random: tuple[Layer, ...] = ()
-    with forward.undisturbed(model, device) as home, distributed.heeding():
+    with forward.undisturbed(model, device) as home, distributed.peer_errors():
         twin, why = _twin(model, stack, places, plan) if baseline and me == 0 else (None, "")
         for number, batch in enumerate(islice(_limited(batches, max_batches), me, None, count)):
             batch = forward.moved(batch, home)
@@ -125,7 +125,7 @@ def diagnose(
                 progress(done * count)
         compared = min(baseline, done)  # batches that the random copy saw
         if count > 1:
-            done = int(distributed.summed([done])[0])
+            done = int(distributed.sum_over_ranks([done])[0])
             capture.gather()
     if twin is not None:
         random = _bare(twin.layers())
@@ -170,7 +170,7 @@ def diagnose(
             seconds=round(time.perf_counter() - started, 3),
         )
 
-    return distributed.together(judged, "The diagnosis") if gather else judged()
+    return distributed.on_rank_zero(judged, "The diagnosis") if gather else judged()
 
 
 def diagnose_activations(

@@ -9,7 +9,7 @@ from typing import IO, Any
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from uncollapse.errors import UsageError, intact
+from uncollapse.errors import UsageError, file_errors
 
 GROWTH = 16  # times its size a file may unpack to, and SPARE bytes: bags of words are mostly zeros
 SPARE = 2**28
@@ -19,7 +19,7 @@ READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The wanted arrays of a file, which are numbers or truth values. Nothing in it can run."""
     check_growth(path)
-    with intact(path, ".npz file of numbers"), zipfile.ZipFile(path) as file:
+    with file_errors(path, ".npz file of numbers"), zipfile.ZipFile(path) as file:
         there = [name.removesuffix(".npy") for name in file.namelist()]
         arrays = {key: member(file, key) for key in wanted if key in there}
     missing = [key for key in wanted if key not in arrays]
@@ -33,7 +33,7 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 def check_growth(path: Path, spare: int = SPARE, kind: str = ".npz file") -> None:
     """Raise for an archive that would fill the memory when it is unpacked. spare: bytes that any of them may have."""
-    with intact(path, kind), zipfile.ZipFile(path) as file:
+    with file_errors(path, kind), zipfile.ZipFile(path) as file:
         unpacked = sum(entry.file_size for entry in file.infolist())
     check_unpacked(path, unpacked, spare)
 

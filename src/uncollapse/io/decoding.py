@@ -3,7 +3,7 @@
 import warnings
 from typing import IO, Any
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 
 # Others are refused whatever their files are called: some of Pillow's readers start programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -21,7 +21,7 @@ def decoded(file: IO[bytes], name: str) -> Any:
     Transparency is left out, and a note that the picture is to be turned is not followed, as in torchvision. Pictures
     with more pixels than Pillow takes for honest are refused before they are decoded.
     """
-    image: Any = library("PIL.Image", "data")
+    image: Any = import_optional("PIL.Image", "data")
     image.preinit()  # else the first picture imports all of Pillow's readers, in each process
     try:
         with warnings.catch_warnings():

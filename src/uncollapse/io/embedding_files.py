@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from uncollapse.errors import UsageError, did_you_mean, intact
+from uncollapse.errors import UsageError, did_you_mean, file_errors
 from uncollapse.io import arrays
 
 PART = 4096  # rows that are read at a time, at most
@@ -144,21 +144,21 @@ def _npy(path: Path, key: str | None) -> Rows:
     if key is not None:
         raise UsageError(f"{path.name} holds one array, which has no name; leave out --key.")
     size, kind = path.stat().st_size, ".npy file of numbers"
-    with intact(path, kind), path.open("rb") as file:
+    with file_errors(path, kind), path.open("rb") as file:
         shape, by_column, dtype = arrays.header(file, size)
         begin = file.tell()
     count, dim = _shape(path.name, shape, dtype.kind in "fiu")
 
     def read(first: int, last: int) -> Iterator[Any]:
         """Plain reads: pages of a file that is mapped into memory would count as this program's."""
-        with intact(path, kind), path.open("rb", buffering=0) as file:
+        with file_errors(path, kind), path.open("rb", buffering=0) as file:
             file.seek(begin + first * dim * dtype.itemsize)
             for span in _spans(first, last, dim):
                 yield numpy.fromfile(file, dtype, (span.stop - span.start) * dim).reshape(span.stop - span.start, dim)
 
     def mapped(first: int, last: int) -> Iterator[Any]:
         for span in _spans(first, last, dim):
-            with intact(path, kind):
+            with file_errors(path, kind):
                 yield numpy.array(numpy.load(path, mmap_mode="r", allow_pickle=False)[span])
 
     return Rows(path.name, count, dim, mapped if by_column else read, (path,), size)
@@ -166,7 +166,7 @@ def _npy(path: Path, key: str | None) -> Rows:
 
 def _npz(path: Path, key: str | None) -> Rows:
     """An array inside the archive is read as a stream: it is never unpacked as a whole."""
-    with intact(path, ".npz file"), zipfile.ZipFile(path) as archive:
+    with file_errors(path, ".npz file"), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         key = chosen(path.name, key, names)
         held, size = archive.getinfo(f"{key}.npy").file_size, archive.getinfo(f"{key}.npy").compress_size
@@ -178,7 +178,7 @@ def _npz(path: Path, key: str | None) -> Rows:
         raise UsageError(f"{words} is stored column by column and cannot be streamed; save it as a .npy file.")
 
     def read(first: int, last: int) -> Iterator[Any]:
-        with intact(path, ".npz file"), zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+        with file_errors(path, ".npz file"), zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
             arrays.header(file, held)
             file.seek(first * dim * dtype.itemsize, 1)
             for span in _spans(first, last, dim):
@@ -192,7 +192,7 @@ def _safetensors(path: Path, key: str | None) -> Rows:
     from safetensors import safe_open
 
     open_file: Any = safe_open
-    with intact(path, "safetensors file"), open_file(path, framework="pt") as file:
+    with file_errors(path, "safetensors file"), open_file(path, framework="pt") as file:
         key = chosen(path.name, key, list(file.keys()))
         shape = tuple(file.get_slice(key).get_shape())
         kind = file.get_slice(key).get_dtype()
@@ -201,7 +201,7 @@ def _safetensors(path: Path, key: str | None) -> Rows:
 
     def read(first: int, last: int) -> Iterator[Any]:
         for span in _spans(first, last, dim):
-            with intact(path, "safetensors file"), open_file(path, framework="pt") as file:
+            with file_errors(path, "safetensors file"), open_file(path, framework="pt") as file:
                 yield file.get_slice(key)[span].clone()
 
     return Rows(words, count, dim, read, (path,), path.stat().st_size)

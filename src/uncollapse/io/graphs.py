@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.cli.choices import GRAPHS
-from uncollapse.errors import UsageError, did_you_mean, library
+from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io import download, planetoid
 from uncollapse.io.arrays import read_npz
 from uncollapse.io.files import at_home, user_cache
@@ -27,7 +27,7 @@ def load(what: str, root: Path | None) -> tuple[Any, str]:
     path = at_home(what)
     if what == "karate":
         with quiet():
-            graph = library("torch_geometric.datasets", "pyg").KarateClub()[0]
+            graph = import_optional("torch_geometric.datasets", "pyg").KarateClub()[0]
         return graph, "Zachary's karate club"
     if what in PLANETOID:
         return _planetoid(what, root), PLANETOID[what]
@@ -50,7 +50,7 @@ def citations(what: str, root: Path | None) -> planetoid.Citations:
     places = (folder / name / "raw", folder / "planetoid" / name / "raw")
     there = next((place for place in places if not download.missing_files(place, planetoid.file_names(name))), None)
     if there is None:
-        dataset = library("torch_geometric.datasets", "pyg").Planetoid
+        dataset = import_optional("torch_geometric.datasets", "pyg").Planetoid
         settings = {"name": name, "split": "public"}
         download.complete(dataset, settings, places[0], "the project kimiyoung/planetoid on GitHub")
     return planetoid.read(there or places[0], name)
@@ -59,7 +59,9 @@ def citations(what: str, root: Path | None) -> planetoid.Citations:
 def _planetoid(what: str, root: Path | None) -> Any:
     graph = citations(what, root)
     masks = {"train_mask": graph.train, "val_mask": graph.validation, "test_mask": graph.test}
-    return library("torch_geometric.data", "pyg").Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, **masks)
+    return import_optional("torch_geometric.data", "pyg").Data(
+        x=graph.x, edge_index=graph.edge_index, y=graph.y, **masks
+    )
 
 
 def _npz(path: Path) -> Any:
@@ -72,7 +74,7 @@ def _npz(path: Path) -> Any:
     if edges.dim() == 2 and edges.shape[1] == 2:
         edges = edges.T
     graph = _graph(path, features, edges)
-    graph.edge_index = library("torch_geometric.utils", "pyg").to_undirected(graph.edge_index)
+    graph.edge_index = import_optional("torch_geometric.utils", "pyg").to_undirected(graph.edge_index)
     return graph
 
 
@@ -99,4 +101,4 @@ def _graph(path: Path, x: Tensor, edge_index: Tensor) -> Any:
     edge_index = edge_index.long()
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
         raise UsageError(f"{path} has {len(x)} nodes, and edges to {int(edge_index.min())} … {int(edge_index.max())}.")
-    return library("torch_geometric.data", "pyg").Data(x=x.float(), edge_index=edge_index)
+    return import_optional("torch_geometric.data", "pyg").Data(x=x.float(), edge_index=edge_index)

@@ -11,7 +11,7 @@ from torch import nn
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.random_weights import is_of_cure
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import hub
 from uncollapse.io.files import at_home
 from uncollapse.io.quiet import quiet
@@ -156,7 +156,7 @@ def _loading(origin: Origin) -> Iterator[Any]:
     """transformers, quiet; what it cannot load becomes one sentence."""
     torchvision_ops.declare()
     with quiet():
-        transformers: Any = library("transformers", "hf")
+        transformers: Any = import_optional("transformers", "hf")
     try:
         with quiet(transformers):
             yield transformers

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io.decoding import ENDINGS, UnreadableError, decoded
 
 CROP, STEP = 224, 56  # side of a crop of the built-in photographs, and from one to the next
@@ -40,8 +40,8 @@ def opened(paths: Sequence[Path], unreadable: list[Path]) -> Iterator[Any]:
 
 def built_in_crops() -> list[Any]:
     """Overlapping crops of scikit-learn's two photographs, first of one, then of the other, in turns."""
-    datasets: Any = library("sklearn.datasets", "data")
-    image: Any = library("PIL.Image", "data")
+    datasets: Any = import_optional("sklearn.datasets", "data")
+    image: Any = import_optional("PIL.Image", "data")
     photographs = [image.fromarray(array) for array in datasets.load_sample_images().images]
     width, height = photographs[0].size
     corners = [(x, y) for y in range(0, height - CROP + 1, STEP) for x in range(0, width - CROP + 1, STEP)]

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy
 
-from uncollapse.errors import UsageError, intact, library
+from uncollapse.errors import UsageError, file_errors, import_optional
 from uncollapse.io.embedding_files import FEATURES, Rows, chosen, part_size
 
-arrow: Any = library("pyarrow", "data")
-parquet: Any = library("pyarrow.parquet", "data")
-compute: Any = library("pyarrow.compute", "data")
+arrow: Any = import_optional("pyarrow", "data")
+parquet: Any = import_optional("pyarrow.parquet", "data")
+compute: Any = import_optional("pyarrow.compute", "data")
 
 KIND = "parquet file"
 
 
 def rows(path: Path, column: str | None) -> Rows:
     """The embeddings of a column of lists; without one, of all floating-point columns together."""
-    with intact(path, KIND), parquet.ParquetFile(path) as file:
+    with file_errors(path, KIND), parquet.ParquetFile(path) as file:
         schema, count = file.schema_arrow, file.metadata.num_rows
         _check_widths(path, file.metadata)
     lists = [field.name for field in schema if _is_list(field.type)]
@@ -58,7 +58,7 @@ def _of_columns(path: Path, count: int, names: list[str]) -> Rows:
 
 def _record_batches(path: Path, columns: list[str], first: int, last: int, size: int) -> Iterator[tuple[int, Any]]:
     """Batches of at most `size` rows from row `first` to before `last`, each with the number of its first row."""
-    with intact(path, KIND), parquet.ParquetFile(path) as file:
+    with file_errors(path, KIND), parquet.ParquetFile(path) as file:
         begin = 0
         for group in range(file.metadata.num_row_groups):
             count = file.metadata.row_group(group).num_rows
@@ -78,7 +78,7 @@ def _within(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int
 
 def _size(path: Path, columns: list[str]) -> int:
     """Bytes of the file that hold these columns."""
-    with intact(path, KIND), parquet.ParquetFile(path) as file:
+    with file_errors(path, KIND), parquet.ParquetFile(path) as file:
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         chunks = (group.column(number) for group in groups for number in range(group.num_columns))
         return sum(c.total_compressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError, did_you_mean, library
+from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io import hub
 from uncollapse.io.quiet import quiet
 from uncollapse.io.seeded import seeded
@@ -67,7 +67,7 @@ def check_name(name: str) -> None:
 def image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
     """Pictures -> the input of the model, with the preprocessing that belongs to it."""
     _timm()
-    data: Any = library("timm.data", "timm")
+    data: Any = import_optional("timm.data", "timm")
     transform = data.create_transform(**data.resolve_model_data_config(model))
 
     def read(pictures: Sequence[Any]) -> Tensor:
@@ -79,7 +79,7 @@ def image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
 def _timm() -> Any:
     torchvision_ops.declare()
     with quiet():
-        return library("timm", "timm")
+        return import_optional("timm", "timm")
 
 
 def _weights(timm: Any, name: str, way_out: str) -> dict[str, Any]:

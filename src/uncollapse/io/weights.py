@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.errors import UsageError, intact
+from uncollapse.errors import UsageError, file_errors
 from uncollapse.io.arrays import check_growth
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")  # where training loops put the weights in a larger dictionary
@@ -67,7 +67,7 @@ def _safetensors(path: Path) -> Any:
 
 def read_torch_file(path: Path) -> Any:
     """What torch.save wrote, tensors and plain containers only."""
-    with intact(path, "torch file"):
+    with file_errors(path, "torch file"):
         is_packed = zipfile.is_zipfile(path)  # which raises for some damaged ones
     if is_packed:
         check_growth(path, kind="torch file")

@@ -58,7 +58,7 @@ def contra_uniform_loss(
         check_matrix(x)
     h = prepared(x, mask)
     h = unit_rows(h) if normalize else h
-    across = gather and h.dim() == 2 and distributed.count() > 1
+    across = gather and h.dim() == 2 and distributed.world_size() > 1
     if across and mask is not None:
         h, mask = h[mask], None
     each = logsumexp(h, h, temperature=temperature, mask=mask)  # (..., n)

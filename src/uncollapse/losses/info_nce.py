@@ -65,7 +65,7 @@ def info_nce(
     given = [as_full(t) for t in (x, y, negatives, queue) if isinstance(t, Tensor)]
     rows = [unit_rows(t) for t in given] if normalize else given
     x, y, others = rows[0], rows[1], rows[2:]
-    across = gather and distributed.count() > 1
+    across = gather and distributed.world_size() > 1
     own = isinstance(negatives, str)
     if own and negatives == "both":
         each = _both_views(x, y, temperature, across)

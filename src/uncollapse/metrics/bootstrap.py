@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uncollapse.diagnosis.stats.streaming import check_positive
 from uncollapse.pairwise import numerics
+from uncollapse.pairwise.numerics import check_positive
 
 BLOCK = 1 << 22  # rows that are drawn at a time
 

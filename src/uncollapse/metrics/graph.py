@@ -117,7 +117,7 @@ def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> 
         given = nodes[rows], group[rows], nodes, group, sizes
         sums = checkpoint(_distance_sums, *given, use_reentrant=False, preserve_rng_state=False)
         within, between = within + sums[0], between + sums[1]
-    if gather and distributed.count() > 1:
+    if gather and distributed.world_size() > 1:
         within, between = _spread_sums(nodes, group, sizes, within.detach(), between.detach())
     within, between = within / (sizes > 1).sum(), between / (len(sizes) * (len(sizes) - 1))
     apart = torch.where(between > 0, math.inf, 0.0)
@@ -157,8 +157,8 @@ def _groups(labels: Tensor, n: int, gather: bool) -> tuple[Tensor, Tensor]:
     if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"labels must be integers of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}.")
     names, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    if gather and distributed.count() > 1:
-        there = distributed.everywhere((names.tolist(), sizes.tolist()))
+    if gather and distributed.world_size() > 1:
+        there = distributed.gather_objects((names.tolist(), sizes.tolist()))
         whole = Counter({name: 0 for some, _ in there for name in some})
         for some, counted in there:
             whole.update(dict(zip(some, counted, strict=True)))

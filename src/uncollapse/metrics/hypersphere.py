@@ -177,7 +177,7 @@ def log_potential(
 ) -> Tensor:
     """`uniformity` without its checks, for the losses. Differentiable once."""
     x = numerics.prepared(x, mask)
-    if gather and distributed.count() > 1:
+    if gather and distributed.world_size() > 1:
         return _spread_potential(x if mask is None else x[mask], t, exclude_self, normalize)
     if x.numel() == 0:
         return x.sum((-2, -1))

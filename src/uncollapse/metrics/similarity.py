@@ -120,7 +120,7 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool =
     tensor(0.3333)
     """
     all_ranks.check_set(x, gather)
-    if gather and distributed.count() > 1:
+    if gather and distributed.world_size() > 1:
         return _spread_correlation(numerics.tokens(x, mask), mask)
     columns = numerics.centred(numerics.tokens(x, mask), mask).mT  # (..., d, n)
     return pair_cosine(columns, columns.new_full(columns.shape[:-2], columns.shape[-2]), absolute=True)
@@ -189,7 +189,7 @@ def _absolute_sum(unit: Tensor, gather: bool) -> Tensor:
     for start in range(0, n, height):
         rows, behind = unit[..., start : start + height, :], unit[..., start:, :]
         total = total + checkpoint(_tile_sum, rows, behind, use_reentrant=False, preserve_rng_state=False)
-    if not gather or distributed.count() == 1:
+    if not gather or distributed.world_size() == 1:
         return total
     unit, total = unit.detach(), total.detach()
     for (others,), _ in all_ranks.around([unit]):

@@ -34,7 +34,7 @@ def lidar(x: Tensor, *, delta: float = 1e-4, gather: bool = False) -> Tensor:
     >>> lidar(views)
     tensor(2.)
     """
-    several = gather and distributed.count() > 1
+    several = gather and distributed.world_size() > 1
     if x.dim() != 3 or x.shape[1] < 2 or (len(x) < 2 and not several):
         raise ValueError(f"x must have shape (n, q, d) with at least 2 samples and 2 views, got {tuple(x.shape)}.")
     if not delta > 0:

@@ -176,7 +176,7 @@ class Monitor:
                 self._begin(done)
             return self._measured(model, step, epoch, log) if due else None
 
-        record = distributed.together(work, "The monitor")
+        record = distributed.on_rank_zero(work, "The monitor")
         self.should_stop = (self.should_stop and not start) or (record is not None and record.stop)
         self._began = self._began or time.perf_counter()
         if record is not None:
@@ -277,7 +277,7 @@ class Monitor:
     def _warn(self, record: Record) -> None:
         """One warning a rule, and one when measurements, a logger or `save` fail; in the first process."""
         failing, self._failing = self._failing, record.error is not None
-        if not distributed.is_first():
+        if not distributed.is_rank_zero():
             return
         if record.error is not None and not failing and not record.met:  # a rule that was met says it
             said = f"Step {record.step}: the model could not be measured. {record.error}"

@@ -8,9 +8,8 @@ from typing import Literal
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Layer
-from uncollapse.errors import did_you_mean
+from uncollapse.errors import NotFiniteError, did_you_mean
 from uncollapse.monitoring.layer_curves import label
-from uncollapse.pairwise.numerics import NotFiniteError
 
 FINITE = "finite"  # not a measure: met when a layer holds NaN or infinite numbers
 ACTIONS = ("warn", "stop", "save")

@@ -36,7 +36,7 @@ def check_set(x: Tensor, gather: bool, name: str = "x") -> None:
 
 def total(x: Tensor, gather: bool = True) -> Tensor:
     """The sum of x over processes, of one shape in all. Its gradient is as the module says. Not `gather`: x itself."""
-    if not gather or processes.count() == 1:
+    if not gather or processes.world_size() == 1:
         return x
     summed: Tensor = _Total.apply(x)  # type: ignore[no-untyped-call]
     return summed
@@ -45,7 +45,7 @@ def total(x: Tensor, gather: bool = True) -> Tensor:
 def largest(x: Tensor, gather: bool = True) -> Tensor:
     """The largest of each entry of x over processes, without a gradient."""
     x = x.detach()
-    if gather and processes.count() > 1:
+    if gather and processes.world_size() > 1:
         x = x.clone()
         distributed.all_reduce(x, distributed.ReduceOp.MAX)
     return x
@@ -53,7 +53,7 @@ def largest(x: Tensor, gather: bool = True) -> Tensor:
 
 def mean(each: Tensor, gather: bool = True) -> Tensor:
     """The mean of numbers (...), those of all processes if they are gathered; one process may have none."""
-    if not gather or processes.count() == 1:
+    if not gather or processes.world_size() == 1:
         return each.mean()
     summed = total(torch.stack([each.sum(), each.new_tensor(float(each.numel()))]))
     return summed[0] / summed[1].detach().clamp(min=1)
@@ -61,7 +61,7 @@ def mean(each: Tensor, gather: bool = True) -> Tensor:
 
 def centred(x: Tensor, mask: Tensor | None, gather: bool = True) -> Tensor:
     """`inputs.centred`: x (n, d) minus the mean of all real rows, those of other processes too if they are gathered."""
-    if not gather or processes.count() == 1:
+    if not gather or processes.world_size() == 1:
         return numerics.centred(x, mask)
     summed, count = total(x.sum(-2, dtype=torch.float64)), total(numerics.real_count(x, mask).double())
     return numerics.around_mean(x, (summed / count.clamp(min=1)).to(x.dtype), mask)
@@ -69,7 +69,7 @@ def centred(x: Tensor, mask: Tensor | None, gather: bool = True) -> Tensor:
 
 def log_total(each: Tensor, gather: bool = True) -> Tensor:
     """log Σ exp of numbers (n,), those of all processes if they are gathered; −inf, without a gradient, for none."""
-    if not gather or processes.count() == 1:
+    if not gather or processes.world_size() == 1:
         return torch.logsumexp(each, -1)
     here = each.detach().amax() if each.numel() else each.new_full((), -torch.inf)
     peak = largest(here).clamp(min=torch.finfo(each.dtype).min)  # finite, also where nothing is there
@@ -79,7 +79,7 @@ def log_total(each: Tensor, gather: bool = True) -> Tensor:
 
 def counts(rows: int, device: torch.device) -> list[int]:
     """How many rows each process has."""
-    found = torch.zeros(processes.count(), dtype=torch.int64, device=device)
+    found = torch.zeros(processes.world_size(), dtype=torch.int64, device=device)
     found[processes.rank()] = rows
     distributed.all_reduce(found)
     return list(map(int, found.tolist()))
@@ -88,7 +88,7 @@ def counts(rows: int, device: torch.device) -> list[int]:
 def row_count(x: Tensor, gather: bool = True) -> int:
     """How many rows x (..., n, d) has, with those of all processes if they are gathered: this waits for a GPU."""
     rows = x.shape[-2]
-    return rows if not gather or processes.count() == 1 else sum(counts(rows, x.device))
+    return rows if not gather or processes.world_size() == 1 else sum(counts(rows, x.device))
 
 
 def joined(own: Tensor, others: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def around(fixed: Sequence[Tensor], carried: Sequence[Tensor] = ()) -> Iterator[
     fixed, carried: what this process has for its rows, tensors (rows, ...). The one who gets a chunk changes the
     carried tensors in place; in the end `carried` holds what all others made of it. All processes walk together.
     """
-    count, me = processes.count(), processes.rank()
+    count, me = processes.world_size(), processes.rank()
     sizes = counts(len(fixed[0]), fixed[0].device)
     for start in range(0, max(sizes), CHUNK):
         rows = [min(CHUNK, max(0, size - start)) for size in sizes]
@@ -141,7 +141,7 @@ class _Transit:
     """Tensors on their way to the next process, and as many, with `rows` rows, from the one before."""
 
     def __init__(self, tensors: Sequence[Tensor], rows: int, tag: int) -> None:
-        count, me = processes.count(), processes.rank()
+        count, me = processes.world_size(), processes.rank()
         self.sent = [tensor.contiguous() for tensor in tensors]  # held until they have gone
         self.came = [tensor.new_empty(rows, *tensor.shape[1:]) for tensor in tensors]
         ops = []

@@ -5,9 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-class NotFiniteError(ValueError):
-    """What was given holds NaN or infinite numbers."""
+from uncollapse.errors import NotFiniteError
 
 
 def tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
@@ -167,3 +165,9 @@ def _all_moderate(norms: Tensor) -> bool:
         return False
     low, high = norms.detach().aminmax()
     return low.item() >= 1e-15 and high.item() <= 1e15
+
+
+def check_positive(value: int, name: str) -> None:
+    """Raise unless value is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is an integer of at least 1, got {value!r}.")

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 
 ENOUGH = 4  # trials before anything is said
 SEED = 0  # of the trees of fANOVA
@@ -15,7 +15,7 @@ def importances(study: Any) -> dict[str, float]:
     fANOVA, over all trials that the search chose. Where a parameter did not count, it is taken to be the same in all
     trials, so that it explains nothing there. Nothing if too few trials are done, or if all figures are the same.
     """
-    optuna: Any = library("optuna", "tune")
+    optuna: Any = import_optional("optuna", "tune")
     done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     chosen = [trial for trial in done if trial.params]
     varied = {name: kind for trial in chosen for name, kind in trial.distributions.items() if not kind.single()}

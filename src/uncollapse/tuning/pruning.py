@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 
 Kind = Literal["median", "hyperband", "none"]
 KINDS: tuple[Kind, ...] = ("median", "hyperband", "none")
@@ -30,7 +30,7 @@ class Pruning:
 
     def made(self) -> Any:
         """The pruner of Optuna."""
-        pruners: Any = library("optuna", "tune").pruners
+        pruners: Any = import_optional("optuna", "tune").pruners
         warmup = math.ceil(WARMUP * self.steps)
         match self.kind:
             case "median":

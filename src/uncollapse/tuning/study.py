@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.tuning.pruning import Pruning
 from uncollapse.tuning.space import Space, suggest
 from uncollapse.tuning.study_files import PATIENCE, check, telling
@@ -38,7 +38,7 @@ def opened(
     """
     from uncollapse.io.locks import held
 
-    optuna: Any = library("optuna", "tune")
+    optuna: Any = import_optional("optuna", "tune")
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -92,7 +92,7 @@ class Study:
     def ask(self, params: Mapping[str, Any] | None = None) -> Any:
         """A new trial of Optuna. params: what it will suggest, where that is known."""
         with telling(self.file):
-            waiting = (library("optuna", "tune").trial.TrialState.WAITING,)
+            waiting = (import_optional("optuna", "tune").trial.TrialState.WAITING,)
             if params is not None and not self._study.get_trials(deepcopy=False, states=waiting):  # as a kill left it
                 self._study.enqueue_trial(dict(params))
             self._study.sampler = _sampler(self._seed, len(self._study.get_trials(deepcopy=False)))
@@ -105,7 +105,7 @@ class Study:
 
     def unfinished(self) -> list[Any]:
         """Trials of Optuna that a process had begun when it ended; they are taken up again where they were."""
-        optuna: Any = library("optuna", "tune")
+        optuna: Any = import_optional("optuna", "tune")
         with telling(self.file):
             running = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
             found = []
@@ -176,7 +176,7 @@ class Study:
             engine.dispose()
 
     def _end(self, trial: Any, state: str, value: float | None, facts: Mapping[str, Any]) -> None:
-        states: Any = library("optuna", "tune").trial.TrialState
+        states: Any = import_optional("optuna", "tune").trial.TrialState
         with telling(self.file):
             for name, fact in facts.items():
                 trial.set_user_attr(name, fact)
@@ -197,7 +197,7 @@ def _made(optuna: Any, file: Path | None, better: Better, pruning: Pruning | Non
 
 
 def _sampler(seed: int, number: int) -> Any:
-    samplers: Any = library("optuna", "tune").samplers
+    samplers: Any = import_optional("optuna", "tune").samplers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that taking parameters together is an experiment of theirs
         return samplers.TPESampler(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 
 PATIENCE = 20.0  # seconds to wait for somebody else who reads or writes the file
 
@@ -31,8 +31,8 @@ def telling(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    broken: Any = library("sqlalchemy.exc", "tune").SQLAlchemyError
-    optuna: Any = library("optuna", "tune")
+    broken: Any = import_optional("sqlalchemy.exc", "tune").SQLAlchemyError
+    optuna: Any = import_optional("optuna", "tune")
     try:
         yield
     except (sqlite3.Error, broken, optuna.exceptions.StorageInternalError, OSError) as error:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import uncollapse as uc
-from uncollapse import distributed, launchers
+from uncollapse import distributed
+from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.task import History, Settings, Task
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, objective, queue_objective
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder
-from uncollapse.pairwise.numerics import NotFiniteError
 
 WIDTH = 6
 SIZES = (8, 5, 7, 1)  # rows of the batches of an epoch: with 2 and 4 processes shares differ, and some are empty
@@ -122,12 +122,12 @@ def cure() -> dict[str, Any]:
 def sharded() -> dict[str, Any]:
     """FSDP: each process holds a part of every weight. Cures come before."""
     model = cured()
-    if distributed.count() > 1:
+    if distributed.world_size() > 1:
         for block in model.layers:  # type: ignore[union-attr]
             fully_shard(block)
         fully_shard(model)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    count, me = distributed.count(), distributed.rank()
+    count, me = distributed.world_size(), distributed.rank()
     for step in range(3):
         x = rows(step, 8, 5, 8)[me * 8 // count : (me + 1) * 8 // count]
         optimiser.zero_grad()
@@ -173,7 +173,7 @@ def resumed(folder: Path) -> dict[str, Any]:
 
         def loss(model: nn.Module, batch: Any) -> Tensor:
             seen.append(len(seen))
-            if press and len(seen) == 6 and distributed.rank() == distributed.count() - 1:
+            if press and len(seen) == 6 and distributed.rank() == distributed.world_size() - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             return plain_task.loss(model, batch)
 
@@ -229,7 +229,7 @@ def failing() -> dict[str, Any]:
     """The last process fails in the middle of a step, and leaves."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        if distributed.rank() == distributed.count() - 1:
+        if distributed.rank() == distributed.world_size() - 1:
             raise ValueError("a picture is upside down")
         return model(x).mean()
 
@@ -258,7 +258,7 @@ def plain(found: dict[str, Any]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launchers.join("cpu")
+    distributed.join_group("cpu")
     found = {case.__name__: plain(case()) for case in CASES}
     found["resumed"] = plain(resumed(folder))
     found |= {"normed": plain(normed()), "cured_later": cured_later(), "refused": refused()}

@@ -16,11 +16,10 @@ import torch
 from tests.lab.engine.polynomial import SETTINGS, task, trained
 from torch import Tensor, nn
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.pairwise.numerics import NotFiniteError
 
 pytest.importorskip("accelerate")
 CPU = Session(device="cpu")

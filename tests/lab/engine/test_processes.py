@@ -91,7 +91,7 @@ def test_what_cannot_be_shared_is_refused_in_all(found: Found) -> None:
 def test_an_error_in_one_process_stops_all(found: Found) -> None:
     *others, last = (each["failing"]["told"] for each in found)
     assert last == "ValueError: a picture is upside down"
-    assert all(told.startswith("ElsewhereError: Another process of this run has stopped") for told in others)
+    assert all(told.startswith("PeerError: Another process of this run has stopped") for told in others)
 
 
 def test_one_process_is_a_run_as_ever(tmp_path: Path) -> None:

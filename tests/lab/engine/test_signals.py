@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from uncollapse import launchers
+from uncollapse import distributed
 from uncollapse.lab.engine import signals
 from uncollapse.lab.engine.signals import Interrupts
 
@@ -20,7 +20,7 @@ def test_the_second_signal_acts_at_once() -> None:
 def test_an_echo_of_a_launcher_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.5, 10.0 + signals.ECHO])
     monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(launchers, "launched", lambda: 2)
+    monkeypatch.setattr(distributed, "launched", lambda: 2)
     told: list[str] = []
     with Interrupts(told.append) as heard:
         signal.raise_signal(signal.SIGINT)

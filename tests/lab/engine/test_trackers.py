@@ -124,7 +124,7 @@ def test_without_wandb_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UsageError, match=r"tensorboard is needed for this: pip install .uncollapse\[train\]"):
+    with pytest.raises(UsageError, match=r"tensorboard is required: pip install .uncollapse\[train\]"):
         open_trackers(["tensorboard"], tmp_path, "run", {})
 
 

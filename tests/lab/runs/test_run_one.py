@@ -7,11 +7,10 @@ import pytest
 from tests.lab import slope
 from tests.lab.slope import RECIPE, Config
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import check_writable, folder_of, placed, run_one, step_of
-from uncollapse.pairwise.numerics import NotFiniteError
 
 
 @pytest.fixture(autouse=True)

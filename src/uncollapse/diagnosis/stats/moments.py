@@ -16,13 +16,13 @@ from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum
 from uncollapse.diagnosis.stats.streaming import (
     check_entries,
     check_keys,
-    check_positive,
     chunks,
     flat_rows,
     read_integer,
     read_tensor,
 )
 from uncollapse.metrics.spectrum import rank_from_singular_values
+from uncollapse.pairwise.numerics import check_positive
 
 LARGEST = 1e140  # entries up to here: their squares can be summed without overflow
 BEYOND = 1e300  # no sum gets there

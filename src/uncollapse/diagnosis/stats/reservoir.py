@@ -10,12 +10,12 @@ from torch import Tensor
 from uncollapse.diagnosis.stats.streaming import (
     check_entries,
     check_keys,
-    check_positive,
     chunks,
     flat_rows,
     read_integer,
     read_tensor,
 )
+from uncollapse.pairwise.numerics import check_positive
 
 SEEDS = 2**32  # torch's CPU generator reads 32 bits of its seed
 

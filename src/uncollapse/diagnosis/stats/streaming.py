@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from uncollapse.errors import NotFiniteError
 from uncollapse.pairwise import numerics
 
 CHUNK = 1024  # rows that are taken together: bounds the memory, and the rounding inside one matrix product
@@ -39,16 +40,10 @@ def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
         return  # one pass: a sum is finite only if all its terms are, and no finite entry is beyond the limit
     bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in chunks(flat))  # NaN is not ≤ anything
     if bad > 0:
-        raise numerics.NotFiniteError(
+        raise NotFiniteError(
             f"x is finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
             "Mask these rows or look for their cause. Nothing was added."
         )
-
-
-def check_positive(value: int, name: str) -> None:
-    """Raise unless value is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is an integer of at least 1, got {value!r}.")
 
 
 def check_keys(state: Mapping[str, Tensor | int], names: tuple[str, ...]) -> None:
@@ -93,7 +88,7 @@ def read_tensor(
     if any(want not in (None, got) for want, got in zip(shape, value.shape, strict=True)):
         raise ValueError(f"{name} has the shape {shape} (None: any), got {tuple(value.shape)}.")
     if not bool(value.isfinite().all()):
-        raise numerics.NotFiniteError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
+        raise NotFiniteError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
     return value
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.config.field_types import told
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -54,7 +54,7 @@ def _json(path: Path, text: str) -> Any:
 
 
 def _yaml(path: Path, text: str) -> Any:
-    yaml = library("yaml", "train")
+    yaml = import_optional("yaml", "train")
     try:
         _check_plain(path, yaml, text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)  # it knows the lines; values come from safe_load

@@ -7,20 +7,20 @@ import torch
 from torch import nn
 
 from uncollapse import distributed
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 
 WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_HPU", "MULTI_MLU")  # a model in each process
 
 
 def accelerated(model: nn.Module, device: str | None, precision: str) -> Any:
     """Accelerate's Accelerator for a run. On GPUs, batch norms of several processes take the statistics of all."""
-    state: Any = library("accelerate.state", "train").AcceleratorState
+    state: Any = import_optional("accelerate.state", "train").AcceleratorState
     state._reset_state(reset_partial_state=True)  # else the precision of an earlier run in this process stays
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":  # first: without a GPU Accelerate fails on it
         raise _splits("FSDP")
-    several = distributed.count() > 1
+    several = distributed.world_size() > 1
     on_processor = device == "cpu" or (several and not torch.accelerator.is_available())
-    made: Any = library("accelerate", "train").Accelerator(mixed_precision=precision, cpu=on_processor)
+    made: Any = import_optional("accelerate", "train").Accelerator(mixed_precision=precision, cpu=on_processor)
     if device is not None and ":" in device:
         raise UsageError(
             f"Name the kind of device alone, without its number, got {device!r}; CUDA_VISIBLE_DEVICES chooses."
@@ -34,10 +34,10 @@ def accelerated(model: nn.Module, device: str | None, precision: str) -> Any:
 
 
 def _check_processes(made: Any) -> None:
-    if made.num_processes != distributed.count():
+    if made.num_processes != distributed.world_size():
         raise UsageError(
-            f"There are {distributed.count()} processes, and Accelerate sees {made.num_processes}; start them with "
-            "torchrun or accelerate launch."
+            f"There are {distributed.world_size()} processes, and Accelerate sees {made.num_processes}; start them "
+            "with torchrun or accelerate launch."
         )
     if made.distributed_type.name not in WHOLE:
         raise _splits(made.distributed_type.name)

@@ -15,7 +15,7 @@ from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any
 
-from uncollapse import distributed, launchers
+from uncollapse import distributed
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine import sharding
 from uncollapse.lab.engine.checkpoints import Checkpoint, Checkpoints
@@ -40,14 +40,14 @@ def fit(
 
     `identity` names the experiment: a checkpoint of another one is refused. `facts` are told to the trackers. Ctrl-C
     and SIGTERM write a checkpoint and raise KeyboardInterrupt. Several processes must all call it, with the same task;
-    the first one writes. If one of them fails, it raises its error and the others an ElsewhereError.
+    the first one writes. If one of them fails, it raises its error and the others an PeerError.
     """
     session = session or Session()
-    launchers.join(session.device)
-    if not distributed.is_first():
+    distributed.join_group(session.device)
+    if not distributed.is_rank_zero():
         session = session.silent()
     seed = seeded(settings.seed, distributed.rank())
-    with seed, Interrupts(session.doing) as interrupts, distributed.heeding():
+    with seed, Interrupts(session.doing) as interrupts, distributed.peer_errors():
         loop = _Loop(task, settings, session, identity, facts or {})
         try:
             return loop.run(interrupts)
@@ -69,8 +69,8 @@ class _Loop:
         self.checkpoints = None if folder is None else Checkpoints(folder, identity)
         if settings.select is not None and task.evaluate is None:
             raise UsageError(f"select={settings.select!r} needs a task that evaluates.")
-        self.saves = distributed.together(lambda: self.checkpoints is not None)
-        saved = distributed.together(self._begun, "Reading the checkpoint")
+        self.saves = distributed.on_rank_zero(lambda: self.checkpoints is not None)
+        saved = distributed.on_rank_zero(self._begun, "Reading the checkpoint")
         restore(saved, self.at, *self.stepper.state)
         tracked = session.tracked or folder
         name = identity if tracked is None else tracked.name
@@ -155,8 +155,8 @@ class _Loop:
 
     def _look_up(self, interrupts: Interrupts) -> None:
         """Between two steps: stop if a process was asked to, and write a checkpoint when the first says it is time."""
-        late = distributed.is_first() and time.monotonic() - self.saved >= self.session.save_seconds
-        asked, due = map(bool, distributed.summed([interrupts.asked, late]))
+        late = distributed.is_rank_zero() and time.monotonic() - self.saved >= self.session.save_seconds
+        asked, due = map(bool, distributed.sum_over_ranks([interrupts.asked, late]))
         if self.saves and (due or asked):
             self._save()
         if asked:
@@ -172,7 +172,7 @@ class _Loop:
             assert self.checkpoints is not None
             self.checkpoints.save(self.at.step, *parts)
 
-        distributed.together(write, "Writing a checkpoint")
+        distributed.on_rank_zero(write, "Writing a checkpoint")
         self.saved = time.monotonic()
 
     def _seconds(self) -> float:
@@ -195,7 +195,7 @@ class _Loop:
         """Ask whether it is worth going on, when there are new figures and something is left to do."""
         judge, at = self.session.judge, self.at
         due = len(at.epochs[-1]) > 2 and at.epoch < self.settings.epochs and at.ended is None
-        if due and distributed.together(lambda: judge is not None and judge(at.epoch, at.epochs[-1])):
+        if due and distributed.on_rank_zero(lambda: judge is not None and judge(at.epoch, at.epochs[-1])):
             raise PrunedError(f"stopped after epoch {at.epoch} of {self.settings.epochs}")
 
     def _choose(self, figures: Mapping[str, float]) -> None:
@@ -225,9 +225,9 @@ class _Loop:
 
 def _check_same(task: Task, identity: str) -> None:
     """Raise if several processes cannot share a task, or do not train the same one."""
-    if distributed.count() > 1 and task.shares == "none":
-        raise UsageError(f"{distributed.count()} processes cannot share a batch of this task; start one process.")
-    if len(found := set(distributed.everywhere(identity))) > 1:
+    if distributed.world_size() > 1 and task.shares == "none":
+        raise UsageError(f"{distributed.world_size()} processes cannot share a batch of this task; start one process.")
+    if len(found := set(distributed.gather_objects(identity))) > 1:
         raise UsageError(
             "The processes do not train the same: their settings, data or weights at the start differ "
             f"({', '.join(sorted(found))}). All machines need the same files."

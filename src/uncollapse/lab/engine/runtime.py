@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from uncollapse import launchers
+from uncollapse import distributed
 
 Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the newest figures
 Judge = Callable[[int, Mapping[str, float]], bool]  # epochs done, the newest figures: should the run be stopped?
@@ -57,4 +57,4 @@ class Session:
 def spare_cores(threads: int) -> int:
     """Processes that can read images on cores which a run with so many threads leaves free."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(READERS, allowed // launchers.on_this_machine() - threads))
+    return max(0, min(READERS, allowed // distributed.local_launch_size() - threads))

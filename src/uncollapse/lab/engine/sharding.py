@@ -33,10 +33,10 @@ def slice_of(size: int, number: int, count: int) -> slice:
 
 def shares(batches: Iterable[Any]) -> Iterable[Any]:
     """This process's part of each batch; made alone where batches know how to, else cut out of whole ones."""
-    if processes.count() == 1:
+    if processes.world_size() == 1:
         return batches
     if isinstance(batches, Shareable):
-        return batches.share(processes.rank(), processes.count())
+        return batches.share(processes.rank(), processes.world_size())
     return (_cut(batch) for batch in batches)
 
 
@@ -46,11 +46,11 @@ def dealt(group: list[Any], task: Task) -> list[Portion]:
     A process without a row of a batch looks at another's rows all the same, with a weight of 0: gradients are averaged
     by all processes or by none.
     """
-    if processes.count() == 1:
+    if processes.world_size() == 1:
         return [Portion(batch, 1.0, batch) for batch in group if not _is_empty(batch)]
-    count, me = processes.count(), processes.rank()
+    count, me = processes.world_size(), processes.rank()
     own = [float(rows(batch)) for batch in group]
-    numbers = processes.summed([n if process == me else 0.0 for n in own for process in range(count)])
+    numbers = processes.sum_over_ranks([n if process == me else 0.0 for n in own for process in range(count)])
     portions = []
     for batch, start in zip(group, range(0, len(numbers), count), strict=True):
         sizes = numbers[start : start + count]
@@ -63,7 +63,7 @@ def dealt(group: list[Any], task: Task) -> list[Portion]:
 
 def make_alike(model: nn.Module) -> None:
     """Give all processes the first one's buffers: each has its own statistics of batch norms. Weights are the same."""
-    if processes.count() > 1:
+    if processes.world_size() > 1:
         for buffer in model.buffers():
             distributed.broadcast(buffer, src=0)
 
@@ -85,7 +85,7 @@ def _cut(batch: Any) -> Any:
             f"Several processes share batches of tensors with rows, and mappings and tuples of them, got a "
             f"{type(batch).__name__}. Give the batches a method share(number, count), or start one process."
         )
-    return batch[slice_of(len(batch), processes.rank(), processes.count())]
+    return batch[slice_of(len(batch), processes.rank(), processes.world_size())]
 
 
 def _shown(batch: Any, sizes: list[float], task: Task) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from uncollapse import launchers
+from uncollapse import distributed
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # a cluster sends the second one before it kills
 ECHO = 2.0  # seconds in which a second signal is the first one again, which a launcher passes on to all its processes
@@ -34,7 +34,7 @@ class Interrupts:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked and launchers.launched() > 1 and now - self._heard_at < ECHO:
+        if self.asked and distributed.launch_size() > 1 and now - self._heard_at < ECHO:
             return
         if self.asked:
             raise KeyboardInterrupt

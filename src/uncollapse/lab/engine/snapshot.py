@@ -54,7 +54,7 @@ def snapshot(
     states = {"random": random_state(), "start": at.epoch_start or ({}, {})}
     drawn = {
         _of(name, number): state
-        for number, each in enumerate(distributed.everywhere(states))
+        for number, each in enumerate(distributed.gather_objects(states))
         for name, state in each.items()
     }
     moments, counts = _flat(optimiser.state_dict()["state"])

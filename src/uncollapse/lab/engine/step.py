@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.backbones.nonfinite import first_fault
-from uncollapse.errors import library
+from uncollapse.errors import NotFiniteError, import_optional
 from uncollapse.lab.engine.devices import accelerated, averaged
 from uncollapse.lab.engine.seeding import aside
 from uncollapse.lab.engine.sharding import Portion
 from uncollapse.lab.engine.snapshot import Progressed
 from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.pairwise.numerics import NotFiniteError
 
 
 class Stepper:
@@ -52,7 +51,7 @@ class Stepper:
 
     def step(self, portions: list[Portion], at: Progressed) -> float:
         """One step of the optimiser on the mean loss of a few batches, which it gives. at: where the run is."""
-        utils: Any = library("accelerate.utils", "train")
+        utils: Any = import_optional("accelerate.utils", "train")
         for parameters, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             parameters["lr"] = rate if self.task.schedule is None else rate * self.task.schedule(at.step)
         self.optimiser.zero_grad()
@@ -74,7 +73,7 @@ class Stepper:
 
     def _mean(self, losses: list[float], portions: list[Portion], at: Progressed) -> float:
         """The mean loss of a step over all processes. If it is not finite, all stop before weights change."""
-        mean = distributed.summed([sum(losses) / len(losses)])[0] / distributed.count()
+        mean = distributed.sum_over_ranks([sum(losses) / len(losses)])[0] / distributed.world_size()
         if not math.isfinite(mean):
             where = f"epoch {at.epoch + 1}, step {at.step + 1}"
             raise NotFiniteError(
@@ -85,11 +84,11 @@ class Stepper:
 
     def _begins(self, portions: list[Portion]) -> str:
         """Where numbers stopped being finite: the first module, looked for in another pass of all processes."""
-        utils: Any = library("accelerate.utils", "train")
+        utils: Any = import_optional("accelerate.utils", "train")
         batches = (utils.send_to_device(portion.batch, self.accelerator.device) for portion in portions)
         with aside(), self.accelerator.autocast():
             faults = [first_fault(self.task.model, partial(self.task.loss, self.model, batch)) for batch in batches]
-        told = (str(fault) for fault in chain.from_iterable(distributed.everywhere(faults)) if fault is not None)
+        told = (str(fault) for fault in chain.from_iterable(distributed.gather_objects(faults)) if fault is not None)
         return next(told, "All outputs of the model's parts are finite, so it begins in the loss.")
 
     def figures(self, evaluate: Callable[[nn.Module], Mapping[str, float]]) -> Mapping[str, float]:
@@ -98,7 +97,7 @@ class Stepper:
         model.eval()
         with torch.no_grad(), aside(), self.accelerator.autocast():
             found = evaluate(model)
-        return distributed.together(lambda: found)
+        return distributed.on_rank_zero(lambda: found)
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the weights that would be kept now."""

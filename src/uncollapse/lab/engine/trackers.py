@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from uncollapse.errors import UsageError, did_you_mean, library
+from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io.files import telling, write
 
 LINES = "metrics.jsonl"
@@ -112,8 +112,8 @@ class _TensorBoard:
     """An event file in the folder."""
 
     def __init__(self, folder: Path, run_name: str, config: Mapping[str, Any], step: int) -> None:
-        library("tensorboard", "train")
-        writer = library("torch.utils.tensorboard", "train").SummaryWriter
+        import_optional("tensorboard", "train")
+        writer = import_optional("torch.utils.tensorboard", "train").SummaryWriter
         self._writer: Any = writer(log_dir=str(folder), purge_step=step)
         if config and step == 0:
             self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))

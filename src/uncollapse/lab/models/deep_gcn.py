@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from uncollapse.cures import DropEdge
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.models.adjacency import adjacency, dropout
 from uncollapse.lab.models.norms import Norm
 
@@ -47,7 +47,7 @@ class DeepGCN(nn.Module):
         super().__init__()
         if layers < 1:
             raise UsageError(f"A network has at least 1 layer, got {layers}.")
-        conv: Any = library("torch_geometric.nn", "pyg").GCNConv
+        conv: Any = import_optional("torch_geometric.nn", "pyg").GCNConv
         sizes = [features, *[hidden] * (layers - 1), classes]
         self.convs = nn.ModuleList(conv(a, b, normalize=False) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(norms)
@@ -107,7 +107,7 @@ class GCNII(nn.Module):
         super().__init__()
         if layers < 1:
             raise UsageError(f"A network has at least 1 layer, got {layers}.")
-        conv: Any = library("torch_geometric.nn", "pyg").GCN2Conv
+        conv: Any = import_optional("torch_geometric.nn", "pyg").GCN2Conv
         self.enter, self.leave = nn.Linear(features, hidden), nn.Linear(hidden, classes)
         self.convs = nn.ModuleList(
             conv(hidden, alpha, theta or None, layer if theta else None, normalize=False)

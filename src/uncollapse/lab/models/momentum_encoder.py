@@ -54,7 +54,7 @@ class MomentumEncoder(nn.Module):
             self.follow()
             y = F.normalize(self.follower(second).float(), dim=-1)
             before = self.queue.clone()  # the backward pass still needs what is overwritten now
-            self.enqueue(distributed.all_rows(y))
+            self.enqueue(distributed.gather_rows(y))
         return Contrasted(x, y, before)
 
     @torch.no_grad()

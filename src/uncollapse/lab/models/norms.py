@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from uncollapse.cures import ContraNorm, PairNorm
-from uncollapse.errors import UsageError, did_you_mean, library
+from uncollapse.errors import UsageError, did_you_mean, import_optional
 
 After = Literal["layer", "none"]
 
@@ -46,7 +46,7 @@ def _pair(mode: Literal["PN", "SI", "SCS"]) -> Callable[[int, float, dict[str, A
 
 def _group(dim: int, scale: float, options: dict[str, Any]) -> nn.Module:
     """Differentiable group normalisation (arXiv 2006.06972), with its authors' 10 groups and weight."""
-    made: nn.Module = library("torch_geometric.nn", "pyg").DiffGroupNorm(dim, groups=10, lamda=0.01)
+    made: nn.Module = import_optional("torch_geometric.nn", "pyg").DiffGroupNorm(dim, groups=10, lamda=0.01)
     return made
 
 

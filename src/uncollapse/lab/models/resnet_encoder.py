@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.lab.models.layered import Layered
 
 RESNETS = ("resnet18", "resnet34", "resnet50")
@@ -27,7 +27,7 @@ class ResNetEncoder(Layered):
     def __init__(self, name: str = "resnet50", dim: int = 128, stem: str = "imagenet") -> None:
         super().__init__()
         torchvision_ops.declare()
-        models: Any = library("torchvision.models", "timm")
+        models: Any = import_optional("torchvision.models", "timm")
         net = getattr(models, name)(num_classes=dim)
         first = [net.conv1, net.bn1, net.relu, net.maxpool]
         if stem == "cifar":

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from uncollapse.attachment.attach import attach
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import timm_models
 from uncollapse.io.quiet import quiet
 
@@ -30,7 +30,7 @@ def built(name: str, classes: int, *, talking_heads: bool = False, init: str = "
     given = {argument: value for argument, value in sizes.items() if value or value is False}
     try:
         with quiet():
-            model: Any = library("timm", "timm").create_model(
+            model: Any = import_optional("timm", "timm").create_model(
                 name, num_classes=classes, weight_init=INITS[init], **given
             )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
@@ -61,7 +61,7 @@ def heads_of(vit: Any) -> int:
 
 
 def _check_family(name: str) -> None:
-    entry = library("timm.models", "timm").model_entrypoint(name.partition(".")[0])
+    entry = import_optional("timm.models", "timm").model_entrypoint(name.partition(".")[0])
     if entry.__module__.rpartition(".")[2] not in FAMILIES:
         raise UsageError(
             f"{name} is no plain vision transformer of timm; take a vit_… or deit_…, such as deit_tiny_patch16_224."
@@ -70,7 +70,7 @@ def _check_family(name: str) -> None:
 
 def _check_patches(model: Any, name: str) -> None:
     """Raise if the model does not cut the whole image into patches, one token each."""
-    layers: Any = library("timm.layers", "timm")
+    layers: Any = import_optional("timm.layers", "timm")
     if not isinstance(model, _transformer()) or not isinstance(model.patch_embed, layers.PatchEmbed):
         kind = f"{type(model).__name__} with {type(getattr(model, 'patch_embed', None)).__name__}"
         raise UsageError(f"{name} is no plain vision transformer (vit_…, deit_…) of timm but {kind}.")
@@ -125,7 +125,7 @@ class TalkingHeads(nn.Module):
 
 def _check_attention(attention: Any) -> None:
     """Raise if talking heads would compute something else than this attention when their maps are the identity."""
-    plain = type(attention) is library("timm.models.vision_transformer", "timm").Attention
+    plain = type(attention) is import_optional("timm.models.vision_transformer", "timm").Attention
     steps = [getattr(attention, name, None) for name in ("q_norm", "k_norm", "norm", "gate")]
     plain = plain and all(step is None or isinstance(step, nn.Identity) for step in steps)
     if not plain or attention.qkv.out_features != 3 * attention.qkv.in_features:
@@ -153,7 +153,7 @@ def put_cure(model: nn.Module, name: str, **options: Any) -> None:
 
 def _transformer() -> Any:
     torchvision_ops.declare()
-    return library("timm.models.vision_transformer", "timm").VisionTransformer
+    return import_optional("timm.models.vision_transformer", "timm").VisionTransformer
 
 
 def _said(sizes: dict[str, Any]) -> str:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uncollapse import distributed
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io.locks import held
 from uncollapse.lab.config.fields import command, identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.runs import records
 from uncollapse.lab.runs.results import Results, run_name
-from uncollapse.pairwise.numerics import NotFiniteError
 
 if TYPE_CHECKING:  # recipes may use what runs them
     from uncollapse.lab.recipe import Recipe
@@ -62,10 +61,10 @@ def run_one(
             check_writable(results.path(recipe, config).parent)
         return found
 
-    found = distributed.together(look, "Looking for the result")
+    found = distributed.on_rank_zero(look, "Looking for the result")
     if found is not None:
         return found, False
-    session = session if distributed.is_first() else session.silent()
+    session = session if distributed.is_rank_zero() else session.silent()
     try:
         record = recipe.run(config, session)
     except NotFiniteError as error:  # that it diverges is a result as well: the worst
@@ -77,7 +76,7 @@ def run_one(
         clear(session.checkpoints, recipe, config)
         return results.find(recipe, config) or record
 
-    return distributed.together(keep, "Keeping the result"), True
+    return distributed.on_rank_zero(keep, "Keeping the result"), True
 
 
 def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from uncollapse.attachment.attach import attachments
 from uncollapse.attachment.save import DESCRIPTION, load_cure, save_cure
 from uncollapse.backbones.random_weights import is_of_cure
-from uncollapse.errors import UsageError, intact, library
+from uncollapse.errors import UsageError, file_errors, import_optional
 from uncollapse.io.hf_models import Origin, classifier, tokenizer
 from uncollapse.io.quiet import quiet
 from uncollapse.io.weights import load_into
@@ -67,7 +67,7 @@ def keep_text(
             model.config.id2label = dict(enumerate(labels))
             model.config.label2id = {label: number for number, label in enumerate(labels)}
         own = {name: tensor for name, tensor in model.state_dict().items() if not is_of_cure(name)}
-        with quiet(library("transformers", "hf")):
+        with quiet(import_optional("transformers", "hf")):
             model.save_pretrained(folder, state_dict=own)
             words.save_pretrained(folder)
         if attachments(model):
@@ -132,7 +132,7 @@ def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     settings, facts = _read(folder)
     if "architecture" not in facts or "talking_heads" not in settings:
         raise UsageError(f"{folder} holds a kept model of another kind than a vision transformer.")
-    with intact(folder, "folder of a kept model"), aside():  # weights are drawn before they are read
+    with file_errors(folder, "folder of a kept model"), aside():  # weights are drawn before they are read
         names = tuple(map(str, facts["label_names"]))
         vit = built(
             facts["architecture"],

@@ -30,7 +30,7 @@ from uncollapse.lab.data.graph import datasets
         ({"train_masks": numpy.ones((9, 40))}, r"masks \(splits, nodes\)"),
         ({"train_masks": numpy.ones((10, 39))}, "masks of 40 truth values"),
         ({"train_masks": numpy.ones((10, 40))}, "in two of training"),
-        ({"node_labels": numpy.array([{}] * 40, dtype=object)}, "no intact"),
+        ({"node_labels": numpy.array([{}] * 40, dtype=object)}, "not a valid"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

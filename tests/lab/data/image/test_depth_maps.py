@@ -155,9 +155,9 @@ def test_torn_and_absent_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"There is no .*nyu\.mat\. Get nyu_depth_v2_labeled\.mat from .* rendered"):
         read(tmp_path / "nyu.mat", 4, 4)
     (tmp_path / "nyu.mat").write_bytes(b"MATLAB 5.0 MAT-file")
-    with pytest.raises(UsageError, match=r"is no intact HDF5 file, as MATLAB writes with -v7\.3"):
+    with pytest.raises(UsageError, match=r"is not a valid HDF5 file, as MATLAB writes with -v7\.3"):
         read(tmp_path / "nyu.mat", 4, 4)
     path = put(tmp_path / "torn.mat", compression="gzip")
     path.write_bytes(path.read_bytes()[:-400])
-    with pytest.raises(UsageError, match="is no intact HDF5 file"):
+    with pytest.raises(UsageError, match="is not a valid HDF5 file"):
         read(path, 4, 4)

@@ -138,7 +138,7 @@ def test_a_packed_picture_that_is_torn(tmp_path: Path) -> None:
         ({"classes": numpy.arange(3)}, "in classes their names, .* got int64"),
         ({"classes": numpy.array([["cat", "dog", "emu"]])}, "in classes their names"),
         ({"classes": numpy.array(["cat", "cat", "emu"])}, "each name once"),
-        ({"classes": numpy.array([{}, 1, 2], dtype=object)}, "no intact"),
+        ({"classes": numpy.array([{}, 1, 2], dtype=object)}, "not a valid"),
         ({"data": numpy.zeros(4000)}, "uint8.* got float64"),
         ({"data": numpy.zeros((2, 4000), "uint8")}, "uint8"),
         ({"data": numpy.zeros(3, "uint8")}, "never fall, from 0 to at most 3"),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from uncollapse.errors import NotFiniteError
 from uncollapse.lab.data.text.glue import TASKS
 from uncollapse.lab.data.text.glue_metrics import METRICS, figures
 from uncollapse.lab.experiments.glue import training as sentence_training
-from uncollapse.pairwise.numerics import NotFiniteError
 
 Numbers = Sequence[float]
 

@@ -56,7 +56,7 @@ def test_a_corpus_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pyt
 def test_a_torn_zip_is_told(tmp_path: Path) -> None:
     path = packed(tmp_path / "brown.zip", {"brown/ca01": CA01})
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(UsageError, match=r"brown\.zip is no intact \.zip file; get it again"):
+    with pytest.raises(UsageError, match=r"brown\.zip is not a valid \.zip file"):
         running_text.load("brown", "lines", tmp_path)
 
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.experiments.contrastive.frozen_probe import linear, neighbours
-from uncollapse.pairwise.numerics import NotFiniteError
 
 pytest.importorskip("sklearn")
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 import torch
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
 
 CLASSES = ("red", "green", "blue")
@@ -28,7 +28,7 @@ class Made:
             raise UnreadableError(f"picture {number}: torn")
         pixels = numpy.random.default_rng((self.seed, number)).uniform(0, 150, (12, 12, 3))
         pixels[..., number % 3] += 100
-        return library("PIL.Image", "data").fromarray(pixels.astype("uint8"))
+        return import_optional("PIL.Image", "data").fromarray(pixels.astype("uint8"))
 
     def fingerprint(self) -> str:
         return f"{self.count}-{self.broken}-{self.seed}"

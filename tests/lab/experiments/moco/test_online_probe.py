@@ -10,12 +10,12 @@ import pytest
 import torch
 from tests.lab.experiments.contrastive.tiny_images import pictures
 
+from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.moco import training as momentum
 from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
 from uncollapse.lab.experiments.moco.training import MomentumConfig
-from uncollapse.pairwise.numerics import NotFiniteError
 
 pytest.importorskip("accelerate")
 

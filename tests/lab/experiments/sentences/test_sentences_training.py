@@ -9,12 +9,11 @@ import torch
 from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
 
 from uncollapse import alignment, uniformity
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.contrastive.objectives import objective
 from uncollapse.lab.experiments.sentences.config import build, load
 from uncollapse.lab.experiments.sentences.training import Training, neighbours_found, pairs
-from uncollapse.pairwise.numerics import NotFiniteError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.experiments.sphere.infonce_limit import (
     Pair,
     Population,
@@ -21,7 +21,6 @@ from uncollapse.lab.experiments.sphere.infonce_limit import (
 )
 from uncollapse.losses import info_nce
 from uncollapse.metrics.hypersphere import uniformity_optimum
-from uncollapse.pairwise.numerics import NotFiniteError
 
 
 def views(n: int, dim: int = 3) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from tests.lab.experiments.vit.tiny_vision import CLASSES, images, tiny_config, 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io import timm_models
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.vit import distillation
@@ -17,7 +17,6 @@ from uncollapse.lab.experiments.vit.mixing import Mixed
 from uncollapse.lab.experiments.vit.patch_losses import WithPatchHead
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.records import fingerprint
-from uncollapse.pairwise.numerics import NotFiniteError
 
 DISTILLED = "deit_tiny_distilled_patch16_224"
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.data.image.augmentation import for_judging
 from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
 from uncollapse.lab.engine.loop import fit
@@ -22,7 +22,6 @@ from uncollapse.lab.experiments.vit.config import VisionConfig
 from uncollapse.lab.experiments.vit.patch_losses import WithPatchHead
 from uncollapse.lab.experiments.vit.training import Training, look_of, optimiser, without_slow_attention
 from uncollapse.losses import patch_contrastive_loss, patch_cosine_loss
-from uncollapse.pairwise.numerics import NotFiniteError
 
 torchvision_ops.declare()
 pytest.importorskip("timm")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import download
 from uncollapse.io.arrays import read_npz
 from uncollapse.io.quiet import quiet
@@ -96,7 +96,7 @@ def _checked(arrays: dict[str, NDArray[Any]], path: Path) -> Heterophilous:
 
 def _pyg(loader: Loader, name: str, root: Path) -> Heterophilous:
     """Read by PyG in a folder of its own: it writes beside what it reads."""
-    dataset = getattr(library("torch_geometric.datasets", "pyg"), loader.dataset)
+    dataset = getattr(import_optional("torch_geometric.datasets", "pyg"), loader.dataset)
     folder = root / loader.raw
     page = (
         f"the project graphdml-uiuc-jlu/geom-gcn on GitHub (or put {name}.npz of yandex-research/heterophilous-graphs "

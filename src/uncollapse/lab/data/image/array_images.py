@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io.download import cause
 from uncollapse.lab.data.image.image_source import Pictures
 
@@ -28,7 +28,7 @@ class Arrays:
 
     def picture(self, number: int) -> Any:
         """A picture in colour."""
-        image: Any = library("PIL.Image", "data")
+        image: Any = import_optional("PIL.Image", "data")
         return image.fromarray(numpy.ascontiguousarray(self.data[number])).convert("RGB")
 
     def fingerprint(self) -> str:
@@ -66,7 +66,7 @@ def of_torchvision(name: str, root: Path, unlabelled: bool = False) -> tuple[Pic
     """
     torchvision_ops.declare()
     loader = LOADERS[name]
-    dataset: Any = getattr(library("torchvision.datasets", "timm"), loader.dataset)
+    dataset: Any = getattr(import_optional("torchvision.datasets", "timm"), loader.dataset)
     if name == "stl10" and not unlabelled:  # nor need the 2.6 GB of pictures that have no labels be there
         dataset = type("STL10", (dataset,), {"train_list": dataset.train_list[:2]})
     place = next((folder for folder in (root, root / name) if (folder / loader.folder).is_dir()), root)
@@ -84,7 +84,7 @@ def of_torchvision(name: str, root: Path, unlabelled: bool = False) -> tuple[Pic
 
 def digits() -> tuple[Pictures, Pictures]:
     """scikit-learn's 1,797 handwritten digits of 8×8 pixels; the last 300 in a random order, always the same, judge."""
-    bunch: Any = library("sklearn.datasets", "data").load_digits()
+    bunch: Any = import_optional("sklearn.datasets", "data").load_digits()
     grey = numpy.rint(bunch.images * (255 / 16)).astype("uint8")
     found = Pictures.all_of(Arrays(grey), torch.from_numpy(bunch.target), tuple(map(str, bunch.target_names)))
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(SPLIT_SEED))

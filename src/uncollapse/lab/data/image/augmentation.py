@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.data.image.image_batches import Transform
 
 SHARE = 0.875  # of the side that is kept when a picture is judged
@@ -81,7 +81,7 @@ def for_judging(look: Look, *, crop: str) -> Transform:
 
 
 def _padded(look: Look) -> Any:
-    vision: Any = library("torchvision.transforms", "timm")
+    vision: Any = import_optional("torchvision.transforms", "timm")
     mode = vision.InterpolationMode(look.interpolation)
     resize = vision.Resize((look.side, look.side), interpolation=mode)
     return vision.Compose([resize, vision.RandomCrop(look.side, padding=look.side // BORDER)])
@@ -94,7 +94,7 @@ def posterized(picture: Any, bits: int, **_: Any) -> Any:
     """
     if bits < 1:
         return picture.point(lambda value: 0)
-    augmentations: Any = library("timm.data.auto_augment", "timm")
+    augmentations: Any = import_optional("timm.data.auto_augment", "timm")
     return augmentations.posterize(picture, bits)
 
 
@@ -109,4 +109,4 @@ def _mend_posterize(made: Any) -> None:
 
 def _data() -> Any:
     torchvision_ops.declare()
-    return library("timm.data", "timm")
+    return import_optional("timm.data", "timm")

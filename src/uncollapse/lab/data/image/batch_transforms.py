@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 
 RATIO = (3 / 4, 4 / 3)  # of a crop's sides
 GREY = (0.2989, 0.587, 0.114)  # share of each colour in the brightness
@@ -27,7 +27,7 @@ Step = Callable[[Tensor], Tensor]
 def composed(steps: Sequence[torch.nn.Module]) -> Step:
     """Several transforms in a row, these and torchvision's own."""
     torchvision_ops.declare()
-    v2: Any = library("torchvision.transforms.v2", "timm")
+    v2: Any = import_optional("torchvision.transforms.v2", "timm")
     made: Step = v2.Compose(list(steps))
     return made
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError, intact, library
+from uncollapse.errors import UsageError, file_errors, import_optional
 from uncollapse.io.arrays import check_unpacked
 from uncollapse.lab.runs.records import fingerprint
 
@@ -60,10 +60,10 @@ def digest(path: Path) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """The arrays of images and depths, and sentences in the place of what HDF5 says of a torn file."""
-    h5py: Any = library("h5py", "data")
+    h5py: Any = import_optional("h5py", "data")
     if not path.is_file():
         raise UsageError(f"There is no {path}. Get nyu_depth_v2_labeled.mat from {PAGE}, or take --data rendered.")
-    with intact(path, "HDF5 file, as MATLAB writes with -v7.3"), h5py.File(path, "r") as file:
+    with file_errors(path, "HDF5 file, as MATLAB writes with -v7.3"), h5py.File(path, "r") as file:
         images, depths = (_dataset(path, file, name) for name in ("images", "depths"))
         _check(path, images, depths)
         yield images, depths
@@ -71,7 +71,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 def _dataset(path: Path, file: Any, name: str) -> Any:
     """An array that lies in this very file, not in one that it points to."""
-    h5py: Any = library("h5py", "data")
+    h5py: Any = import_optional("h5py", "data")
     link = file.get(name, getlink=True)
     if link is None:
         raise UsageError(f"{path} has no array {name!r}; expected images and depths, as nyu_depth_v2_labeled.mat has.")

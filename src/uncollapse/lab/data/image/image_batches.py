@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.data.image.image_processes import read_ahead
 from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
 from uncollapse.lab.engine.seeding import aside
@@ -56,7 +56,7 @@ def epoch_order(count: int, seed: int, repeats: int = 1) -> list[int]:
     if repeats == 1:
         return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     torchvision_ops.declare()
-    sampler: Any = library("timm.data.distributed_sampler", "timm").RepeatAugSampler(
+    sampler: Any = import_optional("timm.data.distributed_sampler", "timm").RepeatAugSampler(
         range(count), num_replicas=1, rank=0, num_repeats=repeats, selected_round=0
     )
     sampler.set_epoch(seed)

@@ -11,7 +11,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from uncollapse.errors import UsageError, intact
+from uncollapse.errors import UsageError, file_errors
 from uncollapse.io.arrays import check_growth, member, read_npz
 from uncollapse.io.decoding import decoded
 from uncollapse.lab.data.image.image_source import Pictures
@@ -61,7 +61,7 @@ def read(path: Path) -> Pictures:
 
 
 def _classes(path: Path) -> tuple[str, ...]:
-    with intact(path, "file of packed pictures"), zipfile.ZipFile(path) as file:
+    with file_errors(path, "file of packed pictures"), zipfile.ZipFile(path) as file:
         found = member(file, "classes") if "classes.npy" in file.namelist() else None
     if found is None or found.dtype.kind != "U" or found.ndim != 1:
         got = "none" if found is None else f"{found.dtype} of {found.shape}"

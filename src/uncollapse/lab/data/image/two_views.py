@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.data.image import batch_transforms as changes
 from uncollapse.lab.data.image.augmentation import Look
 from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, Transform, epoch_order
@@ -166,4 +166,4 @@ def _two_crops(look: Look, changed: Changes) -> Transform:
 
 def _transforms() -> Any:
     torchvision_ops.declare()
-    return library("torchvision.transforms.v2", "timm")
+    return import_optional("torchvision.transforms.v2", "timm")

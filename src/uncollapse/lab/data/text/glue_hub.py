@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io.hub import TIMEOUT
 from uncollapse.lab.data.text.glue_files import Examples
 from uncollapse.lab.data.text.glue_tasks import Glue
@@ -15,7 +15,7 @@ HIDDEN = -1  # stands there for a label that is not public
 
 def fetch(task: Glue, part: str) -> Examples:
     """A part of a task, from the hub or from what was fetched before."""
-    datasets: Any = library("datasets", "text")
+    datasets: Any = import_optional("datasets", "text")
     try:
         with _asked_once(datasets):
             table = datasets.load_dataset(HUB, task.name, split=part.replace("dev", "validation"))

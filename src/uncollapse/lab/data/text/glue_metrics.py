@@ -5,21 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from uncollapse.errors import library
-from uncollapse.pairwise.numerics import NotFiniteError
+from uncollapse.errors import NotFiniteError, import_optional
 
 
 def _accuracy(truth: Any, answers: Any) -> float:
-    return float(library("sklearn.metrics", "text").accuracy_score(truth, answers))
+    return float(import_optional("sklearn.metrics", "text").accuracy_score(truth, answers))
 
 
 def _f1(truth: Any, answers: Any) -> float:
-    return float(library("sklearn.metrics", "text").f1_score(truth, answers, zero_division=0.0))
+    return float(import_optional("sklearn.metrics", "text").f1_score(truth, answers, zero_division=0.0))
 
 
 def _macro_f1(truth: Any, answers: Any) -> float:
     """The mean over the classes that are in the truth or in the answers."""
-    score = library("sklearn.metrics", "text").f1_score(truth, answers, average="macro", zero_division=0.0)
+    score = import_optional("sklearn.metrics", "text").f1_score(truth, answers, average="macro", zero_division=0.0)
     return float(score)
 
 
@@ -27,7 +26,7 @@ def _matthews(truth: Any, answers: Any) -> float:
     """0 where one side has one class only, by definition."""
     if len(np.unique(truth)) < 2 or len(np.unique(answers)) < 2:
         return 0.0
-    return float(library("sklearn.metrics", "text").matthews_corrcoef(truth, answers))
+    return float(import_optional("sklearn.metrics", "text").matthews_corrcoef(truth, answers))
 
 
 def _spearman(truth: Any, answers: Any) -> float:
@@ -42,7 +41,7 @@ def _correlation(name: str, truth: Any, answers: Any) -> float:
     """0 where one side is constant: such answers tell nothing, as Matthews' correlation has it too."""
     if len(truth) < 2 or np.ptp(truth) == 0 or np.ptp(answers) == 0:
         return 0.0
-    return float(getattr(library("scipy.stats", "text"), name)(truth, answers).statistic)
+    return float(getattr(import_optional("scipy.stats", "text"), name)(truth, answers).statistic)
 
 
 METRICS: Mapping[str, Callable[[Any, Any], float]] = {

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from uncollapse.errors import UsageError, intact
+from uncollapse.errors import UsageError, file_errors
 from uncollapse.io.arrays import check_unpacked
 
 Document = tuple[str, ...]  # its sentences, in their order
@@ -105,7 +105,7 @@ def _brown_files(root: Path) -> Iterator[str]:
 
 
 def _zipped(path: Path) -> Iterator[str]:
-    with intact(path, ".zip file"), zipfile.ZipFile(path) as file:
+    with file_errors(path, ".zip file"), zipfile.ZipFile(path) as file:
         entries = sorted((e for e in file.infolist() if BROWN_FILE.fullmatch(e.filename)), key=lambda e: e.filename)
         size = sum(entry.file_size for entry in entries)
         _check_size(path, size)

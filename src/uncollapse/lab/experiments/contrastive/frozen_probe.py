@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.engine.seeding import seeded
-from uncollapse.pairwise.numerics import NotFiniteError
 
 Labelled = tuple[Tensor, Tensor]  # features (n, d) and labels (n,)
 EPOCHS, BATCH, RATE, BETAS = 100, 128, 1e-3, (0.5, 0.999)  # of the paper's linear classifier
@@ -47,7 +46,7 @@ def linear(train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epoch
 def neighbours(train: Labelled, judged: Mapping[str, Labelled], count: int = 5) -> dict[str, float]:
     """Accuracies of a vote of the nearest training rows, by Euclidean distance."""
     features, labels = _checked(train)
-    sklearn: Any = library("sklearn.neighbors", "train")
+    sklearn: Any = import_optional("sklearn.neighbors", "train")
     if len(labels) < count:
         raise UsageError(f"{count} neighbours need as many rows to look among, got {len(labels)}.")
     voters = sklearn.KNeighborsClassifier(count, algorithm="brute").fit(features.cpu().numpy(), labels.cpu().numpy())

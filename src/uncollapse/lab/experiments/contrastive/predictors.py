@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.lab.experiments.contrastive.objectives import information
 from uncollapse.lab.tables.selection import Record
 
@@ -79,7 +79,7 @@ def column(records: Sequence[Record], name: str) -> NDArray[Any]:
 
 
 def _rank(values: NDArray[Any], target: NDArray[Any]) -> float:
-    stats: Any = library("scipy.stats", "train")
+    stats: Any = import_optional("scipy.stats", "train")
     if min(values.std(), target.std()) == 0:  # nothing goes along with what does not change
         return 0.0
     return float(stats.spearmanr(values, target).statistic)

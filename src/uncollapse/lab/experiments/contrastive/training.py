@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose_activations
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.data.image.augmentation import for_judging
 from uncollapse.lab.data.image.image_batches import Batches, ImageBatch
 from uncollapse.lab.data.image.two_views import HeldBatches, Views
@@ -24,7 +24,6 @@ from uncollapse.lab.experiments.contrastive.config import Data, EncoderConfig
 from uncollapse.lab.experiments.contrastive.objectives import information
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import alignment, uniformity, uniformity_optimum
-from uncollapse.pairwise.numerics import NotFiniteError
 
 PENULTIMATE, OUTPUT = "fc7", "output"
 JUDGED = 500  # pictures of a batch that is only judged

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io.files import at_home
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.image import depth_maps
@@ -25,7 +25,6 @@ from uncollapse.lab.experiments.contrastive.config import DATA, MEAN, MODEL, STD
 from uncollapse.lab.models.depth_head import DepthHead
 from uncollapse.lab.models.small_alexnet import LEAST, SmallAlexNet
 from uncollapse.lab.runs.records import fingerprint
-from uncollapse.pairwise.numerics import NotFiniteError
 
 RANDOM, RENDERED = "random", "rendered"
 SIDE, SCENES = 64, 300  # of a random encoder's pictures, and how many are rendered, where it is not said

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.encoded import Encoded, bucketed, in_order
 from uncollapse.lab.data.text.glue import Glue
@@ -28,7 +28,6 @@ from uncollapse.lab.experiments.glue.config import Data, TextConfig
 from uncollapse.lab.models.text_classifier import UniformLoss, outputs
 from uncollapse.lab.runs.records import fingerprint, record, short, summary
 from uncollapse.pairwise import all_ranks
-from uncollapse.pairwise.numerics import NotFiniteError
 
 SHOWN = 64  # sentences that are diagnosed
 EIGHT = 8  # the published code fills batches up to a multiple of it

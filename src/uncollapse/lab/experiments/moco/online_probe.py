@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.image.augmentation import for_training
 from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, epoch_order
@@ -18,7 +18,6 @@ from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.schedules import steps as falling
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.pairwise.numerics import NotFiniteError
 
 PROBE = "Linear evaluation"  # panel of the help
 FOLDER = "linear"  # of its checkpoints, within those of the run

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 
 FOLDS, INNER = 10, 3
 SEED = 0  # of the folds, which are the same for all runs
@@ -27,13 +27,15 @@ def accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) 
         threads: of the processor.
     """
     x, y = rows.float().numpy(), labels.numpy()
-    limits: Any = library("threadpoolctl", "train").threadpool_limits
+    limits: Any = import_optional("threadpoolctl", "train").threadpool_limits
     with limits(limits=threads), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=library("sklearn.exceptions", "train").ConvergenceWarning)
+        warnings.filterwarnings("ignore", category=import_optional("sklearn.exceptions", "train").ConvergenceWarning)
         if tests:
             return _share(_answers(x[:-tests], y[:-tests], x[-tests:]), y[-tests:])
         _check_folds(y)
-        folds: Any = library("sklearn.model_selection", "train").StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
+        folds: Any = import_optional("sklearn.model_selection", "train").StratifiedKFold(
+            FOLDS, shuffle=True, random_state=SEED
+        )
         found = numpy.empty_like(y)
         for train, test in folds.split(x, y):
             found[test] = _answers(x[train], y[train], x[test])
@@ -62,7 +64,7 @@ def always(labels: Tensor, tests: int = 0) -> float:
 
 
 def _answers(x: NDArray[Any], y: NDArray[Any], asked: NDArray[Any]) -> NDArray[Any]:
-    models, choosing = (library(f"sklearn.{name}", "train") for name in ("linear_model", "model_selection"))
+    models, choosing = (import_optional(f"sklearn.{name}", "train") for name in ("linear_model", "model_selection"))
     inner = choosing.StratifiedKFold(INNER, shuffle=True, random_state=SEED)
     model = models.LogisticRegression(max_iter=STEPS, tol=CLOSE)
     search = choosing.GridSearchCV(model, {"C": STRENGTHS}, cv=inner)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.data.text.encoded import Encoded, in_order
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.sharding import slice_of
@@ -21,7 +21,6 @@ from uncollapse.lab.experiments.contrastive.objectives import objective
 from uncollapse.lab.experiments.sentences.config import SPLIT_SEED, Data, PairsConfig
 from uncollapse.lab.models.sentence_encoder import OUTPUT, Encoders
 from uncollapse.metrics.hypersphere import alignment, uniformity
-from uncollapse.pairwise.numerics import NotFiniteError
 
 AMONG = 256  # sentences among which a neighbour has to be found
 JUDGED = 512  # sentences of a batch that is only judged

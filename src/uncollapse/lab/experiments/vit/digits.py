@@ -19,7 +19,7 @@ from uncollapse.attachment.attach import attach
 from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.config.fields import identity, setting
 from uncollapse.lab.engine.loop import fit as train_task
 from uncollapse.lab.engine.runtime import Session
@@ -85,7 +85,7 @@ class Config:
 
 def digits() -> dict[Part, tuple[Tensor, Tensor]]:
     """Images (n, 1, 8, 8), standardised by the mean and deviation of the training images, and labels (n,)."""
-    bunch: Any = library("sklearn.datasets", "train").load_digits()
+    bunch: Any = import_optional("sklearn.datasets", "train").load_digits()
     images, labels = torch.from_numpy(bunch.images).float().unsqueeze(1), torch.from_numpy(bunch.target)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
     parts = dict(zip(SIZES, torch.split(order, list(SIZES.values())), strict=True))
@@ -96,7 +96,7 @@ def digits() -> dict[Part, tuple[Tensor, Tensor]]:
 def build(config: Config) -> nn.Module:
     """The model at its start. The same seed gives the same weights with both norms; the random state is not touched."""
     torchvision_ops.declare()
-    transformer: Any = library("timm.models.vision_transformer", "timm").VisionTransformer
+    transformer: Any = import_optional("timm.models.vision_transformer", "timm").VisionTransformer
     if config.norm not in NORMS:
         raise ValueError(f"norm must be one of {NORMS}, got {config.norm!r}.")
     with torch.random.fork_rng(devices=[]):

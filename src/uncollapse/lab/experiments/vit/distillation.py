@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.io import timm_models
 from uncollapse.lab.experiments.vit.mixing import Mixed
 from uncollapse.lab.runs.records import fingerprint
 from uncollapse.lab.runs.saved_models import load_vision
-from uncollapse.pairwise.numerics import NotFiniteError
 
 
 class Teacher:
@@ -113,5 +112,5 @@ def _soft(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _look(model: nn.Module) -> dict[str, Any]:
     """What a model of timm wants of a picture."""
-    facts: dict[str, Any] = library("timm.data", "timm").resolve_data_config({}, model=model)
+    facts: dict[str, Any] = import_optional("timm.data", "timm").resolve_data_config({}, model=model)
     return facts

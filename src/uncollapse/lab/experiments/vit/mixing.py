@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from uncollapse.errors import library
+from uncollapse.errors import import_optional
 from uncollapse.losses.cutmix import cutmix_patches
 
 
@@ -31,7 +31,7 @@ def of_images(classes: int, *, mixup: float, cutmix: float, chance: float, switc
     """timm's Mixup: with a chance, one of Mixup and CutMix for the whole batch. Both at 0: only soft labels."""
     if not (mixup or cutmix) or not chance:
         return lambda images, labels: Mixed(images, smoothed(labels, classes, smoothing))
-    mix: Any = library("timm.data", "timm").Mixup(
+    mix: Any = import_optional("timm.data", "timm").Mixup(
         mixup, cutmix, prob=chance, switch_prob=switch, label_smoothing=smoothing, num_classes=classes
     )
 

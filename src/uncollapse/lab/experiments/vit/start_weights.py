@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.attachment.save import DESCRIPTION
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import timm_models
 from uncollapse.io.quiet import quiet
 from uncollapse.io.weights import weights_of
@@ -128,7 +128,7 @@ def _check_shapes(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], star
 
 def _resized(vit: nn.Module, weights: dict[str, Tensor], start: str) -> dict[str, Tensor]:
     """The weights with positions and patches in the model's sizes."""
-    module: Any = library("timm.models.vision_transformer", "timm")
+    module: Any = import_optional("timm.models.vision_transformer", "timm")
     try:
         with quiet(), torch.no_grad():
             resized: dict[str, Tensor] = module.checkpoint_filter_fn(weights, vit)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
-from uncollapse.errors import UsageError, library
+from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.data.image.augmentation import Look, for_judging, for_training
 from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, epoch_order
 from uncollapse.lab.data.image.image_source import Pictures
@@ -20,7 +20,6 @@ from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.vit import distillation, mixing
 from uncollapse.lab.experiments.vit.patch_losses import PatchLosses, WithPatchHead
-from uncollapse.pairwise.numerics import NotFiniteError
 
 WARMUP = 5  # epochs of DeiT's
 JUDGED = 250  # images of a batch that is only judged
@@ -148,7 +147,7 @@ class Training:
 
 def look_of(vit: Any) -> Look:
     """What a model of timm wants of a picture."""
-    facts: dict[str, Any] = library("timm.data", "timm").resolve_data_config({}, model=vit)
+    facts: dict[str, Any] = import_optional("timm.data", "timm").resolve_data_config({}, model=vit)
     height, width = vit.patch_embed.img_size
     if height != width:
         raise UsageError(f"The model takes pictures of {height} by {width} pixels; this recipe has square ones.")
@@ -176,7 +175,7 @@ def optimiser(model: WithPatchHead, config: Any) -> torch.optim.Optimizer:
 
     Lower layers may learn more slowly.
     """
-    optim: Any = library("timm.optim", "timm")
+    optim: Any = import_optional("timm.optim", "timm")
     shared = {
         "weight_decay": config.weight_decay,
         "no_weight_decay_list": () if config.decay_positions else model.vit.no_weight_decay(),
