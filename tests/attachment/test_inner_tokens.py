@@ -370,15 +370,43 @@ def test_gradient_checkpointing(
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_reentrant_checkpointing_is_an_error() -> None:
-    model = bert().train()
-    model.gradient_checkpointing_enable({"use_reentrant": True})
-    with tokens(model) as t:
-        model(inputs_embeds=sequences().requires_grad_())
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = encoder().layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+            return x
+
+    model = Checkpointed().train()
+    with tokens(model, modules="blocks.*") as t:
+        model(sequences().requires_grad_())
         with pytest.raises(RuntimeError, match="use_reentrant=False"):
             t["last"]
         with torch.no_grad():
-            out = model(**text())
-        assert torch.equal(t["last"], out.last_hidden_state)
+            out = model(sequences())
+        assert torch.equal(t["last"], out)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpointing_of_transformers_is_an_error_or_exact() -> None:
+    """Old versions checkpoint a block with its hooks, new ones inside of them."""
+    found = []
+    for reentrant in (None, True):
+        model = bert().train()
+        if reentrant:
+            model.gradient_checkpointing_enable({"use_reentrant": True})
+        with tokens(model) as t:
+            model(inputs_embeds=sequences().requires_grad_())
+            try:
+                found.append(gradients(model, spread(t["first"], t["last"])))
+            except RuntimeError as error:
+                assert reentrant and "use_reentrant=False" in str(error)
+                return
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(("when", "backend"), [("before", "aot_eager"), ("after", "eager"), ("inside", "eager")])

@@ -15,6 +15,7 @@ from uncollapse.attachment.calls import Frame
 from uncollapse.attachment.writers import Receiver
 from uncollapse.backbones.sites import Side, at, is_tokens, put, tokens_among, where
 
+CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
 PORT = "_uncollapse_port"  # the attribute under which a module keeps its port
 NO_SCRIPT = (
     "A model with a cure cannot become TorchScript, nor be traced for anything else such as ONNX without dynamo. Use "
@@ -24,6 +25,38 @@ JIT: Any = torch.jit  # it has no types
 OUTSIDE, RECEIVE, STREAM, PLAIN = range(4)  # the order of writers at one side of a module
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
+Writers = list[tuple[int, Callable[[Tensor], Tensor]]]
+
+
+class Recomputation:
+    """Open the frames of a block again when gradient checkpointing recomputes it.
+
+    transformers (from 5.20 on) checkpoints `forward` of a block: its hooks run once, outside the checkpoint, and the
+    backward pass recomputes only what is inside. This replaces the block's checkpointing function during one call.
+    What the block carries past its norms is added inside too: a tensor that leaves a reentrant checkpoint by another
+    way than its output has no gradient.
+    """
+
+    def __init__(self, checkpoint: Callable[..., Any], port: "Port", kwargs: dict[str, Any]) -> None:
+        self.checkpoint, self.port, self.frames, self.kwargs = checkpoint, port, list(port.opens), kwargs
+
+    def __call__(self, forward: Callable[..., Any], *args: Any) -> Any:
+        """Checkpoint the block's forward pass."""
+
+        def run(*args: Any) -> Any:
+            if torch._C._current_graph_task_id() == -1:  # the first run, inside the module's own call
+                return self.port.receive(forward(*args))
+            output = None
+            try:
+                for frame in self.frames:
+                    frame.open(args, self.kwargs)
+                output = self.port.receive(forward(*args))
+                return output
+            finally:
+                for frame in self.frames:
+                    frame.close(failed=output is None)
+
+        return self.checkpoint(run, *args)
 
 
 class Port:
@@ -32,8 +65,9 @@ class Port:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
         self.opens: list[Frame] = []
+        self.checkpoint: Callable[..., Any] | None = None  # the module's own function, while `Recomputation` replaces it
         self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Given]] = []
-        self.sides: dict[Side, list[tuple[int, Callable[[Tensor], Tensor]]]] = {"input": [], "output": []}
+        self.sides: dict[Side, Writers] = {"input": [], "output": []}
         # In front of all others, so that whoever reads the model sees what flows on.
         self.hooks = [
             module.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True),
@@ -71,25 +105,40 @@ class Port:
             args, kwargs = change(args, kwargs)
         for frame in self.opens:
             frame.open(args, kwargs)
+        if self.opens and getattr(module, "gradient_checkpointing", False) and CHECKPOINT in module.__dict__:
+            self.checkpoint = module.__dict__[CHECKPOINT]
+            setattr(module, CHECKPOINT, Recomputation(self.checkpoint, self, kwargs))
         written: Given = self._written("input", (args, kwargs))
         return written
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """After it ran, also if it failed, without an output then."""
+        if self.checkpoint is not None:
+            setattr(module, CHECKPOINT, self.checkpoint)
+            self.checkpoint = None
         if output is not None:
             output = self._written("output", output)
         for frame in self.opens:
             frame.close(failed=output is None)
         return output
 
-    def _written(self, side: Side, value: Any) -> Any:
-        if not self.sides[side]:
+    def receive(self, output: Any) -> Any:
+        """Add what the frames carry to an output, once."""
+        receivers = [(rank, writer) for rank, writer in self.sides["output"] if isinstance(writer, Receiver)]
+        output = self._written("output", output, receivers)
+        for frame in self.opens:
+            frame.carried = None
+        return output
+
+    def _written(self, side: Side, value: Any, chosen: Writers | None = None) -> Any:
+        writers = self.sides[side] if chosen is None else chosen
+        if not writers:
             return value
         keys = where(tokens_among(value) if side == "input" else value, is_tokens)
         if keys is None:
             raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
         x: Tensor = at(value, keys)
-        for _, writer in self.sides[side]:
+        for _, writer in writers:
             x = writer(x)
         return put(value, keys, x)
 

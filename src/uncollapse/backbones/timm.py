@@ -59,6 +59,8 @@ def _fits(module: nn.Module) -> bool:
     blocks, prefix = getattr(module, "blocks", None), getattr(module, "num_prefix_tokens", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks) or not isinstance(prefix, int):
         return False
+    if hasattr(module, "blocks_token_only"):  # CaiT: its class token enters after these blocks
+        return False
     return isinstance(module, VisionTransformer) or all(_order(block) in ORDERS for block in blocks)
 
 

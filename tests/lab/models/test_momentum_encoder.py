@@ -41,7 +41,7 @@ def test_at_its_start() -> None:
 
 def test_the_follower_steps_before_it_looks_and_the_queue_changes_after() -> None:
     """A step by hand, as MoCo's pseudocode has it."""
-    moco = model()
+    moco = model().double()
     with torch.no_grad():
         for parameter in moco.encoder.parameters():
             parameter += 0.1
@@ -49,9 +49,9 @@ def test_the_follower_steps_before_it_looks_and_the_queue_changes_after() -> Non
     with torch.no_grad():
         for own, leading in zip(before.follower.parameters(), before.encoder.parameters(), strict=True):
             own.copy_(0.9 * own + 0.1 * leading)
-        x = F.normalize(before.encoder(views(0)), dim=1)
-        y = F.normalize(before.follower(views(1)), dim=1)
-    found = moco(views(0), views(1))
+        x = F.normalize(before.encoder(views(0).double()), dim=1)
+        y = F.normalize(before.follower(views(1).double()), dim=1)
+    found = moco(views(0).double(), views(1).double())
     torch.testing.assert_close(found.x, x)
     torch.testing.assert_close(found.y, y)
     assert torch.equal(found.queue, queue)
