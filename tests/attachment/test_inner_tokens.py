@@ -400,11 +400,11 @@ def test_reentrant_checkpointing_of_transformers_is_an_error_or_exact() -> None:
             model.gradient_checkpointing_enable({"use_reentrant": True})
         with tokens(model) as t:
             model(inputs_embeds=sequences().requires_grad_())
-            try:
-                found.append(gradients(model, spread(t["first"], t["last"])))
-            except RuntimeError as error:
-                assert reentrant and "use_reentrant=False" in str(error)
+            if reentrant and not hasattr(type(model.encoder.layer[0]).forward, "__wrapped__"):
+                with pytest.raises(RuntimeError, match="use_reentrant=False"):
+                    t["last"]
                 return
+            found.append(gradients(model, spread(t["first"], t["last"])))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 

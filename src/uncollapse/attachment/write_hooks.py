@@ -65,7 +65,7 @@ class Port:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
         self.opens: list[Frame] = []
-        self.checkpoint: Callable[..., Any] | None = None  # the module's own function, while `Recomputation` replaces it
+        self.checkpoint: Callable[..., Any] | None = None  # the module's own, while it is replaced
         self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Given]] = []
         self.sides: dict[Side, Writers] = {"input": [], "output": []}
         # In front of all others, so that whoever reads the model sees what flows on.
