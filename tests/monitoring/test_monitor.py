@@ -20,10 +20,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import uncollapse as uc
+from uncollapse.backbones import forward
 from uncollapse.cli.app import app
 from uncollapse.diagnosis.stats import streaming
 from uncollapse.errors import NotFiniteError
-from uncollapse.monitoring import arguments_check, wrappers
+from uncollapse.monitoring import arguments_check
 from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
 from uncollapse.pairwise import numerics
 
@@ -121,7 +122,7 @@ def test_compiled_training_is_the_same_and_compiled_as_often() -> None:
 def test_wrappers_are_taken_off() -> None:
     model = encoder()
     inner = nn.DataParallel(torch.compile(model, backend="eager"))
-    assert wrappers.unwrapped(torch.compile(inner, backend="eager")) is model
+    assert forward.unwrapped(torch.compile(inner, backend="eager")) is model
 
 
 def test_held_batches_stay_the_same_and_are_bounded() -> None:

@@ -11,8 +11,7 @@ from torch import nn
 
 from uncollapse import backbones
 from uncollapse.attachment.install import Cures, Wire, wire
-from uncollapse.attachment.plan import Point, plan, takes
-from uncollapse.attachment.select import places_of
+from uncollapse.attachment.plan import Point, places_of, plan, takes
 from uncollapse.backbones import forward
 from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack

@@ -7,12 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from uncollapse.attachment.calls import Frame
-from uncollapse.attachment.edges import EdgeWriter
-from uncollapse.attachment.heads import HeadWriter, ValueReader
 from uncollapse.attachment.plan import Point, takes
 from uncollapse.attachment.write_hooks import NO_SCRIPT, OUTSIDE, PLAIN, RECEIVE, STREAM, close_idle, port_of
-from uncollapse.attachment.writers import Receiver, StreamWriter, Writer
-from uncollapse.backbones import arguments
+from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Receiver, StreamWriter, ValueReader, Writer
+from uncollapse.backbones import introspection
 from uncollapse.backbones.sites import CHILD, OUTPUT, Side, Site, Stack
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # they run or list whatever is put into them
@@ -191,7 +189,7 @@ def _host(model: nn.Module, path: str) -> nn.Module:
 def _runs_children(module: nn.Module) -> bool:
     """Whether a child that is added to a module would run with the others."""
     asked = ("children", "named_children", "_modules")
-    return isinstance(module, CONTAINERS) or any(name in arguments.names_in_forward(module) for name in asked)
+    return isinstance(module, CONTAINERS) or any(name in introspection.names_in_forward(module) for name in asked)
 
 
 def _added(host: nn.Module, kind: str, cure: nn.Module, whole: Any) -> str:

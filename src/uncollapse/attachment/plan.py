@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from uncollapse.backbones import random_weights
-from uncollapse.backbones.select import final_places
+from uncollapse.backbones.introspection import width
+from uncollapse.backbones.select import At, final_places, select_places
 from uncollapse.backbones.sites import Block, Site, Stack
-from uncollapse.backbones.widths import width
 from uncollapse.errors import did_you_mean
 from uncollapse.registry import Cure
 
@@ -173,3 +173,16 @@ def takes(cure: nn.Module) -> tuple[str, ...]:
     reads = getattr(cure, "reads", None)
     names = tuple(reads) if reads is not None else tuple(inspect.signature(cure.forward).parameters)
     return tuple(name for name in TELLS if name in names)
+
+
+def places_of(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
+    """Return the places that `at` selects for a cure; None selects the cure's own."""
+    fixed = {"attention": "attention.context", "edges": "edges"}.get(cure.acts_on)
+    if fixed is not None:
+        if at not in (None, fixed, [fixed], (fixed,)):
+            raise ValueError(f"{cure.name} acts on {cure.acts_on}: its place is {fixed!r}, got at={at!r}.")
+        return (fixed,)
+    if at is None:
+        known = (*stack.places(), *final_places(stack))
+        return (next(place for place in (cure.place, "conv.output", "block") if place in known),)
+    return select_places(stack, at, ends=True)

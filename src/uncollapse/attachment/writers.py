@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.attachment.calls import Frame
-from uncollapse.backbones.sites import Context, Layout, fitted, known_layout, laid_back, sets_of
+from uncollapse.backbones.sites import Context, Layout, Values, fitted, known_layout, laid_back, sets_of
 
 
 class Writer:
@@ -103,3 +103,96 @@ class Receiver:
     def __call__(self, x: Tensor) -> Tensor:
         """Tokens with the change."""
         return x if self.frame.carried is None else x + self.frame.carried
+
+
+class ValueReader:
+    """Keeps what the module that computes the values of a block gives."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The same tensor."""
+        self.frame.values = x
+        return x
+
+
+class HeadWriter(Writer):
+    """A cure between the heads of an attention and its projection.
+
+    Args:
+        cure: takes the context of each head and its values.
+        frame: of the block.
+        values: where they are.
+        calls: in which calls of the block, None for all.
+        causal: tokens see earlier ones only, also where the context does not say so.
+    """
+
+    def __init__(
+        self, cure: nn.Module, frame: Frame, values: Values, calls: frozenset[int] | None, causal: bool
+    ) -> None:
+        super().__init__(cure, frame, "tokens", ("mask", "causal"), calls=calls, causal=causal)
+        self.values = values
+
+    def changed(self, x: Tensor, context: Context) -> Tensor:
+        """The heads (b, n, heads·d) side by side, as the projection takes them."""
+        if self.frame.values is None:
+            raise RuntimeError(f"{self.values.path} did not run before the projection of its attention.")
+        heads, repeats = self.values.heads, self.values.repeats
+        v = _split(self.frame.values[..., self.values.first :], heads)  # (b, heads, n, d)
+        v = v.repeat_interleave(repeats, -3) if repeats > 1 else v
+        new: Tensor = self.cure(
+            _split(x, heads * repeats), v, fitted(context.mask, x), causal=self.causal or context.causal
+        )
+        return new.transpose(-2, -3).reshape(x.shape)
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(b, n, heads·d) -> (b, heads, n, d)."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-2, -3)
+
+
+OF_EDGES = ("edge_weight", "edge_attr", "edge_type")  # what goes with the edges, entry by entry
+
+
+class EdgeWriter:
+    """Changes the edges that a model is called with.
+
+    Args:
+        cure: takes the edges and something of each of them, and gives both for those that are left.
+        names: of the model's arguments.
+    """
+
+    def __init__(self, cure: nn.Module, names: tuple[str, ...]) -> None:
+        self.cure, self.names = cure, names
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the edges that are left, in training."""
+        if not self.cure.training:
+            return args, kwargs
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        data = next((value for value in given.values() if hasattr(value, "edge_subgraph")), None)
+        if given.get("num_sampled_edges_per_hop") is not None:
+            raise ValueError("DropEdge changes how many edges there are: call the model without the numbers per hop.")
+        if data is not None and data.edge_index is None:
+            raise ValueError("DropEdge needs edge_index (2, E), and the Data object has none.")
+        if data is not None:
+            kept = self._kept(data.edge_index, getattr(data, "batch", None))
+            changed = {id(data): data.edge_subgraph(kept)}
+        else:
+            changed = self._thinned(given)
+        new = tuple(changed.get(id(value), value) for value in args)
+        return new, {name: changed.get(id(value), value) for name, value in kwargs.items()}
+
+    def _thinned(self, given: dict[str, Any]) -> dict[int, Any]:
+        edges = given.get("edge_index")
+        if not isinstance(edges, Tensor) or edges.layout != torch.strided:
+            raise ValueError(f"DropEdge needs edge_index as a tensor (2, E), got {type(edges).__name__}.")
+        kept = self._kept(edges, given.get("batch"))
+        rows = {id(given[name]): given[name][kept] for name in OF_EDGES if isinstance(given.get(name), Tensor)}
+        return {id(edges): edges[:, kept], **rows}
+
+    def _kept(self, edges: Tensor, batch: Tensor | None) -> Tensor:
+        """Which of the edges (2, E) are left, as numbers."""
+        kept: Tensor = self.cure(edges, torch.arange(edges.shape[1], device=edges.device), batch=batch)[1]
+        return kept

@@ -20,12 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones import arguments
-from uncollapse.backbones.huggingface_places import kind_of, numbers, order_of_use, places
-from uncollapse.backbones.huggingface_search import Run, above, entrance, pretrained_above, runs, takes_input
+from uncollapse.backbones import introspection
+from uncollapse.backbones.huggingface_blocks import (
+    Run,
+    above,
+    entrance,
+    kind_of,
+    numbers,
+    order_of_use,
+    places,
+    pretrained_above,
+    runs,
+    takes_input,
+)
+from uncollapse.backbones.introspection import width
 from uncollapse.backbones.random_weights import SEED, is_of_cure, reset_cures
 from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, Values
-from uncollapse.backbones.widths import width
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
 _FINAL = (
@@ -61,7 +71,7 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         _block(model, i, name, call, known, partial(_block_context, i, prefix, causal))
         for i, (name, call) in enumerate(run.blocks)
     )
-    masked = "attention_mask" in arguments.names(module)
+    masked = "attention_mask" in introspection.names(module)
     return Stack(
         path=path,
         family="huggingface",
@@ -71,8 +81,8 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         final=_final(model, run, path),
         layout="sequence_first" if config.model_type == "xlnet" else "tokens",
         context=_reader(module, prefix, causal),
-        refuses=partial(_refuses, causal, arguments.names(module)),
-        asks_owner=masked and "attention_mask" not in arguments.names(model.get_submodule(run.blocks[0][0])),
+        refuses=partial(_refuses, causal, introspection.names(module)),
+        asks_owner=masked and "attention_mask" not in introspection.names(model.get_submodule(run.blocks[0][0])),
         width=getattr(config, "hidden_size", None) if known else None,
         numbers=numbers(blocks[0].places, config.model_type),
         expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
@@ -88,7 +98,7 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
 def _block(model: nn.Module, number: int, path: str, call: int, known: bool, read: Callable[..., Context]) -> Block:
     """`known` is false for stages, which attend within windows or to fewer tokens: only what leaves a block is sure."""
     block, owner = model.get_submodule(path), pretrained_above(model, path)[0][1]
-    context = partial(read, arguments.names(block))
+    context = partial(read, introspection.names(block))
     if not known:
         return Block(f"block {number}", path, {OUTPUT: Site(path)}, context, call)
     attention, values = _attention(block, path, owner), _values(block, path, owner.config)
@@ -152,7 +162,7 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
     """Whether a token sees only earlier ones: the attention says so, or the model makes no other mask."""
     if getattr(config, "use_bidirectional_attention", False):
         return False
-    names = arguments.names_in_forward(module)
+    names = introspection.names_in_forward(module)
     only_causal = "create_causal_mask" in names and "create_bidirectional_mask" not in names
     flags = ("is_causal", "is_decoder", "causal")  # the last one is XLM's
     if only_causal or any(getattr(m, flag, False) for m in (module, *block.modules()) for flag in flags):
@@ -173,7 +183,7 @@ def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
     known = Context(prefix=prefix, causal=causal)
     if getattr(module, "main_input_name", "") in _SOUNDS:
         return partial(_known, known)
-    return partial(_context, known, arguments.names(module), type(module).__name__)
+    return partial(_context, known, introspection.names(module), type(module).__name__)
 
 
 def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
@@ -181,16 +191,16 @@ def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _context(
-    known: Context, names: arguments.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    known: Context, names: introspection.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
-    given = arguments.by_name(names, args, kwargs)
+    given = introspection.by_name(names, args, kwargs)
     mask = given.get("attention_mask")
     made = known.causal and not (isinstance(mask, Tensor) and mask.dim() == 2)  # by generate; blocks can read it
     return replace(known, mask=None if made else _as_bool(mask, kind))
 
 
-def _refuses(causal: bool, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = arguments.by_name(names, args, kwargs)
+def _refuses(causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = introspection.by_name(names, args, kwargs)
     mask = given.get("attention_mask")
     if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
         return Context(refuse=_OWN_MASK)
@@ -206,13 +216,13 @@ def _are_packed(position_ids: Any) -> bool:
 
 
 def _block_context(
-    number: int, prefix: int, causal: bool, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    number: int, prefix: int, causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
     """A block gets the mask that the model made of the user's, or none if all tokens are real."""
-    given = arguments.by_name(names, args, kwargs)
+    given = introspection.by_name(names, args, kwargs)
     caches = (given.get(name) for name in _CACHES)
     cached = any(cache is not None and cache.get_seq_length(number) > 0 for cache in caches)
-    seen = arguments.seen_keys(given.get("attention_mask"))
+    seen = introspection.seen_keys(given.get("attention_mask"))
     hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
     if seen is not None and hidden is not None:
         seen = seen[:, : hidden.shape[1]]  # without the places of a cache that are not yet filled

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.backbones import arguments, random_weights
+from uncollapse.backbones import introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
 from uncollapse.backbones.torch import step_by_step
 from uncollapse.errors import did_you_mean
@@ -38,12 +38,12 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
             name,
             path,
             {OUTPUT: Site(path), "input": Site(path, "input")},
-            partial(_context, arguments.names(modules[path])),
+            partial(_context, introspection.names(modules[path])),
             call=paths[:number].count(path),
         )
         for number, (name, path) in enumerate(zip(chosen, paths, strict=True))
     )
-    names = arguments.names(model)
+    names = introspection.names(model)
     return Stack(
         path="",
         family="named",
@@ -76,13 +76,13 @@ def _check(model: nn.Module, patterns: list[str], names: Iterable[str]) -> None:
             raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model)}")
 
 
-def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """Masks and graphs by the names that are common for them, as far as their shapes fit what goes with them."""
-    given = {name: value for name, value in arguments.by_name(names, args, kwargs).items() if value is not None}
+    given = {name: value for name, value in introspection.by_name(names, args, kwargs).items() if value is not None}
     orders = [given[name] for name in ORDERS if isinstance(given.get(name), Tensor)]
     padding = (given.pop(name, None) for name in PADDING)
     masks = [given.pop(name, None) for name in MASKS]
-    masks += [arguments.real_tokens(mask) for mask in padding if isinstance(mask, Tensor)]
+    masks += [introspection.real_tokens(mask) for mask in padding if isinstance(mask, Tensor)]
     causal = bool(given.get("is_causal", False)) or any(map(_is_causal, orders))
     tokens = next((value for value in given.values() if isinstance(value, Tensor)), None)
     edge_index, batch = given.get("edge_index"), given.get("batch")
@@ -96,7 +96,7 @@ def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str,
 
 def _is_causal(mask: Tensor) -> bool:
     """Whether it hides later tokens, whichever of its values means hidden: a mask of a triangle is no padding."""
-    return arguments.is_causal(mask) or arguments.hides_later(mask)
+    return introspection.is_causal(mask) or introspection.hides_later(mask)
 
 
 def _is_mask(mask: Any, tokens: Tensor | None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch_geometric as pyg
 from torch import Tensor, nn
 
-from uncollapse.backbones import arguments, random_weights
+from uncollapse.backbones import introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, inside
 
 Modules = Mapping[str, nn.Module]
@@ -80,7 +80,7 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
     blocks = []
     for number, (site, own) in enumerate(zip(after, held, strict=True)):
         places = {OUTPUT: site, "conv.output": Site(own[0])} if len(own) == 1 else {OUTPUT: site}
-        context = partial(_layer_context, arguments.names(modules[own[0]]))
+        context = partial(_layer_context, introspection.names(modules[own[0]]))
         blocks.append(Block(f"block {number}", own[0], places, context))
     return Stack(
         path=owner,
@@ -100,10 +100,10 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
     )
 
 
-def _names(model: nn.Module) -> arguments.Names:
+def _names(model: nn.Module) -> introspection.Names:
     if isinstance(model, pyg.nn.Sequential):  # its forward pass may be written as *args
         return tuple(model.signature.param_dict)
-    return arguments.names(model)
+    return introspection.names(model)
 
 
 def _knows_batch(model: nn.Module) -> bool:
@@ -134,9 +134,9 @@ def _last(owner: str, unit: str, modules: Modules) -> Site:
     return Site(inside(owner, f"norms.{unit.rpartition('.')[2]}"))
 
 
-def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """The graph among the arguments, by name or in a `Data` object; None where a model calls it otherwise."""
-    given = arguments.by_name(names, args, kwargs)
+    given = introspection.by_name(names, args, kwargs)
     data = next((value for value in given.values() if isinstance(value, pyg.data.Data)), None)
     if data is not None:
         given = data.to_dict()
@@ -147,8 +147,8 @@ def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str,
     )
 
 
-def _layer_context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    nodes = arguments.by_name(names, args, kwargs).get("x")
+def _layer_context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    nodes = introspection.by_name(names, args, kwargs).get("x")
     two = "its nodes come as a pair of sources and targets (a bipartite or heterogeneous graph)"
     return replace(_context(names, args, kwargs), refuse=two if isinstance(nodes, tuple | list) else "")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones import arguments, random_weights
+from uncollapse.backbones import introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, Values, inside
 
 # Place -> site within the block. What drop_path gives is what the residual adds, layer scale included.
@@ -83,7 +83,7 @@ def _stack(path: str, module: Any) -> Stack:
         blocks=blocks,
         embed=blocks[0].places["attention.input"],
         final=Site(inside(path, "norm")) if has_norm else None,
-        context=partial(_context, module.num_prefix_tokens, arguments.names(module)),
+        context=partial(_context, module.num_prefix_tokens, introspection.names(module)),
         width=module.embed_dim,
         expose_attention=partial(_unfused, inside(path, "blocks")) if any(b.attention for b in blocks) else None,
         reinitialised=partial(random_weights.reinitialised, initialise=_initialise),
@@ -99,7 +99,7 @@ def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
     fused = [parts[name] for name, part in block.named_modules() if hasattr(part, "fused_attn")]
     # Blocks with several attentions side by side have no single map.
     attention = Site(f"{fused[0]}.attn_drop", "input", "attention") if len(fused) == 1 else None
-    context = partial(_block_context, prefix, arguments.names(block))
+    context = partial(_block_context, prefix, introspection.names(block))
     return Block(f"block {number}", path, places, context, attention=attention, values=_values(path, block))
 
 
@@ -114,17 +114,19 @@ def _values(path: str, block: Any) -> Values | None:
     return Values(f"{path}.attn.{own}", heads, first=getattr(attn, own).out_features - width)
 
 
-def _block_context(prefix: int, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = arguments.by_name(names, args, kwargs)
+def _block_context(
+    prefix: int, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Context:
+    given = introspection.by_name(names, args, kwargs)
     mask = given.get("attn_mask")
     if mask is not None and mask.dim() == 2:  # of queries and keys, the same for all images
         mask = mask[None]
     hint = bool(given.get("is_causal", False))
-    return Context(arguments.seen_keys(mask), prefix=prefix, causal=hint or arguments.hides_later(mask))
+    return Context(introspection.seen_keys(mask), prefix=prefix, causal=hint or introspection.hides_later(mask))
 
 
-def _context(prefix: int, names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = arguments.by_name(names, args, kwargs)
+def _context(prefix: int, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = introspection.by_name(names, args, kwargs)
     packed = given.get("x")
     source = packed if isinstance(packed, Mapping) else given  # NaFlex takes patches with their padding as a mapping
     valid = source.get("patch_valid")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uncollapse.backbones import arguments, random_weights
+from uncollapse.backbones import introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, inside, no_context
 
 Layer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
@@ -48,7 +48,7 @@ def _whole(path: str, modules: Mapping[str, nn.Module]) -> Stack:
     module: Any = modules[path]
     paths = [inside(path, f"layers.{number}") for number in range(len(module.layers))]
     final = Site(inside(path, "norm")) if module.norm is not None else None
-    return _stack(path, paths, modules, final=final, context=partial(_context, arguments.names(module)))
+    return _stack(path, paths, modules, final=final, context=partial(_context, introspection.names(module)))
 
 
 def _loose(paths: list[str], modules: Mapping[str, nn.Module]) -> Stack:
@@ -108,7 +108,7 @@ def _block(number: int, path: str, call: int, layer: Any) -> Block:
         }
     has_map = isinstance(getattr(layer, "self_attn", None), nn.MultiheadAttention)
     attention = Site(inside(path, "self_attn"), "output", "attention") if has_map else None
-    context = partial(_context, arguments.names(layer))
+    context = partial(_context, introspection.names(layer))
     return Block(f"block {number}", path, places, context, call=call, attention=attention)
 
 
@@ -142,16 +142,16 @@ def _parts(layer: Any) -> dict[str, Site]:
     return parts
 
 
-def _context(names: arguments.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = arguments.by_name(names, args, kwargs)
+def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = introspection.by_name(names, args, kwargs)
     side = "tgt" if "tgt" in names else "src"
     mask = given.get(f"{side}_mask", given.get("mask"))
     hint = given.get("tgt_is_causal", given.get("is_causal"))
-    causal = bool(hint) or arguments.is_causal(mask)
+    causal = bool(hint) or introspection.is_causal(mask)
     return Context(
-        mask=arguments.real_tokens(given.get(f"{side}_key_padding_mask")),
+        mask=introspection.real_tokens(given.get(f"{side}_key_padding_mask")),
         causal=causal,
-        refuse=arguments.PARTLY if not causal and arguments.hides_some_later(mask) else "",
+        refuse=introspection.PARTLY if not causal and introspection.hides_some_later(mask) else "",
     )
 
 
@@ -181,5 +181,5 @@ def _with_weights(paths: tuple[str, ...], model: nn.Module) -> Iterator[None]:
 def _ask_for_weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    given = arguments.by_name(arguments.names(module), args, kwargs)
+    given = introspection.by_name(introspection.names(module), args, kwargs)
     return (), {**given, "need_weights": True, "average_attn_weights": False}

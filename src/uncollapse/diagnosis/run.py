@@ -25,7 +25,6 @@ from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig, chosen_tok
 from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
 from uncollapse.diagnosis.verdict import Subject
 from uncollapse.errors import NotFiniteError
-from uncollapse.monitoring import wrappers
 
 LIBRARIES = ("torch", "transformers", "timm", "torch_geometric")  # whose versions a diagnosis names, if they are in use
 
@@ -105,7 +104,7 @@ def diagnose(
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
     me, count = (distributed.rank(), distributed.world_size()) if gather else (0, 1)
     if count > 1:
-        wrappers.check_whole(model)
+        forward.check_whole(model)
     capture = Capture(model, stack, places, replace(plan, seed=seed + me))  # samples that are merged need other seeds
     second = None if pairs is None else islice(iter(pairs), me, None, count)
     done = 0

@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from uncollapse import distributed
+from uncollapse.backbones import forward
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
-from uncollapse.monitoring import arguments_check, journal, wrappers
+from uncollapse.monitoring import arguments_check, journal
 from uncollapse.monitoring.journal import Cost, Record, State
 from uncollapse.monitoring.layer_curves import Sink, curves, scalars, sinks, values
 from uncollapse.monitoring.rules import Rule
@@ -199,7 +200,7 @@ class Monitor:
         if not self._wanted(step):
             return None
         started, state = time.perf_counter(), self._state.copy()  # nothing counts before it is written
-        found, error = self._diagnosed(wrappers.unwrapped(model))
+        found, error = self._diagnosed(forward.unwrapped(model))
         if found is not None and not self._fits:
             arguments_check.check_fit(found, self.rules, self.measures, state.reference)
             self._fits = True
@@ -230,7 +231,7 @@ class Monitor:
 
     def _diagnosed(self, model: nn.Module) -> tuple[Diagnosis | None, Exception | None]:
         """The diagnosis, or why there is none."""
-        wrappers.check_whole(model)
+        forward.check_whole(model)
         try:
             with arguments_check.random_kept():
                 return diagnose(model, self._batches, baseline=0, **self.options), None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from uncollapse import backbones
 from uncollapse.attachment.attach import attach
 from uncollapse.attachment.inner_tokens import tokens
-from uncollapse.attachment.select import places_of
+from uncollapse.attachment.plan import places_of
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, classifier
 from uncollapse.losses import contra_uniform_loss

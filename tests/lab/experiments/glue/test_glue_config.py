@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.backbones.huggingface_places import ALBERT_NUMBERS, NUMBERS
+from uncollapse.backbones.huggingface_blocks import ALBERT_NUMBERS, NUMBERS
 from uncollapse.cures import ContraNorm
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, classifier

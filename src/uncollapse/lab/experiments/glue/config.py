@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from uncollapse.attachment.save import DESCRIPTION
-from uncollapse.backbones.huggingface_places import NUMBERS
+from uncollapse.backbones.huggingface_blocks import NUMBERS
 from uncollapse.errors import UsageError
 from uncollapse.io.files import user_cache
 from uncollapse.io.hf_models import Origin, tokenizer

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from uncollapse.backbones.sites import Side
+
 HIDDEN = -1e4  # what is added to a logit to take its key out; models use −inf, −1e9 or the least number of the dtype
 
 
@@ -88,3 +90,21 @@ def is_causal(mask: Tensor | None) -> bool:
     hidden = _hidden(mask)
     later = hidden.new_ones(mask.shape[-2:]).triu(1)
     return bool((hidden | ~later).all())
+
+
+def width(module: nn.Module, side: Side) -> int | None:
+    """Features of the tokens at one side of a linear layer, a convolution or a norm; None if it does not tell."""
+    owner: Any = module
+    if isinstance(module, nn.Linear):
+        return module.in_features if side == "input" else module.out_features
+    if type(module).__name__ == "Conv1D":  # of transformers: a linear layer with the transposed weight
+        return int(owner.weight.shape[0 if side == "input" else 1])
+    channels = getattr(module, "in_channels" if side == "input" else "out_channels", None)
+    if isinstance(channels, int) and channels > 0:  # convolutions, also of PyG, where −1 is for lazy ones
+        heads = getattr(module, "heads", 1) if side == "output" and getattr(module, "concat", False) else 1
+        return channels * heads
+    weight = getattr(module, "weight", None)
+    if "Norm" in type(module).__name__ and weight is not None and weight.dim() == 1:
+        return int(weight.shape[0])
+    shape = getattr(module, "normalized_shape", None)
+    return int(shape[-1]) if shape else None
