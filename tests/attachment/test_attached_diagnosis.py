@@ -105,8 +105,8 @@ def test_the_random_twin_has_the_cure_as_it_began(build: Any) -> None:
         for parameter in model.parameters():
             parameter.fill_(0.125)
     stack = backbones.find(model)
-    assert stack.reinitialised is not None
-    twin = stack.reinitialised(model)
+    assert stack.reinitialize is not None
+    twin = stack.reinitialize(model)
     (attachment,) = uc.attachments(twin)
     for cure in attachment.cures.values():
         assert torch.equal(next(cure.parameters()), torch.full_like(next(cure.parameters()), 0.5))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import uncollapse as uc
-from uncollapse.backbones.sites import laid_back, sets_of
+from uncollapse.backbones.sites import from_sets, to_sets
 
 from .by_hand import At, assert_clean, assert_same, written_in
 
@@ -231,7 +231,7 @@ def test_padding_does_not_leak(batch_first: bool, kind: str) -> None:
 
     def masked(x: Tensor) -> Tensor:
         layout: Any = "tokens" if batch_first else "sequence_first"
-        return laid_back(cure(sets_of(x, layout), mask=~PADDING), x, layout)
+        return from_sets(cure(to_sets(x, layout), mask=~PADDING), x, layout)
 
     for place in uc.places(model):
         with uc.attach(model, "contra_norm", at=place, **OPTIONS):

@@ -35,7 +35,7 @@ def places(stack: Stack) -> dict[Any, Site]:
 def read_all(model: nn.Module, stack: Stack, *args: Any, **kwargs: Any) -> dict[Any, Tensor]:
     """Run the model; (number of the block, place), "embed" and "final" -> what stood there first."""
     ends = {key: site for key, site in {"embed": stack.embed, "final": stack.final}.items() if site is not None}
-    with stack.running(model):
+    with stack.under_hooks(model):
         return {key: seen[0] for key, seen in record(model, places(stack) | ends, *args, **kwargs).items()}
 
 
@@ -47,9 +47,9 @@ def context(model: nn.Module, stack: Stack, *args: Any, **kwargs: Any) -> Contex
         seen[0] = stack.context(args, kwargs)
 
     def inner(module: Any, args: Any, kwargs: Any) -> None:
-        seen[0] = seen[0].filled(stack.blocks[0].context(args, kwargs))
+        seen[0] = seen[0].fill_from(stack.blocks[0].context(args, kwargs))
 
-    with ExitStack() as hooks, torch.no_grad(), stack.running(model):
+    with ExitStack() as hooks, torch.no_grad(), stack.under_hooks(model):
         for path, hook in ((stack.blocks[0].path, inner), (stack.path, outer)):  # the owner is asked first
             module = model.get_submodule(path)
             hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)

@@ -98,7 +98,7 @@ def test_every_backbone_can_be_asked_about_any_model(name: str) -> None:
 def test_contexts_fill_each_other() -> None:
     mask, edges, batch = torch.ones(1, 2).bool(), torch.zeros(2, 0), torch.zeros(2)
     first = Context(edge_index=edges, prefix=1)
-    filled = first.filled(Context(mask=mask, edge_index=edges + 1, batch=batch, prefix=3, causal=True))
+    filled = first.fill_from(Context(mask=mask, edge_index=edges + 1, batch=batch, prefix=3, causal=True))
     assert (filled.mask is mask, filled.edge_index is edges, filled.batch is batch) == (True, True, True)
     assert (filled.prefix, filled.causal) == (1, True)
 

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from uncollapse import backbones  # noqa: E402
 from uncollapse.backbones import huggingface  # noqa: E402
-from uncollapse.backbones.sites import Block, Context, Site, Stack, as_sets  # noqa: E402
+from uncollapse.backbones.sites import Block, Context, Site, Stack, sets_with_mask  # noqa: E402
 
 ALL_PLACES = {
     "block",
@@ -463,7 +463,7 @@ def test_tokens_in_front_of_the_batch() -> None:
     site = stack.blocks[0].places["block"]
     seen, output = read(model, {site}, lambda: model(**inputs, output_hidden_states=True))
     context = context_of(model, stack, lambda: model(**inputs))
-    sets, mask = as_sets(seen[site][0], stack.layout, context)
+    sets, mask = sets_with_mask(seen[site][0], stack.layout, context)
     torch.testing.assert_close(sets, output.hidden_states[1])
     assert mask is not None
     assert torch.equal(mask, inputs["attention_mask"].bool())
@@ -514,10 +514,10 @@ def test_blocks_outside_transformers_are_left_to_others() -> None:
 
 
 def _check_twin(model: nn.Module, stack: Stack) -> None:
-    assert stack.reinitialised is not None
+    assert stack.reinitialize is not None
     before = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
-    twin, again = stack.reinitialised(model), stack.reinitialised(model)
+    twin, again = stack.reinitialize(model), stack.reinitialize(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert type(twin) is type(model)
     assert not twin.training
@@ -553,7 +553,7 @@ def test_no_random_twin_where_weights_are_not_those_of_the_class() -> None:
     quantised: Any = copy.deepcopy(build(CASES[0]))
     quantised.pooler.dense.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
     for model, says in ((added, "adapters"), (other, "size mismatch"), (quantised, "quantised")):
-        reinitialised = the_stack(model).reinitialised
+        reinitialised = the_stack(model).reinitialize
         assert reinitialised is not None
         with pytest.raises(ValueError, match=f"BertModel has no random twin.*(?s:.*){says}"):
             reinitialised(model)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones
 from uncollapse.backbones import named
-from uncollapse.backbones.sites import Context, Site, as_sets
+from uncollapse.backbones.sites import Context, Site, sets_with_mask
 
 
 class Mixer(nn.Module):
@@ -106,14 +106,14 @@ def test_layer_with_several_names_runs_once_for_each() -> None:
 )
 def test_layouts(shape: tuple[int, ...], layout: Any, expected: tuple[int, ...]) -> None:
     stack = backbones.find(Mixer(), modules=["body"], layout=layout)
-    sets, mask = as_sets(torch.randn(shape), stack.layout, Context())
+    sets, mask = sets_with_mask(torch.randn(shape), stack.layout, Context())
     assert sets.shape == expected
     assert mask is None
 
 
 def test_channels_become_features() -> None:
     image = torch.arange(24.0).reshape(1, 2, 3, 4)
-    sets, _ = as_sets(image, "auto", Context())
+    sets, _ = sets_with_mask(image, "auto", Context())
     torch.testing.assert_close(sets[0, 5], image[0, :, 1, 1])
 
 
@@ -184,20 +184,20 @@ def test_random_twin() -> None:
     stack = backbones.find(model, modules=["body.blocks.*"])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    twin = stack.reinitialised(model)
+    twin = stack.reinitialize(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(torch.equal(value, before[key]) for key, value in twin.state_dict().items())
     model.scale = nn.Parameter(torch.ones(3))
     with pytest.raises(ValueError, match="Mixer has no random twin: nothing says how scale begin"):
-        stack.reinitialised(model)
+        stack.reinitialize(model)
 
 
 def test_no_random_twin_of_quantised_or_missing_weights() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     stack = backbones.find(model, modules=["*"])
     with pytest.raises(ValueError, match="on one real device, got meta"):
-        stack.reinitialised(nn.Sequential(nn.Linear(2, 2, device="meta")))
+        stack.reinitialize(nn.Sequential(nn.Linear(2, 2, device="meta")))
     model.codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="codes are not floating-point"):
-        stack.reinitialised(model)
+        stack.reinitialize(model)

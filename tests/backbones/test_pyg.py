@@ -14,7 +14,7 @@ from torch_geometric.nn import DeepGCNLayer, GCNConv, GENConv, SAGEConv, SAGPool
 
 import uncollapse as uc  # noqa: E402
 from uncollapse import backbones  # noqa: E402
-from uncollapse.backbones.sites import Context, Site, as_sets  # noqa: E402
+from uncollapse.backbones.sites import Context, Site, sets_with_mask  # noqa: E402
 
 from .reading import context, read_all  # noqa: E402
 
@@ -150,7 +150,7 @@ def test_batch_of_two_graphs() -> None:
     assert torch.equal(found.batch, joined.batch)
     seen = read_all(model, stack, joined.x, joined.edge_index, batch=joined.batch)
     for number in range(3):
-        sets, mask = as_sets(seen[number, "block"], stack.layout, found)
+        sets, mask = sets_with_mask(seen[number, "block"], stack.layout, found)
         assert mask.sum(-1).tolist() == list(sizes)
         for one, graph in enumerate(graphs):
             alone = read_all(model, stack, graph.x, graph.edge_index, batch=torch.zeros(len(graph.x), dtype=torch.long))
@@ -248,7 +248,7 @@ def test_random_twin(name: str) -> None:
         nn.init.normal_(parameter)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    twin, again = stack.reinitialised(model), stack.reinitialised(model)
+    twin, again = stack.reinitialize(model), stack.reinitialize(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for key, value in twin.named_parameters():
@@ -262,9 +262,9 @@ def test_twin_of_a_model_without_shapes() -> None:
     model = models.GCN(-1, 8, 2)
     stack = backbones.find(model)
     with pytest.raises(ValueError, match="have no shape yet"):
-        stack.reinitialised(model)
+        stack.reinitialize(model)
     model(nodes(), EDGES)
-    assert stack.reinitialised(model) is not model
+    assert stack.reinitialize(model) is not model
 
 
 class Plain(nn.Module):
@@ -291,7 +291,7 @@ def test_graphs_of_a_batch_that_the_model_does_not_take() -> None:
 
 def test_other_nodes_than_those_of_the_batch_vector() -> None:
     with pytest.raises(ValueError, match="batch vector of 6 nodes does not fit 4"):
-        as_sets(torch.randn(4, 5), "nodes", Context(batch=torch.tensor([0, 0, 0, 1, 1, 1])))
+        sets_with_mask(torch.randn(4, 5), "nodes", Context(batch=torch.tensor([0, 0, 0, 1, 1, 1])))
 
 
 def test_a_dataset_is_batches_and_a_graph_is_not() -> None:

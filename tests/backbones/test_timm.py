@@ -10,7 +10,7 @@ from torch import Tensor, nn
 timm = pytest.importorskip("timm")
 
 from uncollapse import backbones  # noqa: E402
-from uncollapse.backbones.sites import as_sets  # noqa: E402
+from uncollapse.backbones.sites import sets_with_mask  # noqa: E402
 
 from .reading import read_all, record  # noqa: E402
 
@@ -63,7 +63,7 @@ def test_blocks_and_places(name: str) -> None:
     found = stack.context((x,), {})
     assert (found.prefix, found.mask, found.causal) == (prefix, None, False)
     assert seen["embed"].shape == (2, 16 + prefix, 16)
-    assert as_sets(seen[0, "block"], stack.layout, found)[0].shape == (2, 16, 16)
+    assert sets_with_mask(seen[0, "block"], stack.layout, found)[0].shape == (2, 16, 16)
     any_size = model.patch_embed.strict_img_size is False
     assert json.loads(json.dumps(stack.facts)).get("grid") == (None if any_size else [4, 4])
 
@@ -149,7 +149,7 @@ def test_nested_in_a_model_of_ones_own() -> None:
     torch.testing.assert_close(seen["final"], expected)
     with stack.expose_attention(model):
         assert record(model, {0: stack.blocks[0].attention}, images())[0][0].shape == (2, 2, 17, 17)
-    twin = stack.reinitialised(model)
+    twin = stack.reinitialize(model)
     assert not torch.allclose(twin.head.weight, model.head.weight)
 
 
@@ -163,7 +163,9 @@ def test_padding_of_images_of_any_size() -> None:
     for args, kwargs in (((patches,), {}), ((patches["patches"],), {"patch_valid": valid})):
         found = stack.context(args, kwargs)
         assert torch.equal(found.mask, torch.cat([torch.ones(2, prefix, dtype=torch.bool), valid], 1))
-    tokens, mask = as_sets(record(model, {0: stack.blocks[0].places["block"]}, patches)[0][0], stack.layout, found)
+    tokens, mask = sets_with_mask(
+        record(model, {0: stack.blocks[0].places["block"]}, patches)[0][0], stack.layout, found
+    )
     assert tokens.shape == (2, 6, 16)
     assert torch.equal(mask, valid)
     assert "grid" not in stack.facts
@@ -181,10 +183,10 @@ def test_random_twin(name: str) -> None:
     stack = backbones.find(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    twin = stack.reinitialised(model)
+    twin = stack.reinitialize(model)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)  # the twin does not depend on the state either
-    again = stack.reinitialised(model)
+    again = stack.reinitialize(model)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for key, value in twin.state_dict().items():
         assert value.shape == before[key].shape
@@ -196,7 +198,7 @@ def test_random_twin(name: str) -> None:
 
 def test_random_twin_begins_as_timm_would_have_it() -> None:
     model = build("eva02_tiny_patch14_224")
-    twin = backbones.find(model).reinitialised(model)
+    twin = backbones.find(model).reinitialize(model)
     deviations = [float(block.attn.proj.weight.detach().std()) for block in twin.blocks]
     expected = [0.02 / (2 * number) ** 0.5 for number in (1, 2, 3)]  # timm scales by depth
     assert deviations == pytest.approx(expected, rel=0.15)

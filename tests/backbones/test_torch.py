@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones
 from uncollapse.backbones import torch as torch_backbone
-from uncollapse.backbones.sites import as_sets
+from uncollapse.backbones.sites import sets_with_mask
 
 from .reading import context, places, read_all, record
 
@@ -152,7 +152,7 @@ def test_padded_batches_run_step_by_step_under_hooks(batch_first: bool) -> None:
         expected = model(x, src_key_padding_mask=PADDING)
     seen = read_all(model, stack, x, src_key_padding_mask=PADDING)
     found = context(model, stack, x, src_key_padding_mask=PADDING)
-    sets, mask = as_sets(seen[DEPTH - 1, "block"], stack.layout, found)
+    sets, mask = sets_with_mask(seen[DEPTH - 1, "block"], stack.layout, found)
     reference = expected if batch_first else expected.transpose(0, 1)
     assert torch.equal(mask, ~PADDING)
     torch.testing.assert_close(sets[mask], reference[mask])
@@ -161,14 +161,14 @@ def test_padded_batches_run_step_by_step_under_hooks(batch_first: bool) -> None:
 def test_fast_path_is_restored() -> None:
     model = encoder()
     stack = backbones.find(model)
-    with stack.running(model):
+    with stack.under_hooks(model):
         assert not torch.backends.mha.get_fastpath_enabled()
-    with pytest.raises(RuntimeError, match="within"), stack.running(model):
+    with pytest.raises(RuntimeError, match="within"), stack.under_hooks(model):
         raise RuntimeError("within")
     assert torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with stack.running(model):
+        with stack.under_hooks(model):
             pass
         assert not torch.backends.mha.get_fastpath_enabled()
     finally:
@@ -194,7 +194,7 @@ def test_attention_maps(batch_first: bool, causal: bool) -> None:
     stack = backbones.find(model)
     x = torch.randn(2, 5, DIM) if batch_first else torch.randn(5, 2, DIM)
     options = {"mask": CAUSAL, "is_causal": True} if causal else {"src_key_padding_mask": PADDING}
-    with torch.no_grad(), stack.running(model):
+    with torch.no_grad(), stack.under_hooks(model):
         expected = model(x, **options)
         sites = {n: block.attention for n, block in enumerate(stack.blocks)}
         with stack.expose_attention(model):
@@ -291,7 +291,7 @@ def test_unbatched_sequences() -> None:
     stack = backbones.find(model)
     x = torch.randn(5, DIM)
     found = context(model, stack, x, src_key_padding_mask=PADDING[1])
-    sets, mask = as_sets(read_all(model, stack, x)[0, "block"], stack.layout, found)
+    sets, mask = sets_with_mask(read_all(model, stack, x)[0, "block"], stack.layout, found)
     assert sets.shape == (1, 5, DIM)
     assert torch.equal(mask, ~PADDING[1:])
 
@@ -302,8 +302,8 @@ def test_random_twin(build: Any) -> None:
     stack = torch_backbone.stacks(model)[0]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    twin = stack.reinitialised(model)
-    again = stack.reinitialised(model)
+    twin = stack.reinitialize(model)
+    again = stack.reinitialize(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for key, value in twin.state_dict().items():
@@ -317,7 +317,7 @@ def test_random_twin(build: Any) -> None:
 
 
 def test_transformer_begins_as_torch_would_have_it() -> None:
-    twin = torch_backbone.stacks(nn.Transformer(64, 2, 1, 1, 128))[0].reinitialised(nn.Transformer(64, 2, 1, 1, 128))
+    twin = torch_backbone.stacks(nn.Transformer(64, 2, 1, 1, 128))[0].reinitialize(nn.Transformer(64, 2, 1, 1, 128))
     bound = (6 / (64 + 128)) ** 0.5  # xavier, where nn.Linear by itself has 1/√64
     largest = float(twin.encoder.layers[0].linear1.weight.detach().abs().max())
     assert 0.99 * bound < largest <= bound
@@ -332,5 +332,5 @@ def test_model_with_parameters_that_nobody_draws_has_no_twin() -> None:
 
     model = Positions()
     with pytest.raises(ValueError, match="nothing says how positions begin"):
-        backbones.find(model).reinitialised(model)
+        backbones.find(model).reinitialize(model)
     assert torch.equal(model.positions, torch.zeros(5, DIM))

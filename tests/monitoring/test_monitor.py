@@ -122,7 +122,7 @@ def test_compiled_training_is_the_same_and_compiled_as_often() -> None:
 def test_wrappers_are_taken_off() -> None:
     model = encoder()
     inner = nn.DataParallel(torch.compile(model, backend="eager"))
-    assert forward.unwrapped(torch.compile(inner, backend="eager")) is model
+    assert forward.unwrap(torch.compile(inner, backend="eager")) is model
 
 
 def test_held_batches_stay_the_same_and_are_bounded() -> None:

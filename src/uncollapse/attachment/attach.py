@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from uncollapse import backbones
-from uncollapse.attachment.install import Cures, Wire, wire
-from uncollapse.attachment.plan import Point, places_of, plan, takes
+from uncollapse.attachment.install import Cures, Installed, install
+from uncollapse.attachment.plan import PlannedCure, context_names, places_for_cure, plan
 from uncollapse.backbones import forward
 from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack
@@ -72,11 +72,11 @@ def attach(
     >>> handle.remove()
     """
     _check(model, tokens, padding)
-    model = forward.uncompiled(model)
+    model = forward.unwrap_compiled(model)
     entry = _entry(cure)
     modules = [modules] if isinstance(modules, str) else modules
     stack = backbones.find(model, modules=modules, part=part, layout=layout)
-    names = places_of(stack, entry, at)
+    names = places_for_cure(stack, entry, at)
     _check_choice(stack, entry, layers, padding)
     numbers = select_layers(stack, layers, ends=False).blocks
     points = plan(model, stack, entry, names, numbers, tokens, padding, causal, options)
@@ -101,7 +101,7 @@ class Attachment:
         cure: str,
         at: tuple[str, ...],
         blocks: tuple[int, ...],
-        points: list[Point],
+        points: list[PlannedCure],
         asked: Mapping[str, Any],
         options: dict[str, Any],
     ) -> None:
@@ -109,14 +109,14 @@ class Attachment:
         self.architecture, self.family, self.count = stack.architecture, stack.family, len(stack.blocks)
         self.number, self.root = next(_numbers), weakref.ref(model)
         self._points = points
-        self._wires: list[Wire] = []
+        self._wires: list[Installed] = []
         try:
             for point in points:
-                self._wires.append(wire(model, point, self))
+                self._wires.append(install(model, point, self))
         except BaseException:  # never a half-changed model
             self._leave()
             raise
-        forward.compile_again()
+        forward.reset_compiled()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "root": None}  # a copy or a pickle has no reference to the original's
@@ -134,7 +134,7 @@ class Attachment:
         """Take the cure out; the model is as it was before. A second call does nothing."""
         if self._wires:
             self._leave()
-            forward.compile_again()
+            forward.reset_compiled()
 
     def _leave(self) -> None:
         for laid in reversed(self._wires):
@@ -181,7 +181,7 @@ def places(
     >>> uc.places(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2))
     ('block', 'attention.input', 'attention.output', 'attention.residual', 'attention.norm', 'mlp.output', ...)
     """
-    stack = backbones.find(forward.uncompiled(model), modules=modules, part=part, layout=layout)
+    stack = backbones.find(forward.unwrap_compiled(model), modules=modules, part=part, layout=layout)
     return (*stack.places(), *final_places(stack))
 
 
@@ -214,8 +214,8 @@ def _check(model: Any, tokens: str, padding: str) -> None:
         raise ValueError("Nothing can be attached to a TorchScript module. Attach before you script or trace it.")
 
 
-def _warn_of_batches(stack: Stack, points: list[Point]) -> None:
-    told = [takes(point.cure) for point in points if point.kind.acts_on == "tokens"]
+def _warn_of_batches(stack: Stack, points: list[PlannedCure]) -> None:
+    told = [context_names(point.cure) for point in points if point.kind.acts_on == "tokens"]
     if stack.lacks_batch and any("batch" in names for names in told):
         warnings.warn(
             f"{stack.architecture} takes no batch: all nodes of a call are one graph to the cure. For batches of "
@@ -232,7 +232,7 @@ def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, padding: str)
         raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")
 
 
-def _warn_if_there(model: nn.Module, cure: str, points: list[Point]) -> None:
+def _warn_if_there(model: nn.Module, cure: str, points: list[PlannedCure]) -> None:
     """A cell of a notebook that runs again would put the same cure in a second time."""
     spots = {(id(model.get_submodule(point.site.path)), point.site.side) for point in points}
     for old in attachments(model):
@@ -241,7 +241,7 @@ def _warn_if_there(model: nn.Module, cure: str, points: list[Point]) -> None:
             return
 
 
-def _check_wrapped(model: nn.Module, points: list[Point]) -> None:
+def _check_wrapped(model: nn.Module, points: list[PlannedCure]) -> None:
     """What synchronises gradients knows only the parameters that were there when it was made."""
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
     kinds = forward.class_names(model)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uncollapse import backbones
 from uncollapse.backbones import forward
-from uncollapse.backbones.read_hooks import Watch
+from uncollapse.backbones.read_hooks import SiteReader
 from uncollapse.backbones.select import (
     EMBED,
     FINAL,
@@ -18,7 +18,7 @@ from uncollapse.backbones.select import (
     select_layers,
     select_places,
 )
-from uncollapse.backbones.sites import OUTPUT, Context, Layout, Site, Stack, fitted, known_layout, sets_of
+from uncollapse.backbones.sites import OUTPUT, Context, Layout, Site, Stack, fit_mask, resolve_layout, to_sets
 
 LayerName = str | int
 
@@ -64,7 +64,7 @@ def tokens(
     ...     loss = out.square().mean() + 0.1 * uc.contra_uniform_loss(t["last"])
     >>> loss.backward()
     """
-    inner = forward.uncompiled(model)
+    inner = forward.unwrap_compiled(model)
     check_tokens(tokens)
     stack = backbones.find(inner, modules=modules, part=part, layout=layout)
     select_layers(stack, layers)  # one error for all of them
@@ -91,7 +91,7 @@ class Tokens:
         self._model, self._stack, self._spots, self._tokens = model, stack, spots, tokens
         self._held: dict[LayerName, tuple[Tensor, bool]] = {}  # with whether gradients were recorded there
         sites = (spot.site for spot in spots.values())
-        self._watch = Watch(forward.uncompiled(model), stack, sites, self._see, self._begin, looks=False)
+        self._watch = SiteReader(forward.unwrap_compiled(model), stack, sites, self._see, self._begin, looks=False)
         self._is_open = self._wants_gradients = False
 
     def __enter__(self) -> "Tokens":
@@ -100,7 +100,7 @@ class Tokens:
         self._watch.__enter__()
         self._is_open = True
         if forward.is_compiled(self._model):
-            forward.compile_again()
+            forward.reset_compiled()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -109,7 +109,7 @@ class Tokens:
         self._held.clear()
         self._watch.context = Context()  # masks and edges go too
         if forward.is_compiled(self._model):
-            forward.compile_again()
+            forward.reset_compiled()
 
     def __getitem__(self, layer: LayerName) -> Tensor:
         """Return the tokens (b, n, d) of a layer, patches or all of them; padding is included, see `mask`.
@@ -117,7 +117,7 @@ class Tokens:
         Nodes (N, d) of graph networks and vectors (b, d) of `modules` come as they are.
         """
         x = self._raw(layer)
-        return x if self._is_flat(x) else sets_of(x, self._stack.layout)[:, self._skipped() :]
+        return x if self._is_flat(x) else to_sets(x, self._stack.layout)[:, self._skipped() :]
 
     def __iter__(self) -> Iterator[LayerName]:
         return iter(self._spots)
@@ -127,7 +127,7 @@ class Tokens:
         x = self._raw(layer)
         if self._is_flat(x):
             return None
-        mask = fitted(self._context().mask, sets_of(x, self._stack.layout))
+        mask = fit_mask(self._context().mask, to_sets(x, self._stack.layout))
         return None if mask is None else mask[:, self._skipped() :]
 
     def real(self, layer: LayerName) -> Tensor:
@@ -140,7 +140,7 @@ class Tokens:
         x = self._raw(layer)
         if self._is_flat(x):
             raise ValueError(f"Layer {layer!r} has nodes or vectors of shape {tuple(x.shape)}, and no prefix tokens.")
-        return sets_of(x, self._stack.layout)[:, : self._context().prefix]
+        return to_sets(x, self._stack.layout)[:, : self._context().prefix]
 
     @property
     def batch(self) -> Tensor | None:
@@ -200,7 +200,7 @@ class Tokens:
         return x
 
     def _is_flat(self, x: Tensor) -> bool:
-        return known_layout(self._stack.layout, x) in ("nodes", "vectors")
+        return resolve_layout(self._stack.layout, x) in ("nodes", "vectors")
 
 
 def _entries(layers: Layers) -> list[Any]:

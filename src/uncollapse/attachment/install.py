@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import Frame
-from uncollapse.attachment.plan import Point, takes
-from uncollapse.attachment.write_hooks import NO_SCRIPT, OUTSIDE, PLAIN, RECEIVE, STREAM, close_idle, port_of
+from uncollapse.attachment.calls import BlockCall
+from uncollapse.attachment.plan import PlannedCure, context_names
+from uncollapse.attachment.write_hooks import NO_SCRIPT, OUTSIDE, PLAIN, RECEIVE, STREAM, hooks_of, remove_if_idle
 from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Receiver, StreamWriter, ValueReader, Writer
 from uncollapse.backbones import introspection
 from uncollapse.backbones.sites import CHILD, OUTPUT, Side, Site, Stack
@@ -29,15 +29,15 @@ class Cures(nn.ModuleDict):
 
 
 @dataclass
-class Wire:
+class Installed:
     """What was put into a model for one point: at a side of a module, with the cure as a child of its host."""
 
     host: nn.Module
     name: str
     module: nn.Module
     side: Side
-    frames: list[Frame] = field(default_factory=list)
-    counted: list[Frame] = field(default_factory=list)
+    frames: list[BlockCall] = field(default_factory=list)
+    counted: list[BlockCall] = field(default_factory=list)
     receivers: list[Receiver] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Callable[..., Any]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Wire:
         """Take it out again."""
         drop = {id(writer) for writer in self.writers}
         for module in self.modules:
-            port_of(module, "").drop(drop)
+            hooks_of(module, "").drop(drop)
         for frame in self.frames:
             frame.users -= 1
             if frame.users == 0:
@@ -56,18 +56,18 @@ class Wire:
         for receiver in self.receivers:
             receiver.users -= 1
         for module in self.modules:
-            close_idle(module)
+            remove_if_idle(module)
         cures: Any = self.host._modules[CHILD]
         del cures[self.name], cures.parts_of[self.name]
         if not len(cures):
             del self.host._modules[CHILD]
 
 
-def wire(model: nn.Module, point: Point, whole: Any) -> Wire:
+def install(model: nn.Module, point: PlannedCure, whole: Any) -> Installed:
     """Put a point into a model. whole: what it is a part of, for whoever finds it there."""
     host = _host(model, point.site.path)
     name = _added(host, point.kind.name, point.cure, whole)
-    new = Wire(host, name, model.get_submodule(point.site.path), point.site.side)
+    new = Installed(host, name, model.get_submodule(point.site.path), point.site.side)
     try:
         _connect(model, point, new)
     except BaseException:
@@ -76,7 +76,7 @@ def wire(model: nn.Module, point: Point, whole: Any) -> Wire:
     return new
 
 
-def _connect(model: nn.Module, point: Point, new: Wire) -> None:
+def _connect(model: nn.Module, point: PlannedCure, new: Installed) -> None:
     stack, block, site = point.stack, point.block, point.site
     inside = site.path == block.path or site.path.startswith(f"{block.path}." if block.path else "")
     owner = _owner_frame(model, stack, new)
@@ -86,7 +86,7 @@ def _connect(model: nn.Module, point: Point, new: Wire) -> None:
         _port(model, site.path, new).arguments.append(change)
         return
     frame = _frame(model, f"{stack.family} block", block.path, block.context, new)
-    _belong(frame, owner, asks=stack.asks_owner and not stack.lacks_batch)
+    _belong(frame, owner, asks=stack.needs_owner and not stack.lacks_batch)
     owner.expects = stack.family == "named"
     if point.calls is not None:
         frame.counted += 1
@@ -99,7 +99,9 @@ def _connect(model: nn.Module, point: Point, new: Wire) -> None:
         _let_receive(model, point, frame, new)
 
 
-def _writer(model: nn.Module, point: Point, frame: Frame, inside: bool, new: Wire) -> Callable[[Tensor], Tensor]:
+def _writer(
+    model: nn.Module, point: PlannedCure, frame: BlockCall, inside: bool, new: Installed
+) -> Callable[[Tensor], Tensor]:
     if point.kind.acts_on == "attention":
         assert point.block.values is not None
         _write(model, Site(point.block.values.path), OUTSIDE, ValueReader(frame), new)
@@ -109,7 +111,7 @@ def _writer(model: nn.Module, point: Point, frame: Frame, inside: bool, new: Wir
         point.cure,
         frame,
         point.stack.layout,
-        takes(point.cure),
+        context_names(point.cure),
         inside=inside,
         calls=point.calls,
         patches=point.patches,
@@ -118,7 +120,7 @@ def _writer(model: nn.Module, point: Point, frame: Frame, inside: bool, new: Wir
     )
 
 
-def _let_receive(model: nn.Module, point: Point, frame: Frame, new: Wire) -> None:
+def _let_receive(model: nn.Module, point: PlannedCure, frame: BlockCall, new: Installed) -> None:
     """Every later look of the block at the stream, and its end, gets what is carried."""
     looks = [site for site in point.block.places.values() if site.carried]
     later = looks[looks.index(point.site) + 1 :]
@@ -133,35 +135,35 @@ def _let_receive(model: nn.Module, point: Point, frame: Frame, new: Wire) -> Non
         new.receivers.append(receiver)
 
 
-def _write(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Wire) -> None:
+def _write(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Installed) -> None:
     new.writers.append(writer)
     _port(model, site.path, new).add(site.side, rank, writer)
 
 
-def _port(model: nn.Module, path: str, new: Wire) -> Any:
+def _port(model: nn.Module, path: str, new: Installed) -> Any:
     module = model.get_submodule(path)
     if not any(known is module for known in new.modules):
         new.modules.append(module)
-    return port_of(module, path)
+    return hooks_of(module, path)
 
 
-def _frame(model: nn.Module, key: str, path: str, read: Any, new: Wire) -> Frame:
+def _frame(model: nn.Module, key: str, path: str, read: Any, new: Installed) -> BlockCall:
     """The frame of a module, made if it has none; it is in use from now on."""
     port = _port(model, path, new)
     frame = next((frame for frame in port.opens if frame.key == key), None)
     if frame is None:
-        frame = Frame(key, path, read)
+        frame = BlockCall(key, path, read)
         port.opens.append(frame)
     frame.users += 1
     new.frames.append(frame)
     return frame
 
 
-def _owner_frame(model: nn.Module, stack: Stack, new: Wire) -> Frame:
-    read = stack.context if stack.asks_owner else stack.refuses
+def _owner_frame(model: nn.Module, stack: Stack, new: Installed) -> BlockCall:
+    read = stack.context if stack.needs_owner else stack.refusal
     frame = _frame(model, f"{stack.family} owner", stack.path, read, new)
     if not frame.held:
-        for path, attribute, value in stack.held:
+        for path, attribute, value in stack.overrides:
             module = model.get_submodule(path)
             frame.held.append((module, attribute, getattr(module, attribute)))
             setattr(module, attribute, value)
@@ -170,7 +172,7 @@ def _owner_frame(model: nn.Module, stack: Stack, new: Wire) -> Frame:
     return frame
 
 
-def _belong(frame: Frame, owner: Frame, asks: bool) -> None:
+def _belong(frame: BlockCall, owner: BlockCall, asks: bool) -> None:
     """A start of the owner is one of the frame too: its calls are counted anew, and what it was told is forgotten."""
     frame.asks = frame.asks or asks
     if not any(known is owner for known in frame.owners):
@@ -189,7 +191,7 @@ def _host(model: nn.Module, path: str) -> nn.Module:
 def _runs_children(module: nn.Module) -> bool:
     """Whether a child that is added to a module would run with the others."""
     asked = ("children", "named_children", "_modules")
-    return isinstance(module, CONTAINERS) or any(name in introspection.names_in_forward(module) for name in asked)
+    return isinstance(module, CONTAINERS) or any(name in introspection.code_names(module) for name in asked)
 
 
 def _added(host: nn.Module, kind: str, cure: nn.Module, whole: Any) -> str:

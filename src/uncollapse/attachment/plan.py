@@ -18,7 +18,7 @@ TELLS = ("mask", "causal", "edge_index", "batch")
 
 
 @dataclass
-class Point:
+class PlannedCure:
     """One module of a cure, and where it goes: checked, and not yet in the model."""
 
     key: str
@@ -43,16 +43,16 @@ def plan(
     padding: str,
     causal: bool,
     options: dict[str, Any],
-) -> list[Point]:
+) -> list[PlannedCure]:
     """The points of an attachment. Nothing of the model is changed; whatever does not fit is an error."""
-    found: dict[Site, Point] = {}
+    found: dict[Site, PlannedCure] = {}
     for key, site, block in _sites(stack, cure, places, blocks):
         if site in found:
             continue
         made = _made(model, stack, cure, site, block, options)
         calls = None if key in final_places(stack) else _calls(stack, block, blocks)
         told = tokens == "patches", padding == "counted", causal
-        found[site] = Point(key, cure, made, site, block, stack, calls, *told)
+        found[site] = PlannedCure(key, cure, made, site, block, stack, calls, *told)
     points = list(found.values())
     for point in points:
         _try(point)
@@ -139,12 +139,12 @@ def _at_home(made: nn.Module, *modules: nn.Module) -> nn.Module:
     return made
 
 
-def _try(point: Point) -> None:
+def _try(point: PlannedCure) -> None:
     """Run the cure on a few tokens, with what will be told to it, so that options that do not fit fail now."""
     if point.kind.acts_on != "tokens" or any(p.is_meta for p in point.cure.parameters()):
         return
     causal = point.causal or point.stack.context((), {}).causal
-    tells = takes(point.cure)
+    tells = context_names(point.cure)
     if causal and "causal" not in tells:
         raise ValueError(
             f"{point.kind.name} reads later tokens and does not fit {point.stack.architecture}, a decoder."
@@ -168,14 +168,14 @@ def _try(point: Point) -> None:
         point.cure.train(mode)
 
 
-def takes(cure: nn.Module) -> tuple[str, ...]:
+def context_names(cure: nn.Module) -> tuple[str, ...]:
     """Which of the context a cure is told: what its `reads` says, or else what its forward pass takes."""
     reads = getattr(cure, "reads", None)
     names = tuple(reads) if reads is not None else tuple(inspect.signature(cure.forward).parameters)
     return tuple(name for name in TELLS if name in names)
 
 
-def places_of(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
+def places_for_cure(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
     """Return the places that `at` selects for a cure; None selects the cure's own."""
     fixed = {"attention": "attention.context", "edges": "edges"}.get(cure.acts_on)
     if fixed is not None:

@@ -62,7 +62,7 @@ def save_cure(model: nn.Module, folder: str | Path) -> Path:
     weights = safetensors.torch.save({key: tensor.cpu().contiguous() for key, tensor in _weights(found).items()})
     described = {
         "schema": SCHEMA,
-        "cures": [_described(model, attachment) for attachment in found],
+        "cures": [_describe(model, attachment) for attachment in found],
         "sha256": hashlib.sha256(weights).hexdigest(),
     }
     try:
@@ -84,7 +84,7 @@ def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
     Returns:
         The attachments. If anything does not fit, it is said and the model stays as it was.
     """
-    model = forward.uncompiled(model)
+    model = forward.unwrap_compiled(model)
     present = attachments(model)
     if present:
         raise ValueError(f"The model has a cure already: {present[0]}. Remove it first: uc.detach(model).")
@@ -92,7 +92,7 @@ def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
     for entry in described:
         _check(model, entry)
     with ExitStack() as undo:
-        done = tuple(undo.enter_context(_attached(model, entry)) for entry in described)
+        done = tuple(undo.enter_context(_attach_entry(model, entry)) for entry in described)
         _fill(done, weights)
         undo.pop_all()
     return done
@@ -108,7 +108,7 @@ def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:
     }
 
 
-def _described(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
+def _describe(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
     """What to say to `attach`. root: the part of the model that it was said of."""
     root = None if attachment.root is None else attachment.root()
     return {
@@ -124,7 +124,7 @@ def _described(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
     }
 
 
-def _attached(model: nn.Module, entry: Entry) -> Attachment:
+def _attach_entry(model: nn.Module, entry: Entry) -> Attachment:
     asked: dict[str, Any] = {"part": entry.part, "modules": entry.modules, "layout": entry.layout}
     asked |= {"tokens": entry.tokens, "causal": entry.causal, "padding": entry.padding}
     if entry.cure in CURES and CURES[entry.cure].acts_on != "edges":

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import Frame
+from uncollapse.attachment.calls import BlockCall
 from uncollapse.attachment.writers import Receiver
-from uncollapse.backbones.sites import Side, at, is_tokens, put, tokens_among, where
+from uncollapse.backbones.sites import Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
 PORT = "_uncollapse_port"  # the attribute under which a module keeps its port
@@ -37,7 +37,7 @@ class Recomputation:
     way than its output has no gradient.
     """
 
-    def __init__(self, checkpoint: Callable[..., Any], port: "Port", kwargs: dict[str, Any]) -> None:
+    def __init__(self, checkpoint: Callable[..., Any], port: "ModuleHooks", kwargs: dict[str, Any]) -> None:
         self.checkpoint, self.port, self.frames, self.kwargs = checkpoint, port, list(port.opens), kwargs
 
     def __call__(self, forward: Callable[..., Any], *args: Any) -> Any:
@@ -59,12 +59,12 @@ class Recomputation:
         return self.checkpoint(run, *args)
 
 
-class Port:
+class ModuleHooks:
     """The hooks of one module. `opens`: frames that a call of it is; `arguments`: what changes arguments as a whole."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
-        self.opens: list[Frame] = []
+        self.opens: list[BlockCall] = []
         self.checkpoint: Callable[..., Any] | None = None  # the module's own, while it is replaced
         self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Given]] = []
         self.sides: dict[Side, Writers] = {"input": [], "output": []}
@@ -134,26 +134,26 @@ class Port:
         writers = self.sides[side] if chosen is None else chosen
         if not writers:
             return value
-        keys = where(tokens_among(value) if side == "input" else value, is_tokens)
+        keys = find_tensor(without_masks(value) if side == "input" else value, is_tokens)
         if keys is None:
             raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
-        x: Tensor = at(value, keys)
+        x: Tensor = get_nested(value, keys)
         for _, writer in writers:
             x = writer(x)
-        return put(value, keys, x)
+        return set_nested(value, keys, x)
 
 
-def port_of(module: nn.Module, name: str) -> Port:
+def hooks_of(module: nn.Module, name: str) -> ModuleHooks:
     """The port of a module, made if it has none."""
     if PORT not in module.__dict__:
-        object.__setattr__(module, PORT, Port(module, name))
-    port: Port = module.__dict__[PORT]
+        object.__setattr__(module, PORT, ModuleHooks(module, name))
+    port: ModuleHooks = module.__dict__[PORT]
     return port
 
 
-def close_idle(module: nn.Module) -> None:
+def remove_if_idle(module: nn.Module) -> None:
     """Take a module's hooks away if nobody needs them."""
-    port: Port | None = module.__dict__.get(PORT)
+    port: ModuleHooks | None = module.__dict__.get(PORT)
     if port is not None and port.is_idle():
         for hook in port.hooks:
             hook.remove()

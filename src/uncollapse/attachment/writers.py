@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import Frame
-from uncollapse.backbones.sites import Context, Layout, Values, fitted, known_layout, laid_back, sets_of
+from uncollapse.attachment.calls import BlockCall
+from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
 
 class Writer:
@@ -27,7 +27,7 @@ class Writer:
     def __init__(
         self,
         cure: nn.Module,
-        frame: Frame,
+        frame: BlockCall,
         layout: Layout,
         takes: tuple[str, ...],
         *,
@@ -62,14 +62,14 @@ class Writer:
                     "only: how many graphs there are is not known before it runs."
                 )
             return self._cured(x, **graph)
-        sets = sets_of(x, self.layout)
-        is_blind = self.counts_padding or known_layout(self.layout, x) == "vectors"
-        mask = None if is_blind else fitted(context.mask, sets)
+        sets = to_sets(x, self.layout)
+        is_blind = self.counts_padding or resolve_layout(self.layout, x) == "vectors"
+        mask = None if is_blind else fit_mask(context.mask, sets)
         skip = context.prefix if self.patches else 0
         new = self._cured(
             sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=self.causal or context.causal
         )
-        return laid_back(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, self.layout)
+        return from_sets(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, self.layout)
 
     def _cured(self, x: Tensor, **context: Any) -> Tensor:
         told = {name: value for name, value in context.items() if value is not None and value is not False}
@@ -97,7 +97,7 @@ class StreamWriter(Writer):
 class Receiver:
     """A later look of the block at the residual stream, or its end: what was changed before is added."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: BlockCall) -> None:
         self.frame, self.users = frame, 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Receiver:
 class ValueReader:
     """Keeps what the module that computes the values of a block gives."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: BlockCall) -> None:
         self.frame = frame
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class HeadWriter(Writer):
     """
 
     def __init__(
-        self, cure: nn.Module, frame: Frame, values: Values, calls: frozenset[int] | None, causal: bool
+        self, cure: nn.Module, frame: BlockCall, values: Values, calls: frozenset[int] | None, causal: bool
     ) -> None:
         super().__init__(cure, frame, "tokens", ("mask", "causal"), calls=calls, causal=causal)
         self.values = values
@@ -142,7 +142,7 @@ class HeadWriter(Writer):
         v = _split(self.frame.values[..., self.values.first :], heads)  # (b, heads, n, d)
         v = v.repeat_interleave(repeats, -3) if repeats > 1 else v
         new: Tensor = self.cure(
-            _split(x, heads * repeats), v, fitted(context.mask, x), causal=self.causal or context.causal
+            _split(x, heads * repeats), v, fit_mask(context.mask, x), causal=self.causal or context.causal
         )
         return new.transpose(-2, -3).reshape(x.shape)
 

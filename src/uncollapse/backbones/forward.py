@@ -15,7 +15,7 @@ _looking = 0  # how many looks at models are under way
 
 
 @contextmanager
-def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+def inspection_mode(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
     """Evaluation mode, no gradients, compiled code off, on a device; afterwards all is as found.
 
     Gives the device on which batches are wanted. Random states of the CPU and of the model's accelerators are kept.
@@ -32,7 +32,7 @@ def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> I
             f"The model lies on several devices ({', '.join(sorted(map(str, homes)))}) and is not moved to {target}; "
             "leave out device."
         )
-    with _look(), _random_states({home, target}), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with _count_inspection(), _random_states({home, target}), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
             model.eval()
             if target != home:
@@ -46,7 +46,7 @@ def undisturbed(model: nn.Module, device: torch.device | str | None = None) -> I
 
 
 @contextmanager
-def _look() -> Iterator[None]:
+def _count_inspection() -> Iterator[None]:
     global _looking
     _looking += 1
     try:
@@ -55,7 +55,7 @@ def _look() -> Iterator[None]:
         _looking -= 1
 
 
-def is_looking() -> bool:
+def is_inspecting() -> bool:
     """Whether a model runs only to be looked at, and not for its user."""
     return _looking > 0
 
@@ -69,7 +69,7 @@ def _random_states(devices: set[torch.device]) -> Iterator[None]:
         yield
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
+def unwrap_compiled(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, whose parts have the names that the user knows."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
@@ -80,7 +80,7 @@ def is_compiled(model: nn.Module) -> bool:
     return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
 
 
-def compile_again() -> None:
+def reset_compiled() -> None:
     """Let all compiled code be compiled again: it does not notice hooks that came or went."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
@@ -91,14 +91,14 @@ def class_names(model: nn.Module) -> set[str]:
     return {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def move_to_device(batch: Any, device: torch.device) -> Any:
     """A batch with all its tensors on a device."""
     if hasattr(batch, "to"):  # tensors, HuggingFace encodings, PyG data
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
+        return {key: move_to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        parts = [moved(value, device) for value in batch]
+        parts = [move_to_device(value, device) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
 
@@ -136,7 +136,7 @@ def run(model: nn.Module, batch: Any) -> Any:
 WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The user's model inside `torch.compile`, DistributedDataParallel and DataParallel, in any order."""
     while True:
         inner = model.module if isinstance(model, WRAPPERS) else getattr(model, "_orig_mod", None)
@@ -145,7 +145,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def check_whole(model: nn.Module) -> None:
+def check_unsharded(model: nn.Module) -> None:
     """Raise if the weights are spread over processes: one process alone cannot run such a model."""
     kinds = class_names(model)
     spread = any(type(p).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from uncollapse.backbones import introspection
 from uncollapse.backbones.huggingface_blocks import (
     Run,
-    above,
-    entrance,
+    ancestors,
+    entry_path,
+    find_runs,
     kind_of,
     numbers,
     order_of_use,
     places,
-    pretrained_above,
-    runs,
+    pretrained_ancestors,
     takes_input,
 )
 from uncollapse.backbones.introspection import width
@@ -54,15 +54,15 @@ _CACHED = (
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
     """All stacks of blocks in the models of transformers that `model` is or holds."""
-    found = runs(model)
-    entrances = [entrance(model, run, found) for run in found]
+    found = find_runs(model)
+    entrances = [entry_path(model, run, found) for run in found]
     times = Counter(entrances)  # what shares its entrance could not be told apart
     return tuple(_stack(model, r, path) for r, path in zip(found, entrances, strict=True) if times[path] == 1)
 
 
 def _stack(model: nn.Module, run: Run, path: str) -> Stack:
     module: Any = model.get_submodule(path)
-    around = pretrained_above(model, run.blocks[0][0])
+    around = pretrained_ancestors(model, run.blocks[0][0])
     config = getattr(module, "config", around[0][1].config)
     prefix = _prefix(module)
     causal = _causal(module, model.get_submodule(run.blocks[0][0]), config)
@@ -71,7 +71,7 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         _block(model, i, name, call, known, partial(_block_context, i, prefix, causal))
         for i, (name, call) in enumerate(run.blocks)
     )
-    masked = "attention_mask" in introspection.names(module)
+    masked = "attention_mask" in introspection.argument_names(module)
     return Stack(
         path=path,
         family="huggingface",
@@ -81,12 +81,13 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         final=_final(model, run, path),
         layout="sequence_first" if config.model_type == "xlnet" else "tokens",
         context=_reader(module, prefix, causal),
-        refuses=partial(_refuses, causal, introspection.names(module)),
-        asks_owner=masked and "attention_mask" not in introspection.names(model.get_submodule(run.blocks[0][0])),
+        refusal=partial(_refusal, causal, introspection.argument_names(module)),
+        needs_owner=masked
+        and "attention_mask" not in introspection.argument_names(model.get_submodule(run.blocks[0][0])),
         width=getattr(config, "hidden_size", None) if known else None,
         numbers=numbers(blocks[0].places, config.model_type),
         expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
-        reinitialised=partial(_reinitialised, path=around[-1][0]),
+        reinitialize=partial(_reinitialize, path=around[-1][0]),
         facts={
             "model_type": config.model_type,
             "hidden_size": getattr(config, "hidden_size", None),
@@ -97,8 +98,8 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
 
 def _block(model: nn.Module, number: int, path: str, call: int, known: bool, read: Callable[..., Context]) -> Block:
     """`known` is false for stages, which attend within windows or to fewer tokens: only what leaves a block is sure."""
-    block, owner = model.get_submodule(path), pretrained_above(model, path)[0][1]
-    context = partial(read, introspection.names(block))
+    block, owner = model.get_submodule(path), pretrained_ancestors(model, path)[0][1]
+    context = partial(read, introspection.argument_names(block))
     if not known:
         return Block(f"block {number}", path, {OUTPUT: Site(path)}, context, call)
     attention, values = _attention(block, path, owner), _values(block, path, owner.config)
@@ -141,7 +142,7 @@ def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
 def _final(model: nn.Module, run: Run, path: str) -> Site | None:
     """The norm that one of the modules from the blocks up to `path` uses after them."""
     inner = run.path
-    for outer, module in above(model, run.path):
+    for outer, module in ancestors(model, run.path):
         used = order_of_use(module)
         child = inner.rpartition(".")[2]
         after = used[used.index(child) + 1 :] if child in used else ()
@@ -162,7 +163,7 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
     """Whether a token sees only earlier ones: the attention says so, or the model makes no other mask."""
     if getattr(config, "use_bidirectional_attention", False):
         return False
-    names = introspection.names_in_forward(module)
+    names = introspection.code_names(module)
     only_causal = "create_causal_mask" in names and "create_bidirectional_mask" not in names
     flags = ("is_causal", "is_decoder", "causal")  # the last one is XLM's
     if only_causal or any(getattr(m, flag, False) for m in (module, *block.modules()) for flag in flags):
@@ -183,7 +184,7 @@ def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
     known = Context(prefix=prefix, causal=causal)
     if getattr(module, "main_input_name", "") in _SOUNDS:
         return partial(_known, known)
-    return partial(_context, known, introspection.names(module), type(module).__name__)
+    return partial(_context, known, introspection.argument_names(module), type(module).__name__)
 
 
 def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
@@ -193,14 +194,14 @@ def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def _context(
     known: Context, names: introspection.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
-    given = introspection.by_name(names, args, kwargs)
+    given = introspection.bind_arguments(names, args, kwargs)
     mask = given.get("attention_mask")
     made = known.causal and not (isinstance(mask, Tensor) and mask.dim() == 2)  # by generate; blocks can read it
     return replace(known, mask=None if made else _as_bool(mask, kind))
 
 
-def _refuses(causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = introspection.by_name(names, args, kwargs)
+def _refusal(causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    given = introspection.bind_arguments(names, args, kwargs)
     mask = given.get("attention_mask")
     if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
         return Context(refuse=_OWN_MASK)
@@ -219,10 +220,10 @@ def _block_context(
     number: int, prefix: int, causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
     """A block gets the mask that the model made of the user's, or none if all tokens are real."""
-    given = introspection.by_name(names, args, kwargs)
+    given = introspection.bind_arguments(names, args, kwargs)
     caches = (given.get(name) for name in _CACHES)
     cached = any(cache is not None and cache.get_seq_length(number) > 0 for cache in caches)
-    seen = introspection.seen_keys(given.get("attention_mask"))
+    seen = introspection.keys_seen(given.get("attention_mask"))
     hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
     if seen is not None and hidden is not None:
         seen = seen[:, : hidden.shape[1]]  # without the places of a cache that are not yet filled
@@ -258,7 +259,7 @@ def _eager(model: nn.Module, path: str) -> Iterator[None]:
             setattr(config, name, before[key])
 
 
-def _reinitialised(model: nn.Module, path: str) -> nn.Module:
+def _reinitialize(model: nn.Module, path: str) -> nn.Module:
     """A copy in which the part at `path`, a model of transformers, has the weights of a new one."""
     part = model.get_submodule(path)
     name = type(part).__name__

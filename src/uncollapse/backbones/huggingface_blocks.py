@@ -19,14 +19,14 @@ class Run:
     blocks: tuple[tuple[str, int], ...]
 
 
-def runs(model: nn.Module) -> list[Run]:
+def find_runs(model: nn.Module) -> list[Run]:
     """All lists of blocks that lie in a model of transformers."""
     found: dict[int, Run] = {}  # by the list itself: a user's module may hold one under a second name
     for path, module in model.named_modules(remove_duplicate=False):
-        known = id(module) in found or any(within(path, run.path) for run in found.values())
-        if known or not any(is_a(m, "PreTrainedModel") for _, m in above(model, path)):
+        known = id(module) in found or any(lies_within(path, run.path) for run in found.values())
+        if known or not any(has_base(m, "PreTrainedModel") for _, m in ancestors(model, path)):
             continue
-        if is_a(module, "AlbertTransformer"):
+        if has_base(module, "AlbertTransformer"):
             found[id(module)] = Run(path, _albert_passes(module, path))
         elif isinstance(module, nn.ModuleList) and _are_blocks(module) and not _past_hooks(model, path):
             found[id(module)] = Run(path, tuple((f"{path}.{i}", 0) for i in range(len(module))))
@@ -35,16 +35,16 @@ def runs(model: nn.Module) -> list[Run]:
 
 def _past_hooks(model: nn.Module, path: str) -> bool:
     """Whether blocks are run by their `forward` itself, past all hooks, as in SqueezeBERT: nothing can be seen then."""
-    holder = next(module for _, module in above(model, path))
-    return "forward" in introspection.names_in_forward(holder)
+    holder = next(module for _, module in ancestors(model, path))
+    return "forward" in introspection.code_names(holder)
 
 
 def _are_blocks(modules: nn.ModuleList) -> bool:
     """Whether the modules are alike and some attend, and none holds blocks of its own, as stages do, or a model."""
-    if len({type(m) for m in modules}) > 1 and not all(is_a(m, "GradientCheckpointingLayer") for m in modules):
+    if len({type(m) for m in modules}) > 1 and not all(has_base(m, "GradientCheckpointingLayer") for m in modules):
         return False
     inner = [m for block in modules for m in block.modules()]
-    if any(is_a(m, "PreTrainedModel") or (isinstance(m, nn.ModuleList) and _are_blocks(m)) for m in inner):
+    if any(has_base(m, "PreTrainedModel") or (isinstance(m, nn.ModuleList) and _are_blocks(m)) for m in inner):
         return False
     theirs = not any(type(m).__module__.startswith("torch.") for m in modules)  # those have a backbone of their own
     return theirs and any("Attention" in type(m).__name__ for m in inner)
@@ -64,39 +64,39 @@ def _albert_passes(transformer: Any, path: str) -> tuple[tuple[str, int], ...]:
     return tuple(passes)
 
 
-def entrance(model: nn.Module, run: Run, others: list[Run]) -> str:
+def entry_path(model: nn.Module, run: Run, others: list[Run]) -> str:
     """Path of the module that gets what the user gives and runs these blocks alone, or else of what holds them."""
-    for path, module in above(model, run.path):
+    for path, module in ancestors(model, run.path):
         if takes_input(module):
-            if not any(other is not run and within(other.path, path) for other in others):
+            if not any(other is not run and lies_within(other.path, path) for other in others):
                 return path
             break
-    return next(path for path, module in above(model, run.path) if not isinstance(module, nn.ModuleList))
+    return next(path for path, module in ancestors(model, run.path) if not isinstance(module, nn.ModuleList))
 
 
 def takes_input(module: nn.Module) -> bool:
     """Whether a module is a model that gets token ids, pixels or sounds, and with them the user's mask."""
-    return is_a(module, "PreTrainedModel") and str(module.main_input_name) in introspection.names(module)
+    return has_base(module, "PreTrainedModel") and str(module.main_input_name) in introspection.argument_names(module)
 
 
-def above(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+def ancestors(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     """The modules around the one at `path`, innermost first, with their paths."""
     while path:
         path = path.rpartition(".")[0]
         yield path, model.get_submodule(path)
 
 
-def pretrained_above(model: nn.Module, path: str) -> list[tuple[str, Any]]:
+def pretrained_ancestors(model: nn.Module, path: str) -> list[tuple[str, Any]]:
     """Of the modules around the one at `path` those that are models of transformers, innermost first."""
-    return [(name, module) for name, module in above(model, path) if is_a(module, "PreTrainedModel")]
+    return [(name, module) for name, module in ancestors(model, path) if has_base(module, "PreTrainedModel")]
 
 
-def within(path: str, outer: str) -> bool:
+def lies_within(path: str, outer: str) -> bool:
     """Whether `path` lies inside the module at `outer`."""
     return not outer or path.startswith(f"{outer}.")
 
 
-def is_a(module: nn.Module, name: str) -> bool:
+def has_base(module: nn.Module, name: str) -> bool:
     """Whether one of the module's classes is that of transformers with this name."""
     return any(c.__name__ == name and c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
@@ -289,14 +289,12 @@ def kind_of(block: nn.Module) -> Kind | None:
 
 def order_of_use(module: nn.Module) -> tuple[str, ...]:
     """The names of the children that the forward pass of a module uses itself, in the order of the first use."""
-    return tuple(name for name in introspection.names_in_forward(module) if name in module._modules)
+    return tuple(name for name in introspection.code_names(module) if name in module._modules)
 
 
 def _acting(block: nn.Module) -> tuple[str, ...]:
     """What acts on the tokens in a block's own forward pass: its children and scales, without dropout."""
     acting = (nn.Module, nn.Parameter, float)
     return tuple(
-        n
-        for n in introspection.names_in_forward(block)
-        if "drop" not in n and isinstance(getattr(block, n, None), acting)
+        n for n in introspection.code_names(block) if "drop" not in n and isinstance(getattr(block, n, None), acting)
     )

@@ -14,7 +14,7 @@ HIDDEN = -1e4  # what is added to a logit to take its key out; models use −inf
 Names = tuple[str, ...]
 
 
-def names(module: nn.Module) -> Names:
+def argument_names(module: nn.Module) -> Names:
     """What the forward pass of a module takes by name, in its order."""
     return tuple(
         p.name
@@ -23,26 +23,26 @@ def names(module: nn.Module) -> Names:
     )
 
 
-def names_in_forward(module: nn.Module) -> Names:
+def code_names(module: nn.Module) -> Names:
     """All names in the code of a module's forward pass, in the order of the first use."""
     forward: Callable[..., Any] = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
     return code.co_names if code is not None else ()
 
 
-def by_name(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value of what was given; what went into **kwargs is among them."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def real_tokens(padding: Tensor | None) -> Tensor | None:
+def mask_from_padding(padding: Tensor | None) -> Tensor | None:
     """A torch padding mask (bool: True = padding; float: added to logits) as ours: bool, True = real."""
     if padding is None:
         return None
     return padding > HIDDEN if padding.is_floating_point() else ~padding.bool()
 
 
-def seen_keys(mask: Any) -> Tensor | None:
+def keys_seen(mask: Any) -> Tensor | None:
     """Which keys (b, n) some query sees under an attention mask, which is what padding is not.
 
     mask: (b, n) or (b, ..., n); bool or integers: True or 1 = seen; floating point: added to logits.

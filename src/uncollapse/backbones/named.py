@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from uncollapse.backbones import introspection, random_weights
-from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Site, Stack, inside
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Site, Stack, join_path
 from uncollapse.backbones.torch import step_by_step
 from uncollapse.errors import did_you_mean
 
@@ -38,12 +38,12 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
             name,
             path,
             {OUTPUT: Site(path), "input": Site(path, "input")},
-            partial(_context, introspection.names(modules[path])),
+            partial(_context, introspection.argument_names(modules[path])),
             call=paths[:number].count(path),
         )
         for number, (name, path) in enumerate(zip(chosen, paths, strict=True))
     )
-    names = introspection.names(model)
+    names = introspection.argument_names(model)
     return Stack(
         path="",
         family="named",
@@ -53,9 +53,9 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         layout=layout or ("nodes" if "edge_index" in names else "auto"),
         context=partial(_context, names),
         arguments=names if "edge_index" in names else (),
-        asks_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch")),
-        running=step_by_step,  # the named layers may be torch's own
-        reinitialised=random_weights.reinitialised,
+        needs_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch")),
+        under_hooks=step_by_step,  # the named layers may be torch's own
+        reinitialize=random_weights.reinitialize,
     )
 
 
@@ -78,11 +78,13 @@ def _check(model: nn.Module, patterns: list[str], names: Iterable[str]) -> None:
 
 def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """Masks and graphs by the names that are common for them, as far as their shapes fit what goes with them."""
-    given = {name: value for name, value in introspection.by_name(names, args, kwargs).items() if value is not None}
+    given = {
+        name: value for name, value in introspection.bind_arguments(names, args, kwargs).items() if value is not None
+    }
     orders = [given[name] for name in ORDERS if isinstance(given.get(name), Tensor)]
     padding = (given.pop(name, None) for name in PADDING)
     masks = [given.pop(name, None) for name in MASKS]
-    masks += [introspection.real_tokens(mask) for mask in padding if isinstance(mask, Tensor)]
+    masks += [introspection.mask_from_padding(mask) for mask in padding if isinstance(mask, Tensor)]
     causal = bool(given.get("is_causal", False)) or any(map(_is_causal, orders))
     tokens = next((value for value in given.values() if isinstance(value, Tensor)), None)
     edge_index, batch = given.get("edge_index"), given.get("batch")
@@ -114,7 +116,7 @@ def suggestion(model: nn.Module) -> str:
         parts = ", ".join(f"{name} ({type(child).__name__})" for name, child in model.named_children())
         return f"Name its blocks with modules=[…] or --modules. It consists of: {parts or 'nothing'}."
     listed = "; ".join(f"{len(c)} × {type(c[0]).__name__} in {name or 'the model'}" for name, c in series.items())
-    pattern = repr(inside(next(iter(series)), "*"))
+    pattern = repr(join_path(next(iter(series)), "*"))
     return (
         f"Series of blocks: {listed}. Name them with modules=[{pattern}], or --modules {pattern} on the command line."
     )

@@ -35,7 +35,7 @@ class Fault:
 
     def __str__(self) -> str:
         where = f"{self.path} ({self.kind})" if self.path else f"the model ({self.kind})"
-        number = counted(self.nan, self.infinite, self.entries)
+        number = describe_counts(self.nan, self.infinite, self.entries)
         if self.cause == "batch":
             return f"The batch itself holds {number}."
         if self.cause == "weights":
@@ -50,7 +50,7 @@ class Fault:
         return f": {surely}a float16 overflow, whose largest finite number is {HALF:,}; run it in bfloat16 or float32"
 
 
-def counted(nan: int, infinite: int, entries: int) -> str:
+def describe_counts(nan: int, infinite: int, entries: int) -> str:
     """How many numbers are not finite, in words.
 
     >>> counted(2, 0, 4096), counted(3, 1, 10)
@@ -60,7 +60,7 @@ def counted(nan: int, infinite: int, entries: int) -> str:
     return f"{' and '.join(parts)} among {entries:,} numbers"
 
 
-def count(x: Tensor) -> tuple[int, int, int]:
+def count_nonfinite(x: Tensor) -> tuple[int, int, int]:
     """NaN, infinite numbers and all entries of a tensor."""
     return int(x.isnan().sum()), int(x.isinf().sum()), x.numel()
 
@@ -117,7 +117,7 @@ class _Search:
             self.doubtful = self.doubtful if cause in ("input", "batch") else None
             return
         fault = _in_weights(path, module) if cause == "output" else None
-        fault = fault or Fault(path, type(module).__name__, cause, *count(bad), bad.dtype)
+        fault = fault or Fault(path, type(module).__name__, cause, *count_nonfinite(bad), bad.dtype)
         if bool((bad == -torch.inf).logical_or(bad.isfinite()).all()):
             self.doubtful = self.doubtful or fault
         else:
@@ -129,7 +129,7 @@ def _in_weights(path: str, module: nn.Module) -> Fault | None:
     for name, weight in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point()
         if plain and not bool(weight.isfinite().all()):
-            return Fault(path, type(module).__name__, "weights", *count(weight), weight.dtype, name)
+            return Fault(path, type(module).__name__, "weights", *count_nonfinite(weight), weight.dtype, name)
     return None
 
 

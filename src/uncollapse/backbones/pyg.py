@@ -17,7 +17,7 @@ import torch_geometric as pyg
 from torch import Tensor, nn
 
 from uncollapse.backbones import introspection, random_weights
-from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, inside
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, join_path
 
 Modules = Mapping[str, nn.Module]
 EDGES = ("edge_index", "adj_t", "adj")  # what models call their graph
@@ -80,7 +80,7 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
     blocks = []
     for number, (site, own) in enumerate(zip(after, held, strict=True)):
         places = {OUTPUT: site, "conv.output": Site(own[0])} if len(own) == 1 else {OUTPUT: site}
-        context = partial(_layer_context, introspection.names(modules[own[0]]))
+        context = partial(_layer_context, introspection.argument_names(modules[own[0]]))
         blocks.append(Block(f"block {number}", own[0], places, context))
     return Stack(
         path=owner,
@@ -88,14 +88,14 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
         architecture=type(model).__name__,
         blocks=tuple(blocks),
         embed=Site(units[0], "input"),
-        final=Site(inside(owner, "lin"), "input") if _jumping(model) not in (None, "last") else None,
+        final=Site(join_path(owner, "lin"), "input") if _jumping(model) not in (None, "last") else None,
         layout="nodes",
         context=partial(_context, _names(model)),
-        asks_owner=True,
+        needs_owner=True,
         arguments=_names(model) if "edge_index" in _names(model) or _takes_data(model) else (),
         outer=None if outer is None else (outer, partial(_context, _names(modules[outer]))),
         lacks_batch=outer is None and not _knows_batch(model),
-        reinitialised=random_weights.reinitialised,
+        reinitialize=random_weights.reinitialize,
         facts={"layer": type(modules[held[0][0]]).__name__},
     )
 
@@ -103,7 +103,7 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
 def _names(model: nn.Module) -> introspection.Names:
     if isinstance(model, pyg.nn.Sequential):  # its forward pass may be written as *args
         return tuple(model.signature.param_dict)
-    return introspection.names(model)
+    return introspection.argument_names(model)
 
 
 def _knows_batch(model: nn.Module) -> bool:
@@ -130,13 +130,13 @@ def _last(owner: str, unit: str, modules: Modules) -> Site:
         case None:
             return Site(unit)
         case "last":
-            return Site(inside(owner, "lin"), "input")
-    return Site(inside(owner, f"norms.{unit.rpartition('.')[2]}"))
+            return Site(join_path(owner, "lin"), "input")
+    return Site(join_path(owner, f"norms.{unit.rpartition('.')[2]}"))
 
 
 def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     """The graph among the arguments, by name or in a `Data` object; None where a model calls it otherwise."""
-    given = introspection.by_name(names, args, kwargs)
+    given = introspection.bind_arguments(names, args, kwargs)
     data = next((value for value in given.values() if isinstance(value, pyg.data.Data)), None)
     if data is not None:
         given = data.to_dict()
@@ -148,7 +148,7 @@ def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _layer_context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    nodes = introspection.by_name(names, args, kwargs).get("x")
+    nodes = introspection.bind_arguments(names, args, kwargs).get("x")
     two = "its nodes come as a pair of sources and targets (a bipartite or heterogeneous graph)"
     return replace(_context(names, args, kwargs), refuse=two if isinstance(nodes, tuple | list) else "")
 

@@ -33,7 +33,7 @@ def is_of_cure(name: str) -> bool:
     return CHILD in name.split(".")
 
 
-def reinitialised(model: nn.Module, initialise: Callable[[nn.Module], None] = reset) -> nn.Module:
+def reinitialize(model: nn.Module, initialise: Callable[[nn.Module], None] = reset) -> nn.Module:
     """A copy of the model whose parameters are all drawn anew; neither the model nor any random state changes.
 
     Args:

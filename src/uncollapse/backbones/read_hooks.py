@@ -12,10 +12,10 @@ from torch.utils.hooks import RemovableHandle
 from uncollapse.backbones import forward
 from uncollapse.backbones.sites import Context, Site, Stack
 
-See = Callable[[Site, int, Tensor], None]
+OnTensor = Callable[[Site, int, Tensor], None]
 
 
-class Watch:
+class SiteReader:
     """Shows what passes some sites of a stack, inside `with watch:`; afterwards no hook is left.
 
     What gradient checkpointing computes again during a backward pass is not shown, nor what a copy of the model does.
@@ -34,7 +34,7 @@ class Watch:
         model: nn.Module,
         stack: Stack,
         sites: Iterable[Site],
-        see: See,
+        see: OnTensor,
         begin: Callable[[], None] = lambda: None,
         looks: bool = True,
     ) -> None:
@@ -47,11 +47,11 @@ class Watch:
         self._calls: Counter[int] = Counter()
         self._hooks = ExitStack()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "SiteReader":
         self._calls.clear()
         self.context = self._known()
         with ExitStack() as hooks:  # what was entered comes out again if a later step fails
-            hooks.enter_context(self.stack.running(self.model))
+            hooks.enter_context(self.stack.under_hooks(self.model))
             owner = self.model.get_submodule(self.stack.path)
             first = self.model.get_submodule(self.stack.blocks[0].path)
             if self.stack.outer is not None:
@@ -71,7 +71,7 @@ class Watch:
 
     def _known(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Context:
         graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
-        return self.stack.context(args, kwargs or {}).filled(self._around).filled(graphs)
+        return self.stack.context(args, kwargs or {}).fill_from(self._around).fill_from(graphs)
 
     def _hear(self, around: Context) -> None:
         self._around = around
@@ -88,7 +88,7 @@ class Watch:
         if not self.inside:  # the mask of an earlier pass is not that of this one
             self.context = self._known()
         if self.context.mask is None:
-            self.context = self.context.filled(self.stack.blocks[0].context(args, kwargs))
+            self.context = self.context.fill_from(self.stack.blocks[0].context(args, kwargs))
 
     def _at(self, number: int, site: Site) -> RemovableHandle:
         module = self.model.get_submodule(site.path)
@@ -104,7 +104,7 @@ class Watch:
         return self._after(module, lambda args, kwargs, output: show(site.read((args, kwargs), output)))
 
     def _is_shown(self) -> bool:
-        return not _is_backward() and (self._looks or not forward.is_looking())
+        return not _is_backward() and (self._looks or not forward.is_inspecting())
 
     def _before(self, watched: nn.Module, act: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> RemovableHandle:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

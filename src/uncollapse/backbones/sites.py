@@ -38,9 +38,9 @@ class Site:
 
     def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
         """The tensor at this site in one call of the module, or None if there is none."""
-        value = tokens_among(given) if self.side == "input" else output
-        keys = where(value, self._fits)
-        return None if keys is None else at(value, keys)
+        value = without_masks(given) if self.side == "input" else output
+        keys = find_tensor(value, self._fits)
+        return None if keys is None else get_nested(value, keys)
 
     def _fits(self, tensor: Tensor) -> bool:
         if self.what == "attention":
@@ -105,7 +105,7 @@ class Context:
     causal: bool = False
     refuse: str = ""
 
-    def filled(self, other: "Context") -> "Context":
+    def fill_from(self, other: "Context") -> "Context":
         """This context, with what it leaves open taken from another one."""
         return replace(
             self,
@@ -126,7 +126,7 @@ def no_context(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     return Context()
 
 
-def as_it_is(model: nn.Module) -> AbstractContextManager[None]:
+def run_as_is(model: nn.Module) -> AbstractContextManager[None]:
     """For stacks that run the same with and without hooks."""
     return nullcontext()
 
@@ -140,18 +140,18 @@ class Stack:
     embed: what enters the first block. final: what leaves the last norm, where the model has one.
     layout: how tensors at its sites are laid out, see `as_sets`.
     context: arguments of the module at `path` -> Context. Without arguments it tells what is known beforehand. What it
-    leaves open is known to the blocks: `context(…).filled(block.context(…))`. It can be copied and pickled.
-    refuses: the same arguments -> Context, which says no more than why nothing may be changed in this pass.
-    asks_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
+    leaves open is known to the blocks: `context(…).fill_from(block.context(…))`. It can be copied and pickled.
+    refusal: the same arguments -> Context, which says no more than why nothing may be changed in this pass.
+    needs_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
     arguments: names of those arguments, where a graph is among them.
     outer: (path, its arguments -> Context) of a module around the one at `path`, to ask for what that one is not told.
     lacks_batch: no module is told which graph a node belongs to.
     width: features of the residual stream, None if they are not known before it runs.
     numbers: numbers that the ContraNorm paper gives to places of this architecture.
-    held: (path, attribute, value) that must hold while something is written into the model.
-    running: model -> context manager that is entered while the model runs under hooks.
+    overrides: (path, attribute, value) that must hold while something is written into the model.
+    under_hooks: model -> context manager that is entered while the model runs under hooks.
     expose_attention: model -> context manager under which attention maps can be read; None if there are no maps.
-    reinitialised: model -> a new one with random weights of the same architecture; None if nobody knows how.
+    reinitialize: model -> a new one with random weights of the same architecture; None if nobody knows how.
     """
 
     path: str
@@ -162,17 +162,17 @@ class Stack:
     final: Site | None = None
     layout: Layout = "tokens"
     context: ReadContext = no_context
-    refuses: ReadContext = no_context
-    asks_owner: bool = False
+    refusal: ReadContext = no_context
+    needs_owner: bool = False
     arguments: tuple[str, ...] = ()
     outer: tuple[str, ReadContext] | None = None
     lacks_batch: bool = False
     width: int | None = None
     numbers: Mapping[int, str] = field(default_factory=dict)
-    held: tuple[tuple[str, str, Any], ...] = ()
-    running: Callable[[nn.Module], AbstractContextManager[None]] = as_it_is
+    overrides: tuple[tuple[str, str, Any], ...] = ()
+    under_hooks: Callable[[nn.Module], AbstractContextManager[None]] = run_as_is
     expose_attention: Callable[[nn.Module], AbstractContextManager[None]] | None = None
-    reinitialised: Callable[[nn.Module], nn.Module] | None = None
+    reinitialize: Callable[[nn.Module], nn.Module] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def places(self) -> tuple[str, ...]:
@@ -180,17 +180,17 @@ class Stack:
         return tuple(place for place in self.blocks[0].places if all(place in b.places for b in self.blocks))
 
 
-def inside(path: str, part: str) -> str:
+def join_path(path: str, part: str) -> str:
     """Dotted name of a part of the module at `path`; either may be "", the module itself."""
     return f"{path}.{part}" if path and part else path or part
 
 
-def tokens_among(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def without_masks(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Arguments without masks that were given by name, which may stand before the tokens."""
     return given[0], {name: value for name, value in given[1].items() if "mask" not in name}
 
 
-def where(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
+def find_tensor(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
     """The keys that lead to the first fitting tensor in nested tuples, lists and mappings; None if there is none.
 
     Objects such as caches are not looked into.
@@ -204,24 +204,24 @@ def where(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
     else:
         return None
     for key, item in items:
-        found = where(item, fits)
+        found = find_tensor(item, fits)
         if found is not None:
             return (key, *found)
     return None
 
 
-def at(value: Any, keys: tuple[Any, ...]) -> Any:
+def get_nested(value: Any, keys: tuple[Any, ...]) -> Any:
     """What the keys lead to."""
     for key in keys:
         value = value[key]
     return value
 
 
-def put(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
+def set_nested(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
     """A copy of nested tuples, lists and mappings, with something new where the keys lead to."""
     if not keys:
         return new
-    inner = put(value[keys[0]], keys[1:], new)
+    inner = set_nested(value[keys[0]], keys[1:], new)
     if isinstance(value, Mapping):
         copied: Any = copy.copy(value)
         copied[keys[0]] = inner
@@ -232,9 +232,9 @@ def put(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
 
-def sets_of(x: Tensor, layout: Layout) -> Tensor:
+def to_sets(x: Tensor, layout: Layout) -> Tensor:
     """What a site holds as sets of tokens (b, n, d). A sequence or an image is a set, and so are all vectors."""
-    match known_layout(layout, x):
+    match resolve_layout(layout, x):
         case "vectors" | "nodes":
             return x.reshape(1, -1, x.shape[-1])
         case "sequence_first" if x.dim() == 3:
@@ -244,9 +244,9 @@ def sets_of(x: Tensor, layout: Layout) -> Tensor:
     return x[None] if x.dim() == 2 else x.flatten(1, -2)
 
 
-def laid_back(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
+def from_sets(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
     """Back from `sets_of`: the sets (b, n, d) in the shape of the tensor that they came from."""
-    match known_layout(layout, like):
+    match resolve_layout(layout, like):
         case "sequence_first" if like.dim() == 3:
             return sets.transpose(0, 1)
         case "channels_first":
@@ -254,31 +254,33 @@ def laid_back(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
     return sets.reshape(like.shape)
 
 
-def known_layout(layout: Layout, x: Tensor) -> Layout:
+def resolve_layout(layout: Layout, x: Tensor) -> Layout:
     """The layout of a tensor; "auto" goes by its rank."""
     return BY_RANK.get(x.dim(), "tokens") if layout == "auto" else layout
 
 
-def as_sets(x: Tensor, layout: Layout, context: Context, *, prefix: bool = False) -> tuple[Tensor, Tensor | None]:
+def sets_with_mask(
+    x: Tensor, layout: Layout, context: Context, *, prefix: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """What a site holds as sets of tokens (b, n, d), and which of them are real (b, n), None if all are.
 
     A sequence, an image or a graph is a set. `prefix` keeps CLS, distillation and register tokens in.
     Layout "auto" goes by the rank: (b, n, d) tokens, (b, d) vectors, (b, d, h, w) channels first.
     """
-    layout = known_layout(layout, x)
+    layout = resolve_layout(layout, x)
     if layout == "nodes":
         return _graphs(x, context.batch)
-    x = sets_of(x, layout)
+    x = to_sets(x, layout)
     if layout == "vectors":
         return x, None
-    mask = fitted(context.mask, x)
+    mask = fit_mask(context.mask, x)
     if mask is not None and bool(mask.all()):
         mask = None  # nothing is left out
     skip = 0 if prefix else context.prefix
     return x[:, skip:], None if mask is None else mask[:, skip:]
 
 
-def fitted(mask: Tensor | None, sets: Tensor) -> Tensor | None:
+def fit_mask(mask: Tensor | None, sets: Tensor) -> Tensor | None:
     """The mask of the sets (b, n, d); one for all of them is repeated."""
     if mask is None:
         return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import introspection, random_weights
-from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, Values, inside
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, Values, join_path
 
 # Place -> site within the block. What drop_path gives is what the residual adds, layer scale included.
 ANY_BLOCK = {OUTPUT: Site(""), "attention.input": Site("", "input")}
@@ -72,7 +72,7 @@ def _order(block: nn.Module) -> tuple[str, ...]:
 def _stack(path: str, module: Any) -> Stack:
     children = enumerate(module.blocks.named_children())
     blocks = tuple(
-        _block(number, inside(path, f"blocks.{name}"), block, module.num_prefix_tokens)
+        _block(number, join_path(path, f"blocks.{name}"), block, module.num_prefix_tokens)
         for number, (name, block) in children
     )
     has_norm = isinstance(getattr(module, "norm", None), nn.Module) and not isinstance(module.norm, nn.Identity)
@@ -82,24 +82,24 @@ def _stack(path: str, module: Any) -> Stack:
         architecture=type(module).__name__,
         blocks=blocks,
         embed=blocks[0].places["attention.input"],
-        final=Site(inside(path, "norm")) if has_norm else None,
-        context=partial(_context, module.num_prefix_tokens, introspection.names(module)),
+        final=Site(join_path(path, "norm")) if has_norm else None,
+        context=partial(_context, module.num_prefix_tokens, introspection.argument_names(module)),
         width=module.embed_dim,
-        expose_attention=partial(_unfused, inside(path, "blocks")) if any(b.attention for b in blocks) else None,
-        reinitialised=partial(random_weights.reinitialised, initialise=_initialise),
+        expose_attention=partial(_unfused, join_path(path, "blocks")) if any(b.attention for b in blocks) else None,
+        reinitialize=partial(random_weights.reinitialize, initialise=_initialise),
         facts=_facts(module),
     )
 
 
 def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
-    parts = {name: inside(path, name) for name, _ in block.named_modules()}
+    parts = {name: join_path(path, name) for name, _ in block.named_modules()}
     table = ORDERS.get(_order(block), ANY_BLOCK)
     known = [(place, site) for place, site in table.items() if site.path in parts]
     places = {place: replace(site, path=parts[site.path]) for place, site in known}
     fused = [parts[name] for name, part in block.named_modules() if hasattr(part, "fused_attn")]
     # Blocks with several attentions side by side have no single map.
     attention = Site(f"{fused[0]}.attn_drop", "input", "attention") if len(fused) == 1 else None
-    context = partial(_block_context, prefix, introspection.names(block))
+    context = partial(_block_context, prefix, introspection.argument_names(block))
     return Block(f"block {number}", path, places, context, attention=attention, values=_values(path, block))
 
 
@@ -117,16 +117,16 @@ def _values(path: str, block: Any) -> Values | None:
 def _block_context(
     prefix: int, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
-    given = introspection.by_name(names, args, kwargs)
+    given = introspection.bind_arguments(names, args, kwargs)
     mask = given.get("attn_mask")
     if mask is not None and mask.dim() == 2:  # of queries and keys, the same for all images
         mask = mask[None]
     hint = bool(given.get("is_causal", False))
-    return Context(introspection.seen_keys(mask), prefix=prefix, causal=hint or introspection.hides_later(mask))
+    return Context(introspection.keys_seen(mask), prefix=prefix, causal=hint or introspection.hides_later(mask))
 
 
 def _context(prefix: int, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = introspection.by_name(names, args, kwargs)
+    given = introspection.bind_arguments(names, args, kwargs)
     packed = given.get("x")
     source = packed if isinstance(packed, Mapping) else given  # NaFlex takes patches with their padding as a mapping
     valid = source.get("patch_valid")

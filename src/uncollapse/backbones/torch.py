@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from uncollapse.backbones import introspection, random_weights
-from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, inside, no_context
+from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, join_path, no_context
 
 Layer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 WHOLES = (nn.TransformerEncoder, nn.TransformerDecoder)
@@ -46,9 +46,9 @@ def _series(modules: Mapping[str, nn.Module], wholes: list[str]) -> list[list[st
 
 def _whole(path: str, modules: Mapping[str, nn.Module]) -> Stack:
     module: Any = modules[path]
-    paths = [inside(path, f"layers.{number}") for number in range(len(module.layers))]
-    final = Site(inside(path, "norm")) if module.norm is not None else None
-    return _stack(path, paths, modules, final=final, context=partial(_context, introspection.names(module)))
+    paths = [join_path(path, f"layers.{number}") for number in range(len(module.layers))]
+    final = Site(join_path(path, "norm")) if module.norm is not None else None
+    return _stack(path, paths, modules, final=final, context=partial(_context, introspection.argument_names(module)))
 
 
 def _loose(paths: list[str], modules: Mapping[str, nn.Module]) -> Stack:
@@ -92,10 +92,10 @@ def _stack(
         layout="tokens" if getattr(attention, "batch_first", False) else "sequence_first",
         context=context,
         width=getattr(attention, "embed_dim", None),
-        held=((path, "use_nested_tensor", False),) if hasattr(modules[path], "use_nested_tensor") else (),
-        running=step_by_step,
+        overrides=((path, "use_nested_tensor", False),) if hasattr(modules[path], "use_nested_tensor") else (),
+        under_hooks=step_by_step,
         expose_attention=partial(_with_weights, maps) if maps else None,
-        reinitialised=random_weights.reinitialised,
+        reinitialize=random_weights.reinitialize,
         facts={"heads": heads} if heads else {},
     )
 
@@ -104,11 +104,12 @@ def _block(number: int, path: str, call: int, layer: Any) -> Block:
     places = {OUTPUT: Site(path), "attention.input": Site(path, "input")}
     if _is_as_written(layer):
         places |= {
-            name: Site(inside(path, site.path), site.side, carried=site.carried) for name, site in _parts(layer).items()
+            name: Site(join_path(path, site.path), site.side, carried=site.carried)
+            for name, site in _parts(layer).items()
         }
     has_map = isinstance(getattr(layer, "self_attn", None), nn.MultiheadAttention)
-    attention = Site(inside(path, "self_attn"), "output", "attention") if has_map else None
-    context = partial(_context, introspection.names(layer))
+    attention = Site(join_path(path, "self_attn"), "output", "attention") if has_map else None
+    context = partial(_context, introspection.argument_names(layer))
     return Block(f"block {number}", path, places, context, call=call, attention=attention)
 
 
@@ -143,13 +144,13 @@ def _parts(layer: Any) -> dict[str, Site]:
 
 
 def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    given = introspection.by_name(names, args, kwargs)
+    given = introspection.bind_arguments(names, args, kwargs)
     side = "tgt" if "tgt" in names else "src"
     mask = given.get(f"{side}_mask", given.get("mask"))
     hint = given.get("tgt_is_causal", given.get("is_causal"))
     causal = bool(hint) or introspection.is_causal(mask)
     return Context(
-        mask=introspection.real_tokens(given.get(f"{side}_key_padding_mask")),
+        mask=introspection.mask_from_padding(given.get(f"{side}_key_padding_mask")),
         causal=causal,
         refuse=introspection.PARTLY if not causal and introspection.hides_some_later(mask) else "",
     )
@@ -181,5 +182,5 @@ def _with_weights(paths: tuple[str, ...], model: nn.Module) -> Iterator[None]:
 def _ask_for_weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    given = introspection.by_name(introspection.names(module), args, kwargs)
+    given = introspection.bind_arguments(introspection.argument_names(module), args, kwargs)
     return (), {**given, "need_weights": True, "average_attn_weights": False}

@@ -32,7 +32,7 @@ def declare() -> None:
         _library.define(f"{operator}{_SIGNATURE}")
 
 
-def declared() -> bool:
+def is_declared() -> bool:
     """Whether `declare` had something to do."""
     return _library is not None
 

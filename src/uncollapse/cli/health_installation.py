@@ -105,7 +105,7 @@ def _torchvision() -> Iterator[Finding]:
         return
     torchvision_ops.declare()
     version = metadata.version("torchvision")
-    if torchvision_ops.declared():
+    if torchvision_ops.is_declared():
         words = (
             f"{version} was built for another torch: commands work all the same, `import timm` in your code may fail"
         )

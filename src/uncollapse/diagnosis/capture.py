@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.backbones import nonfinite
-from uncollapse.backbones.read_hooks import Watch
-from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, as_sets
+from uncollapse.backbones.read_hooks import SiteReader
+from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, sets_with_mask
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
 from uncollapse.errors import NotFiniteError, did_you_mean
@@ -37,7 +37,7 @@ class Capture:
         self._paths: dict[Key, str] = {}
         self._wanted = _wanted_sites(stack, places)
         self._attention = {(b.attention, b.call): b.name for b in stack.blocks if b.attention and plan.attention}
-        self._watch = Watch(model, stack, (site for site, _ in [*self._wanted, *self._attention]), self._see)
+        self._watch = SiteReader(model, stack, (site for site, _ in [*self._wanted, *self._attention]), self._see)
         self._opened = ExitStack()
 
     def __enter__(self) -> "Capture":
@@ -123,12 +123,12 @@ class Capture:
     def _not_finite(self, site: Site, x: Tensor) -> str:
         """How many numbers are not finite, those of padding left out."""
         if site.what == "tokens":
-            x = numerics.prepared(*as_sets(x, self.stack.layout, self.context, prefix=self.plan.prefix))
-        return nonfinite.counted(*nonfinite.count(x))
+            x = numerics.prepared(*sets_with_mask(x, self.stack.layout, self.context, prefix=self.plan.prefix))
+        return nonfinite.describe_counts(*nonfinite.count_nonfinite(x))
 
     def _update(self, gauge: LayerStats, x: Tensor) -> None:
         context, layout = self.context, self.stack.layout
-        sets, mask = as_sets(x, layout, context, prefix=self.plan.prefix)
+        sets, mask = sets_with_mask(x, layout, context, prefix=self.plan.prefix)
         vectors = x.dim() == 2 and layout != "nodes"
         views = sets.transpose(0, 1) if vectors else sets  # a vector is a sample of its own
         if self.view == "second":

@@ -16,7 +16,7 @@ from uncollapse import backbones, distributed
 from uncollapse.attachment.attach import attachments
 from uncollapse.backbones import forward
 from uncollapse.backbones.nonfinite import first_fault
-from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, as_sets
+from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, sets_with_mask
 from uncollapse.diagnosis import verdict
 from uncollapse.diagnosis.advice import suggest
 from uncollapse.diagnosis.capture import Capture
@@ -97,23 +97,23 @@ def diagnose(
     started = time.perf_counter()
     plan = _plan(rank_samples, attention, tokens, seed)
     places = tuple(dict.fromkeys((OUTPUT, *places)))  # the verdict reads the residual stream
-    model = forward.uncompiled(model)
+    model = forward.unwrap_compiled(model)
     stack = backbones.find(model, modules=layers, part=part, layout=layout)
     stack = stack if embed else replace(stack, embed=None)
     if attention and not any(block.attention for block in stack.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
     me, count = (distributed.rank(), distributed.world_size()) if gather else (0, 1)
     if count > 1:
-        forward.check_whole(model)
+        forward.check_unsharded(model)
     capture = Capture(model, stack, places, replace(plan, seed=seed + me))  # samples that are merged need other seeds
     second = None if pairs is None else islice(iter(pairs), me, None, count)
     done = 0
     random: tuple[Layer, ...] = ()
-    with forward.undisturbed(model, device) as home, distributed.peer_errors():
+    with forward.inspection_mode(model, device) as home, distributed.peer_errors():
         twin, why = _twin(model, stack, places, plan) if baseline and me == 0 else (None, "")
         for number, batch in enumerate(islice(_limited(batches, max_batches), me, None, count)):
-            batch = forward.moved(batch, home)
-            view = None if second is None else forward.moved(partner(second, number), home)
+            batch = forward.move_to_device(batch, home)
+            view = None if second is None else forward.move_to_device(partner(second, number), home)
             _measure(capture, call, batch, view, number * count + me)
             if twin is not None:
                 twin, why = _with_twin(twin, call, batch, number * count)
@@ -204,7 +204,7 @@ def diagnose_activations(
     layers, count = [], 0
     for title, x in activations.items():
         gauge = LayerStats(plan)
-        sets, real = as_sets(x, "tokens", context, prefix=True)
+        sets, real = sets_with_mask(x, "tokens", context, prefix=True)
         gauge.update(sets, real, context)
         gauge.update_means(sets, real)
         layers.append(gauge.layer(title, OUTPUT, ""))
@@ -282,7 +282,7 @@ def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> None:
         with capture:
             call(capture.model, batch)
     except NotFiniteError as error:
-        with capture.stack.running(capture.model):
+        with capture.stack.under_hooks(capture.model):
             begins = first_fault(capture.model, lambda: call(capture.model, batch))
         raise NotFiniteError(f"{error} in {words}.{'' if begins is None else f' {begins}'}") from error
 
@@ -304,10 +304,10 @@ def _graphs(batch: Any) -> Tensor | None:
 
 def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: StatsConfig) -> tuple[Capture | None, str]:
     """A capture of a randomly initialised model of the same architecture, or the reason why there is none."""
-    if stack.reinitialised is None:
+    if stack.reinitialize is None:
         return None, f"it is not known how to initialise {stack.architecture} again"
     try:
-        return Capture(stack.reinitialised(model), stack, places, plan), ""
+        return Capture(stack.reinitialize(model), stack, places, plan), ""
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         return None, str(error)
 

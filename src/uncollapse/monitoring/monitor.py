@@ -200,7 +200,7 @@ class Monitor:
         if not self._wanted(step):
             return None
         started, state = time.perf_counter(), self._state.copy()  # nothing counts before it is written
-        found, error = self._diagnosed(forward.unwrapped(model))
+        found, error = self._diagnosed(forward.unwrap(model))
         if found is not None and not self._fits:
             arguments_check.check_fit(found, self.rules, self.measures, state.reference)
             self._fits = True
@@ -231,7 +231,7 @@ class Monitor:
 
     def _diagnosed(self, model: nn.Module) -> tuple[Diagnosis | None, Exception | None]:
         """The diagnosis, or why there is none."""
-        forward.check_whole(model)
+        forward.check_unsharded(model)
         try:
             with arguments_check.random_kept():
                 return diagnose(model, self._batches, baseline=0, **self.options), None
