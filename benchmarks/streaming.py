@@ -22,7 +22,6 @@ from benchmarks.targets import Result
 from uncollapse.diagnosis.embeddings import RowStatistics
 from uncollapse.diagnosis.stats import moments
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
-from uncollapse.io.prefetch import plain_read
 
 ROWS, DIM, RANK = 10_000_000, 384, 48
 PIECE = 50_000  # rows that are written at a time
@@ -48,7 +47,6 @@ def reading(rows: int = ROWS) -> Iterator[Result]:
         path = Path(folder) / "embeddings.npy"
         write(path, rows)
         forget(path)
-        plain = plain_read([path])
         found = measured(path)
     size, seconds = rows * DIM * 2, found["seconds"]
     detail = f"{rows:,} × {DIM} float16, {size / 1e9:.2f} GB; with Python and torch"
@@ -56,8 +54,6 @@ def reading(rows: int = ROWS) -> Iterator[Result]:
     detail = f"{found['wall']:.1f} s with the start of Python and the report, {found['cpu']:.1f} s of processors"
     yield Result("embeddings: time for the file", None, seconds, "s", False, detail)
     yield Result("embeddings: rate", None, size / seconds / 1e9, "GB/s", True, f"{rows / seconds:,.0f} rows/s")
-    detail = f"{plain.size / 1e9:.2f} GB {plain.words}"
-    yield Result("a plain read of the file", None, plain.size / plain.seconds / 1e9, "GB/s", True, detail)
 
 
 def measured(path: Path) -> dict[str, float]:

@@ -97,8 +97,8 @@ def load_minilm() -> tuple[Any, Any]:
 
 def measured(model: Any, tokenizer: Any, texts: list[str], size: int = 32, **options: Any) -> uc.Diagnosis:
     """A text model on texts of at most 128 tokens."""
-    batches = text_batches.batches(texts, tokenizer, batch_size=size, max_length=128, decoder=False)
-    return uc.diagnose(model, batches, example=text_batches.example(texts[0], tokenizer, 128), **options)
+    batches = text_batches.token_batches(texts, tokenizer, batch_size=size, max_length=128, decoder=False)
+    return uc.diagnose(model, batches, example=text_batches.example_tokens(texts[0], tokenizer, 128), **options)
 
 
 def minilm(data: Path, save: Saver, out: Path) -> None:

@@ -29,14 +29,14 @@ def encoder(place: str | None) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model and the sentences as its arguments."""
     if place is not None:
         origin = hf_models.Origin(place)
-        model, _, _ = hf_models.load(origin, random_weights=False, dtype=torch.float32)
-        return model, dict(hf_models.tokenizer(origin)(TEXTS, padding=True, return_tensors="pt"))
+        model, _, _ = hf_models.load_hf_model(origin, random_weights=False, dtype=torch.float32)
+        return model, dict(hf_models.load_tokenizer(origin)(TEXTS, padding=True, return_tensors="pt"))
     rows = [torch.tensor([ord(letter) % 96 + 1 for letter in text]) for text in TEXTS]  # letters are its tokens, 0 pads
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     shape = BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, intermediate_size=128)
     with tempfile.TemporaryDirectory() as folder:
         shape.save_pretrained(folder)
-        model, _, _ = hf_models.load(hf_models.Origin(folder), random_weights=True, dtype=None)
+        model, _, _ = hf_models.load_hf_model(hf_models.Origin(folder), random_weights=True, dtype=None)
     return model, {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 

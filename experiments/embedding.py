@@ -25,7 +25,7 @@ BATCH = 64
 
 def encoder(place: str, *, random_weights: bool = False) -> nn.Module:
     """A model without a head, in float32 and evaluation mode."""
-    model, _, _ = hf_models.load(Origin(place), random_weights=random_weights, dtype=torch.float32)
+    model, _, _ = hf_models.load_hf_model(Origin(place), random_weights=random_weights, dtype=torch.float32)
     return model.eval()
 
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import uncollapse as uc
 from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, quality, some
-from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded import Encoded
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.runs.records import fingerprint, short
@@ -124,7 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     config, started = Config(), time.perf_counter()
     root, model = data_root(args.data), encoder(config.model)
-    dev = pairs(tokenizer(Origin(config.model)), "dev", root, config.max_length)
+    dev = pairs(load_tokenizer(Origin(config.model)), "dev", root, config.max_length)
     data = chosen(dev.sentences, config.sentences, min(config.lengths), config.seed)
     told: dict[str, Any] = {"arguments": "--data DIR", "shifts": [], "batched": []}
     told["data"] = {"name": "STS-B, development set", "sentences": len(data), "pairs": config.pairs}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.errors import import_optional
-from uncollapse.io.quiet import quiet
+from uncollapse.io.loading import silence_libraries
 
 SYMBOL = "|".join(
     (
@@ -27,7 +27,7 @@ def tokenizer(vocabulary: Path, max_length: int = 512) -> Any:
         vocabulary: a file with one symbol a line, the first one is number 0; it has the special ones of BERT.
         max_length: tokens that its model can read.
     """
-    with quiet():
+    with silence_libraries():
         transformers: Any = import_optional("transformers", "hf")
     parts: Any = import_optional("tokenizers", "hf")
     numbers = {word: number for number, word in enumerate(vocabulary.read_text(encoding="utf-8").splitlines())}

@@ -22,7 +22,7 @@ import uncollapse as uc
 from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, pooled, quality
 from uncollapse import backbones
-from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded import bucketed
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.schedules import linear
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of GLUE's folders")
     args = parser.parse_args()
     config, started = Config(), time.perf_counter()
-    words = tokenizer(Origin(config.model))
+    words = load_tokenizer(Origin(config.model))
     parts = {p: pairs(words, p, data_root(args.data), config.max_length) for p in ("train", "dev", "test")}
     data = {part: len(found) for part, found in parts.items()} | {"name": "STS-B", "fingerprint": _print_of(parts)}
     told: dict[str, Any] = {"arguments": "--data DIR", "data": data, "untrained": [], "trained": []}

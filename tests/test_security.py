@@ -17,8 +17,8 @@ from torch import nn
 
 import uncollapse as uc
 from uncollapse.errors import UsageError
-from uncollapse.io import graphs, weights
-from uncollapse.io.pickles import read_matrix
+from uncollapse.io import graphs, tensor_files
+from uncollapse.io.planetoid import read_matrix
 from uncollapse.lab.config.fields import build
 from uncollapse.lab.data.image import array_images, packed_images
 from uncollapse.lab.data.text import running_text
@@ -41,9 +41,9 @@ MODULES = {
     "pandas.read_pickle",
 }
 ALLOWED = {  # the file, and why it may
-    ("io/pickles.py", "pickle"): "Planetoid's files: an unpickler that only knows stand-ins",
-    ("io/weights.py", "pickle"): "the error that torch.load raises",
-    ("io/builders.py", "exec_module"): "the user's own file.py:function",
+    ("io/planetoid.py", "pickle"): "Planetoid's files: an unpickler that only knows stand-ins",
+    ("io/tensor_files.py", "pickle"): "the error that torch.load raises",
+    ("io/models.py", "exec_module"): "the user's own file.py:function",
     ("lab/runs/workers.py", "recv"): "from the sweep that started this process, through its own pipe",
     ("lab/runs/sweep.py", "recv"): "from a worker that this process started, through its own pipe",
 }
@@ -177,9 +177,9 @@ def test_torch_files_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
     for value in (trap, {"weight": trap}, {"x": torch.ones(1, 1), "edge_index": trap}):
         torch.save(value, tmp_path / "w.pt")
         with pytest.raises(UsageError, match="could run code"):
-            weights.load_into(nn.Linear(1, 1), tmp_path / "w.pt")
+            tensor_files.load_into(nn.Linear(1, 1), tmp_path / "w.pt")
         with pytest.raises(UsageError, match="could run code"):
-            graphs.load(str(tmp_path / "w.pt"), None)
+            graphs.load_graph(str(tmp_path / "w.pt"), None)
 
 
 def test_arrays_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
@@ -190,7 +190,7 @@ def test_arrays_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
     for read in (
         lambda: _rows(tmp_path / "x.npy"),
         lambda: _rows(tmp_path / "x.npz"),
-        lambda: graphs.load(str(tmp_path / "x.npz"), None),
+        lambda: graphs.load_graph(str(tmp_path / "x.npz"), None),
         lambda: packed_images.read(tmp_path / "x.npz"),
     ):
         with pytest.raises(UsageError):
@@ -212,7 +212,7 @@ def test_pickles_of_data_sets_are_not_run(tmp_path: Path, trap: Runs, monkeypatc
     for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"):
         (folder / name).write_bytes(pickle.dumps(trap))
     monkeypatch.setattr("socket.socket.connect", lambda *_: (_ for _ in ()).throw(ConnectionRefusedError("no network")))
-    with pytest.raises(UsageError, match="has no intact folder cifar-10-batches-py"):
+    with pytest.raises(UsageError, match="has not a valid folder cifar-10-batches-py"):
         array_images.of_torchvision("cifar10", tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_folders_of_models_run_no_code(tmp_path: Path, trap: Runs) -> None:
     (tmp_path / "config.json").write_text(json.dumps(own))
     (tmp_path / "evil.py").write_text(f"open({str(trap.path)!r}, 'w').close()")
     with pytest.raises(UsageError, match="cannot be loaded"):
-        models.load(str(tmp_path))
+        models.load_model(str(tmp_path))
     assert "evil" not in sys.modules
 
 

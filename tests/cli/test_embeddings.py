@@ -72,12 +72,6 @@ def test_without_pairs_it_is_said_what_is_missing(run: Run, rows: torch.Tensor) 
     assert "Alignment was not measured: it needs a second view" in run("embeddings", "x.npy", "--draws", "0").stdout
 
 
-def test_the_pace_stands_beside_that_of_a_plain_read(run: Run, rows: torch.Tensor) -> None:
-    told = run("embeddings", "x.npy", "--draws", "0", "--json").stderr
-    pace = r"5,000 rows in [\d.]+ s: [\d,]+ rows/s, [\d.]+ GB/s\. "
-    assert re.search(pace + r"A plain read of the file: [\d.]+ GB/s \([\d.]+ MB from (disk|memory)", told)
-
-
 def test_a_narrow_terminal_shows_all_of_the_table(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
     numpy.save(tmp_path / "y.npy", rows.numpy())
     told = run("embeddings", "x.npy", "--pairs", "y.npy", "--draws", "0", "--json").stdout

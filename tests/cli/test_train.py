@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from uncollapse.cli import progress as waiting
 from uncollapse.cli.train import RecipeCommands
-from uncollapse.io.locks import held
+from uncollapse.io.files import try_lock
 from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.recipe import RECIPES
@@ -202,7 +202,7 @@ def test_a_plan_runs_nothing(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_another_process_runs_is_left_to_it(run: Run, tmp_path: Path) -> None:
-    with held(lock_of(slope.RECIPE, slope.Config(), Results(tmp_path / "results"))):
+    with try_lock(lock_of(slope.RECIPE, slope.Config(), Results(tmp_path / "results"))):
         result = run("train", "slope")
     assert (result.exit_code, result.stdout, slope.runs) == (2, "", [])
     assert result.stderr == "Error: Another process is running 2-seed0 just now. Wait for its result.\n"

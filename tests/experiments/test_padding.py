@@ -10,7 +10,7 @@ from tests.lab.tiny_text import SENTENCES, tiny_model
 from torch import nn
 
 from experiments import embedding, padding
-from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded import Encoded, encode
 from uncollapse.lab.data.text.glue import Examples
 
@@ -21,7 +21,7 @@ CURE = {"axis": "tokens", "scale": 0.2}
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Encoded]:
     place = str(tiny_model(tmp_path_factory.mktemp("model"), layers=3))
     texts = Examples([text for text, _ in SENTENCES], None, None)
-    return embedding.encoder(place), encode(texts, tokenizer(Origin(place)), 32, classes=False, cache=None)
+    return embedding.encoder(place), encode(texts, load_tokenizer(Origin(place)), 32, classes=False, cache=None)
 
 
 def shift(parts: tuple[nn.Module, Encoded], cure: dict[str, Any]) -> dict[str, float]:

@@ -48,11 +48,11 @@ def test_every_character_is_in_one_symbol(words: Any, text: str) -> None:
 
 
 def test_a_saved_tokenizer_reads_the_same(words: Any, tmp_path: Path) -> None:
-    from uncollapse.io.hf_models import Origin, tokenizer
+    from uncollapse.io.hf_models import Origin, load_tokenizer
 
     words.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "albert"}', encoding="utf-8")
-    again = tokenizer(Origin(str(tmp_path)))
+    again = load_tokenizer(Origin(str(tmp_path)))
     for molecule, cut in MOLECULES.items():
         names = again.convert_ids_to_tokens(again(molecule)["input_ids"])
         known = [symbol if symbol != "[Si]" else "[UNK]" for symbol in cut.split()]

@@ -9,7 +9,7 @@ from experiments.sts_embeddings import WAYS, Config, Training
 from tests.lab.tiny_text import SENTENCES, tiny_model
 
 import uncollapse as uc
-from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded import encode
 from uncollapse.lab.data.text.glue import Examples
 
@@ -18,7 +18,7 @@ from uncollapse.lab.data.text.glue import Examples
 def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Pairs]:
     place = str(tiny_model(tmp_path_factory.mktemp("model")))
     texts = Examples([text for text, _ in SENTENCES], None, None)  # the first half is paired with the second
-    data = encode(texts, tokenizer(Origin(place)), 32, classes=False, cache=None)
+    data = encode(texts, load_tokenizer(Origin(place)), 32, classes=False, cache=None)
     return Config(model=place, batch=10), Pairs(data, torch.linspace(0, 5, len(SENTENCES) // 2))
 
 

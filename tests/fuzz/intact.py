@@ -20,10 +20,11 @@ from PIL import Image
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.io import decoding, graphs, images, text_batches, weights
-from uncollapse.io.decoding import UnreadableError
+from uncollapse.io import graphs, images, tensor_files, text_batches
+from uncollapse.io import images as decoding
 from uncollapse.io.embedding_files import open_rows
-from uncollapse.io.pickles import read_matrix, read_neighbours
+from uncollapse.io.images import UnreadableError
+from uncollapse.io.planetoid import read_matrix, read_neighbours
 from uncollapse.lab.data.graph import arxiv, heterophilous, splits
 from uncollapse.lab.data.image import array_images, class_lists, depth_maps, packed_images
 from uncollapse.lab.data.text import encoded, glue_files, glue_own, labelled_sentences, running_text
@@ -145,7 +146,7 @@ def read_text(path: Path) -> Any:
 
 
 def read_picture(path: Path) -> Any:
-    return decoding.decoded(io.BytesIO(path.read_bytes()), "p")
+    return decoding.decode_image(io.BytesIO(path.read_bytes()), "p")
 
 
 def read_split(path: Path) -> Any:
@@ -174,7 +175,7 @@ STATE = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
 
 
 def load_weights(path: Path) -> None:
-    weights.load_into(MODEL, path)
+    tensor_files.load_into(MODEL, path)
 
 
 def raw(*parts: bytes) -> bytes:
@@ -203,11 +204,11 @@ CASES = {
     "safetensors": Case("x.safetensors", safetensors.torch.save({"a": torch.from_numpy(ROWS)}), rows),
     "parquet lists": Case("x.parquet", table(vector=list(ROWS)), rows),
     "parquet columns": Case("x.parquet", table(**{f"f{i}": ROWS[:, i] for i in range(6)}), rows),
-    "graph npz": Case("g.npz", npz(**graph()), lambda path: graphs.load(str(path), None)),
+    "graph npz": Case("g.npz", npz(**graph()), lambda path: graphs.load_graph(str(path), None)),
     "graph pt": Case(
         "g.pt",
         torch_file({"x": torch.ones(5, 2), "edge_index": torch.tensor([[0, 1], [1, 4]])}),
-        lambda path: graphs.load(str(path), None),
+        lambda path: graphs.load_graph(str(path), None),
     ),
     "heterophilous": Case("texas.npz", npz(**graph()), lambda path: heterophilous.read("texas", path.parent)),
     "split": Case("contranorm_splits/cora.npz", npz(**PARTS), read_split),
@@ -233,7 +234,7 @@ CASES = {
     ),
     **{f"picture {form}": Case("p.png", picture(form), read_picture, IMAGES) for form in decoding.FORMATS},
     **{
-        f"picture of a model {form}": Case("p.png", picture(form), lambda path: list(images.opened([path], [])))
+        f"picture of a model {form}": Case("p.png", picture(form), lambda path: list(images.open_images([path], [])))
         for form in ("PNG", "JPEG", "GIF", "TIFF")
     },
 }

@@ -6,7 +6,7 @@ import pytest
 
 from uncollapse.errors import import_optional
 from uncollapse.io import UsageError
-from uncollapse.io.builders import function
+from uncollapse.io.models import import_function
 
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,11 +15,11 @@ def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "math.py").write_text(
         "from neighbour_of_builder import ANSWER\ndef build():\n    return ANSWER", encoding="utf-8"
     )
-    assert function(f"{tmp_path / 'math.py'}:build")() == 42  # though a module of this name is loaded
+    assert import_function(f"{tmp_path / 'math.py'}:build")() == 42  # though a module of this name is loaded
     monkeypatch.chdir(tmp_path)
     (tmp_path / "module_here.py").write_text("def build():\n    return 1", encoding="utf-8")
-    assert function("module_here:build")() == 1
-    assert function("collections.abc:Sized") is not None
+    assert import_function("module_here:build")() == 1
+    assert import_function("collections.abc:Sized") is not None
 
 
 def test_a_missing_import_of_the_module_is_not_a_missing_module(
@@ -28,13 +28,13 @@ def test_a_missing_import_of_the_module_is_not_a_missing_module(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "needs_other.py").write_text("import no_such_library", encoding="utf-8")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        function("needs_other:build")
+        import_function("needs_other:build")
 
 
 @pytest.mark.parametrize("spec", ["module", "module:", ":name", "no.such.module:name", "none.py:name", "json:nothing"])
 def test_what_names_no_function(spec: str) -> None:
     with pytest.raises(UsageError):
-        function(spec)
+        import_function(spec)
 
 
 def test_a_missing_library_names_its_extra() -> None:

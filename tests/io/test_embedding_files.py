@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from uncollapse.io import UsageError
-from uncollapse.io.embedding_files import PART, open_rows
+from uncollapse.io.embedding_files import open_rows
+from uncollapse.io.embedding_rows import PART
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -58,7 +59,6 @@ def test_shares_are_the_rows_in_order(tmp_path: Path, kind: str) -> None:
     for of in (1, 2, 7):
         shares = [rows.share(number, of) for number in range(of)]
         assert sum(share.count for share in shares) == rows.count
-        assert sum(share.size for share in shares) <= rows.size <= rows.paths[0].stat().st_size
         parts = [torch.cat(list(share.parts(500))) for share in shares]
         assert [len(part) for part in parts] == [share.count for share in shares]
         assert torch.equal(torch.cat(parts), torch.from_numpy(ROWS))
@@ -101,7 +101,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     parts = open_rows(tmp_path / "x.npy").parts()
     next(parts)
     os.truncate(tmp_path / "x.npy", 100_000)
-    with pytest.raises(UsageError, match="no intact"):
+    with pytest.raises(UsageError, match="not a valid"):
         list(parts)
 
 
@@ -183,7 +183,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     for kind in ("npy", "npz", "parquet", "safetensors", "csv"):
         (tmp_path / f"text.{kind}").write_text("no numbers", encoding="utf-8")
     words = {"cube.npy": r"\(2, 3, 4\)", "words.npy": "numbers", "empty.npy": "no embeddings", "objects.npy": "intact"}
-    words |= {f"text.{kind}": "no intact" for kind in ("npy", "npz", "parquet", "safetensors")}
+    words |= {f"text.{kind}": "not a valid" for kind in ("npy", "npz", "parquet", "safetensors")}
     for name, expected in {**words, "text.csv": "unknown kind", "none.npy": "There is no file"}.items():
         with pytest.raises(UsageError, match=expected):
             open_rows(tmp_path / name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from uncollapse.io import files
-from uncollapse.io.files import NotWrittenError, telling, write
+from uncollapse.io.files import NotWrittenError, write, write_errors
 
 LEFT = f".{32 * 'a'}.part"
 
@@ -81,5 +81,5 @@ def test_the_sentence_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_file_within_is_told() -> None:
     with pytest.raises(NotWrittenError, match=r"^inner cannot be written: broken\. Name another one\."):  # noqa: SIM117
-        with telling("outer"), telling("inner"):
+        with write_errors("outer"), write_errors("inner"):
             raise OSError("broken")

@@ -37,7 +37,7 @@ def test_karate_club_without_data(run: Callable[..., Result], tmp_path: Path) ->
 def test_npz_has_edges_in_both_directions(tmp_path: Path) -> None:
     path = tmp_path / "small.npz"
     numpy.savez(path, node_features=numpy.eye(4), node_labels=numpy.arange(4), edges=[[0, 1], [1, 2], [3, 0]])
-    graph, words = graphs.load(str(path), None)
+    graph, words = graphs.load_graph(str(path), None)
     assert words == "small.npz"
     assert graph.x.dtype == torch.float32
     pairs = set(map(tuple, graph.edge_index.T.tolist()))
@@ -48,7 +48,7 @@ def test_pt_is_taken_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "small.pt"
     x, edges = torch.randn(4, 3), torch.tensor([[0, 1], [1, 2]])
     torch.save({"x": x, "edge_index": edges}, path)
-    graph, _ = graphs.load(str(path), None)
+    graph, _ = graphs.load_graph(str(path), None)
     assert torch.equal(graph.x, x)
     assert torch.equal(graph.edge_index, edges)
 
@@ -67,22 +67,22 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         "a.npz": "There are: features",
         "b.npz": "2 nodes, and edges to 0 … 5",
         "c.npz": "got",
-        "d.npz": "no intact",
+        "d.npz": "not a valid",
         "e.pt": "edge_index",
         "h.npz": "numbers of nodes in edges, got float64",
         "i.npz": "numbers in node_features",
-        "j.npz": "no intact",
+        "j.npz": "not a valid",
     }
     for name, expected in {**words, "f.csv": ".npz", "g.npz": "nor a file"}.items():
         with pytest.raises(UsageError, match=expected):
-            graphs.load(str(tmp_path / name), None)
+            graphs.load_graph(str(tmp_path / name), None)
 
 
 @pytest.mark.parametrize("place", ["Cora/raw", "planetoid/Cora/raw"])
 def test_planetoid_files_are_read_and_left_alone(tmp_path: Path, place: str) -> None:
     raw_planetoid.write(tmp_path / place)
     before = sorted(tmp_path.rglob("*"))
-    graph, words = graphs.load("cora", tmp_path)
+    graph, words = graphs.load_graph("cora", tmp_path)
     assert (words, graph.num_nodes, int(graph.train_mask.sum())) == ("Cora", 518, 6)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -98,7 +98,7 @@ def test_planetoid_files_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.
     raw_planetoid.write(tmp_path / "Cora" / "raw")
     (tmp_path / "Cora/raw/ind.cora.ty").unlink()
     with pytest.raises(UsageError, match=r"planetoid on GitHub.*--data-root") as told:
-        graphs.load("cora", tmp_path)
+        graphs.load_graph("cora", tmp_path)
     assert str(told.value).startswith(
         f"{tmp_path / 'Cora/raw'} has no ind.cora.ty, and fetching failed (no connection)."
     )
@@ -131,9 +131,9 @@ def test_only_missing_files_are_fetched_and_pyg_reads_none(tmp_path: Path, monke
 
     monkeypatch.setattr(Planetoid, "download", download)
     monkeypatch.setattr(Planetoid, "process", refuse)
-    with pytest.raises(UsageError, match=r"ind\.cora\.y is no intact"):
-        graphs.load("cora", tmp_path)
+    with pytest.raises(UsageError, match=r"ind\.cora\.y is not a valid"):
+        graphs.load_graph("cora", tmp_path)
     (tmp_path / "Cora/raw/ind.cora.y").unlink()
-    graphs.load("cora", tmp_path)
+    graphs.load_graph("cora", tmp_path)
     assert {path.name for path in (tmp_path / "Cora").rglob("*")} == {"raw", *planetoid.file_names("Cora")}
     assert len(list(tmp_path.iterdir())) == 2

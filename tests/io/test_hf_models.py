@@ -10,9 +10,9 @@ import torch
 from typer.testing import Result
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io import load
-from uncollapse.io.hf_models import Origin, tokenizer
-from uncollapse.io.quiet import quiet
+from uncollapse.io import load_model
+from uncollapse.io.hf_models import Origin, load_tokenizer
+from uncollapse.io.loading import silence_libraries
 
 pytest.importorskip("transformers")
 
@@ -41,8 +41,8 @@ def test_the_numbers_are_those_of_the_model_called_by_hand(run: Run, folders: Fo
 
     texts = ["The wind turned", "Old photographs fade when they hang in the sun ."]
     found = diagnosed(run, folders["bert"], "--text", "-", stdin="\n".join(texts))
-    model = load(str(folders["bert"])).model.eval()
-    encoded = tokenizer(Origin(str(folders["bert"])))(texts, padding=True, return_tensors="pt")
+    model = load_model(str(folders["bert"])).model.eval()
+    encoded = load_tokenizer(Origin(str(folders["bert"])))(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         last = model(**encoded).last_hidden_state
     expected = uc.mean_cosine(last, encoded["attention_mask"].bool()).mean()
@@ -70,7 +70,7 @@ def test_max_length(run: Run, folders: Folders) -> None:
 
 def test_a_decoder_without_padding_token(run: Run, folders: Folders) -> None:
     found = diagnosed(run, folders["gpt2"], "--max-batches", 1)
-    encode = tokenizer(Origin(str(folders["gpt2"])))
+    encode = load_tokenizer(Origin(str(folders["gpt2"])))
     assert encode.pad_token == "</s>"
     assert encode.padding_side == "right"
     assert found.layers[-1].name == "final"
@@ -105,8 +105,8 @@ def test_images_of_a_folder(run: Run, folders: Folders, pictures: Path) -> None:
 
 
 def test_random_weights_are_others(run: Run, folders: Folders) -> None:
-    saved, random = (load(str(folders["bert"]), random_weights=r) for r in (False, True))
-    again = load(str(folders["bert"]), random_weights=True)
+    saved, random = (load_model(str(folders["bert"]), random_weights=r) for r in (False, True))
+    again = load_model(str(folders["bert"]), random_weights=True)
     assert (saved.name, random.name) == ("bert", "bert (random weights)")
     keys = "encoder.layer.0.attention.self.query.weight"
     weights = [loaded.model.get_parameter(keys) for loaded in (saved, random, again)]
@@ -118,20 +118,20 @@ def test_loading_leaves_the_random_state_alone(folders: Folders) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    load(str(folders["bert"]), random_weights=True)
+    load_model(str(folders["bert"]), random_weights=True)
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_dtype(folders: Folders, run: Run, pictures: Path) -> None:
-    assert load(str(folders["bert"]), dtype="bfloat16").model.dtype == torch.bfloat16
-    assert load(str(folders["bert"])).model.dtype == torch.float32
+    assert load_model(str(folders["bert"]), dtype="bfloat16").model.dtype == torch.bfloat16
+    assert load_model(str(folders["bert"])).model.dtype == torch.float32
     assert diagnosed(run, folders["vit"], "--images", pictures, "--dtype", "float64").sequences == 6
 
 
 def test_a_checkpoint_replaces_the_weights(folders: Folders, tmp_path: Path) -> None:
-    random = load(str(folders["bert"]), random_weights=True).model
+    random = load_model(str(folders["bert"]), random_weights=True).model
     torch.save({"model": random.state_dict()}, tmp_path / "weights.pt")
-    loaded = load(str(folders["bert"]), checkpoint=tmp_path / "weights.pt").model
+    loaded = load_model(str(folders["bert"]), checkpoint=tmp_path / "weights.pt").model
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), random.parameters(), strict=True))
 
 
@@ -142,7 +142,7 @@ def test_missing_weights_are_told(run: Run, folders: Folders, tmp_path: Path) ->
     model.save_pretrained(
         tmp_path / "part", state_dict={k: v for k, v in model.state_dict().items() if "layer.1.output" not in k}
     )
-    tokenizer(Origin(str(folders["bert"]))).save_pretrained(tmp_path / "part")
+    load_tokenizer(Origin(str(folders["bert"]))).save_pretrained(tmp_path / "part")
     result = run("diagnose", "part", "--json", "--no-baseline", "--max-batches", 1)
     assert result.exit_code == 0, result.stderr
     assert "4 weights are missing in the files and are random: encoder.layer.1.output" in result.stderr
@@ -182,7 +182,7 @@ def test_libraries_speak_again_afterwards() -> None:
 
     logging = transformers.utils.logging
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    with suppress(KeyError), quiet(transformers):
+    with suppress(KeyError), silence_libraries(transformers):
         assert logging.get_verbosity() == logging.ERROR
         assert not logging.is_progress_bar_enabled()
         raise KeyError

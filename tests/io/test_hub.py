@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from uncollapse.io import UsageError, hub
+from uncollapse.io import UsageError, hf_models
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 errors = pytest.importorskip("huggingface_hub.errors")
@@ -21,9 +21,9 @@ def answer(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
 
 def test_what_is_there_and_what_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, None)
-    assert hub.answers_for("owner/model")
+    assert hf_models.is_on_hub("owner/model")
     answer(monkeypatch, ConnectionError())
-    assert not hub.answers_for("owner/model")
+    assert not hf_models.is_on_hub("owner/model")
 
 
 def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,10 +31,10 @@ def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, words in {errors.RepositoryNotFoundError: "check the spelling", errors.GatedRepoError: "log in"}.items():
         answer(monkeypatch, kind("no", response=response))
         with pytest.raises(UsageError, match=words):
-            hub.answers_for("owner/model")
+            hf_models.is_on_hub("owner/model")
 
 
 @pytest.mark.parametrize("name", ["./folder", "a/b/c", "/absolute", "~/home", "with space"])
 def test_a_path_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="There is no folder"):
-        hub.answers_for(name)
+        hf_models.is_on_hub(name)

@@ -3,26 +3,26 @@
 import os
 from pathlib import Path
 
-from uncollapse.io.locks import held
+from uncollapse.io.files import try_lock
 
 
 def test_one_holds_it_and_it_is_gone_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "new" / "run.lock"
-    with held(path) as first:
+    with try_lock(path) as first:
         assert first
         assert path.read_text() == f"{os.getpid()}\n"
-        with held(path) as second:
+        with try_lock(path) as second:
             assert not second
         assert path.exists()
     assert not path.exists()
-    with held(path) as third:
+    with try_lock(path) as third:
         assert third
 
 
 def test_what_a_dead_process_left_can_be_taken(tmp_path: Path) -> None:
     path = tmp_path / "run.lock"
     path.write_text("123456789\n")
-    with held(path) as ours:
+    with try_lock(path) as ours:
         assert ours
         assert path.read_text() == f"{os.getpid()}\n"
 
@@ -41,7 +41,7 @@ def test_a_file_that_was_removed_before_it_was_locked_does_not_count(tmp_path: P
         lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", slow)
-    with held(path) as ours:
+    with try_lock(path) as ours:
         assert not ours
     assert path.exists()
     others[0].close()

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from uncollapse.io import UsageError
-from uncollapse.io.hf_models import Origin, classifier, tokenizer
+from uncollapse.io.hf_models import Origin, load_classifier, load_tokenizer
 
 NAME = "a_package_with_a_model"
 
@@ -26,8 +26,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: dict[str, 
 def test_its_model_and_tokenizer(package: Path) -> None:
     origin = Origin(f"package:{NAME}/models/tiny")
     assert Path(origin.place) == package / "models" / "tiny"
-    assert classifier(origin, 3).config.num_labels == 3
-    assert tokenizer(origin)("a film")["input_ids"]
+    assert load_classifier(origin, 3).config.num_labels == 3
+    assert load_tokenizer(origin)("a film")["input_ids"]
     assert NAME not in sys.modules
 
 

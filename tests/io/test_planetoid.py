@@ -12,7 +12,8 @@ import pytest
 import torch
 from tests.io import raw_planetoid as raw
 
-from uncollapse.io import UsageError, pickles, planetoid
+from uncollapse.io import UsageError, planetoid
+from uncollapse.io import planetoid as pickles
 
 FOLDER = os.environ.get("UNCOLLAPSE_DATA")
 
@@ -22,7 +23,7 @@ def assert_same_as_pyg(folder: Path, name: str) -> planetoid.Citations:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the files use names that numpy and scipy gave up
         theirs = io.read_planetoid_data(str(folder), name)
-    ours = planetoid.read(folder, name)
+    ours = planetoid.read_planetoid(folder, name)
     expected = (theirs.x, theirs.edge_index, theirs.y, theirs.train_mask, theirs.val_mask, theirs.test_mask)
     for a, b in zip(ours, expected, strict=True):
         assert a.dtype == b.dtype
@@ -116,7 +117,7 @@ def test_a_matrix_that_is_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     path = Path("ind.cora.x")
     path.write_bytes(raw.whole(PROGRAMS[program]))
-    with pytest.raises(UsageError, match=r"ind\.cora\.x is no intact file"):
+    with pytest.raises(UsageError, match=r"ind\.cora\.x is not a valid file"):
         pickles.read_matrix(path)
     assert list(Path().iterdir()) == [path]
 
@@ -164,23 +165,23 @@ def test_files_that_do_not_belong_together(tmp_path: Path, part: str, content: b
     raw.write(tmp_path / "raw")
     (tmp_path / f"raw/ind.cora.{part}").write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        planetoid.read(tmp_path / "raw", "cora")
+        planetoid.read_planetoid(tmp_path / "raw", "cora")
 
 
 def test_a_far_test_node_of_citeseer_takes_no_memory(tmp_path: Path) -> None:
     raw.write(tmp_path / "raw", "citeseer", tests=2)
     (tmp_path / "raw/ind.citeseer.test.index").write_bytes(b"510\n900000000000\n")
     with pytest.raises(UsageError, match="each once"):
-        planetoid.read(tmp_path / "raw", "citeseer")
+        planetoid.read_planetoid(tmp_path / "raw", "citeseer")
 
 
 def test_too_few_nodes_and_no_file(tmp_path: Path) -> None:
     raw.write(tmp_path / "raw", first=400)
     with pytest.raises(UsageError, match="500 nodes more than the 6"):
-        planetoid.read(tmp_path / "raw", "cora")
+        planetoid.read_planetoid(tmp_path / "raw", "cora")
     (tmp_path / "raw/ind.cora.ty").unlink()
     with pytest.raises(UsageError, match="cannot be read"):
-        planetoid.read(tmp_path / "raw", "cora")
+        planetoid.read_planetoid(tmp_path / "raw", "cora")
 
 
 def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
             damaged[place : place + 1] = bytes([numbers.randrange(256)])
         path.write_bytes(damaged)
         try:
-            planetoid.read(tmp_path / "raw", "cora")
+            planetoid.read_planetoid(tmp_path / "raw", "cora")
         except UsageError:
             refused += 1
         path.write_bytes(intact)

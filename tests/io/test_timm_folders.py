@@ -28,15 +28,17 @@ def kept(folder: Path, **changes: Any) -> Any:
 @pytest.mark.parametrize("cure", ["none", "contra_norm", "attn_scale"])
 def test_a_kept_model_comes_back_with_its_cure(tmp_path: Path, cure: str) -> None:
     vit = kept(tmp_path / "kept", cure=cure)
-    loaded = models.load(str(tmp_path / "kept"))
+    loaded = models.load_model(str(tmp_path / "kept"))
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(loaded.model.eval()(images), vit(images))
     assert [attachment.cure for attachment in uc.attachments(loaded.model)] == ([] if cure == "none" else [cure])
-    assert not torch.equal(models.load(str(tmp_path / "kept"), random_weights=True).model.eval()(images), vit(images))
+    assert not torch.equal(
+        models.load_model(str(tmp_path / "kept"), random_weights=True).model.eval()(images), vit(images)
+    )
 
 
 def test_what_timm_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no part of timm"):
         kept(tmp_path / "kept", cure="none", talking_heads=True)
     with pytest.raises(UsageError, match=r"timm cannot load the model in .*kept: "):
-        models.load(str(tmp_path / "kept"))
+        models.load_model(str(tmp_path / "kept"))

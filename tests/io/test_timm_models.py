@@ -8,7 +8,7 @@ import torch
 from typer.testing import Result
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io import images, load
+from uncollapse.io import images, load_model
 
 timm = pytest.importorskip("timm")
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = timm.create_model("test_vit")
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
-    loaded = load("timm:test_vit", checkpoint=tmp_path / "vit.safetensors")
+    loaded = load_model("timm:test_vit", checkpoint=tmp_path / "vit.safetensors")
     assert loaded.name == "test_vit"
     assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), model.parameters(), strict=True))
 

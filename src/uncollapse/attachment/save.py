@@ -178,11 +178,11 @@ def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
             )
     content = (folder / WEIGHTS).read_bytes()
     try:
-        described = typed_json.parsed((folder / DESCRIPTION).read_bytes())
+        described = typed_json.parse((folder / DESCRIPTION).read_bytes())
         schema = described["schema"]
         if type(schema) is int and schema != SCHEMA:
             raise ValueError(f"it has schema {schema}, and this version of uncollapse reads {SCHEMA}")
-        entries = [typed_json.read(Entry, entry, "a cure") for entry in described["cures"]]
+        entries = [typed_json.build(Entry, entry, "a cure") for entry in described["cures"]]
         digest = described["sha256"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error}.") from error

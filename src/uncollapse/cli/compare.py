@@ -72,7 +72,7 @@ def _read(path: Path) -> "Diagnosis":
 
     path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` made
     try:
-        return Diagnosis.of(printable(typed_json.parsed(path.read_bytes())))
+        return Diagnosis.of(printable(typed_json.parse(path.read_bytes())))
     except OSError as error:
         raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:

@@ -84,8 +84,8 @@ def _minilm(console: Console, folder: Path, out: Path) -> Path:
     output.paragraph(console, "A real model, all-MiniLM-L6-v2, reads the built-in sentences.")
     with Waiting() as waiting:
         waiting.stage("Loading MiniLM")
-        loaded = io.load(str(folder))
-        data = io.data_for(loaded, backbones.find(loaded.model), io.Wanted())
+        loaded = io.load_model(str(folder))
+        data = io.load_data(loaded, backbones.find(loaded.model), io.DataRequest())
         progress = waiting.stage("Measuring MiniLM", data.total)
         words: dict[str, Any] = {"name": "all-MiniLM-L6-v2", "data": data.words, "example": data.example}
         found = diagnose(loaded.model, data.batches, attention=True, progress=progress, **words)

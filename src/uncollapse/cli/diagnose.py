@@ -20,7 +20,7 @@ from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:  # what measures is imported when something is measured
     from uncollapse.diagnosis.result import Diagnosis
-    from uncollapse.io import Data, Loaded, Wanted
+    from uncollapse.io import Data, DataRequest, LoadedModel
 
 DATA, MODEL, MEASURE = "Data (without any, what comes with the package)", "Model", "Measurement"  # panels of the help
 NAMES = (
@@ -91,13 +91,13 @@ def diagnose(
     from uncollapse import io
 
     distributed.join_group(device)
-    wanted = io.Wanted(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
+    wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
     settings: dict[str, Any] = {"layers": layers or None, "layout": layout, "part": part, "places": places}
     settings |= {"attention": attention, "tokens": tokens, "baseline": int(baseline), "device": chosen(device)}
     settings["gather"] = distributed.launch_size() > 1
     with Waiting() as waiting:
         waiting.stage("Loading the model")
-        loaded = io.load(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
+        loaded = io.load_model(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
         if distributed.is_launch_rank_zero() and (out is not None or not as_json):
             output.check_writable(output.folder(out, loaded.name))
@@ -110,7 +110,7 @@ def diagnose(
     output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
-def _data(loaded: "Loaded", wanted: "Wanted", settings: dict[str, Any]) -> "Data":
+def _data(loaded: "LoadedModel", wanted: "DataRequest", settings: dict[str, Any]) -> "Data":
     """The data that fits the blocks that will be measured."""
     from uncollapse import backbones, io
 
@@ -120,10 +120,10 @@ def _data(loaded: "Loaded", wanted: "Wanted", settings: dict[str, Any]) -> "Data
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return io.data_for(loaded, stack, wanted)
+    return io.load_data(loaded, stack, wanted)
 
 
-def _tell(loaded: "Loaded", data: "Data", note: Callable[[str], None]) -> None:
+def _tell(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> None:
     """What the user did not ask for, and should know."""
     from uncollapse.attachment.attach import attachments
 
@@ -136,7 +136,7 @@ def _tell(loaded: "Loaded", data: "Data", note: Callable[[str], None]) -> None:
         note(f"{len(loaded.filled)} weights are missing in the files and are random: {some}.")
 
 
-def _measured(loaded: "Loaded", data: "Data", wanted: "Wanted", settings: dict[str, Any]) -> "Diagnosis":
+def _measured(loaded: "LoadedModel", data: "Data", wanted: "DataRequest", settings: dict[str, Any]) -> "Diagnosis":
     from uncollapse.diagnosis import run
 
     words: dict[str, Any] = {"name": loaded.name, "data": data.words, "example": data.example}

@@ -13,8 +13,7 @@ from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
     from uncollapse.diagnosis.result import Diagnosis
-    from uncollapse.io.embedding_files import Rows
-    from uncollapse.io.prefetch import PlainRead
+    from uncollapse.io.embedding_rows import Rows
 
 INTERVALS = "Alignment and uniformity"
 
@@ -42,7 +41,6 @@ def embeddings(
 ) -> None:
     """Measure a file of embeddings, which may be larger than memory: how even they lie, how close pairs are."""
     from uncollapse.io.embedding_files import open_rows
-    from uncollapse.io.prefetch import plain_read
 
     distributed.join_group("cpu")  # first: what is wrong is then said once, not by each process
     name = name or file.stem
@@ -52,38 +50,24 @@ def embeddings(
     second = None if pairs is None else _second(rows, pairs, key)
     asked = {"t": t, "alpha": alpha, "level": level, "draws": draws, "name": name}
     with Waiting() as waiting:
-        waiting.stage("Timing a plain read")
-        plain = (
-            plain_read(rows.paths) if distributed.is_launch_rank_zero() else None
-        )  # before the system keeps the file in memory
         diagnosis = _measured(rows, second, asked, waiting)
-    if plain is not None:
-        output.note(_pace(diagnosis, rows.size + (0 if second is None else second.size), plain))
+    if distributed.is_launch_rank_zero():
         output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
 def _measured(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: Waiting) -> "Diagnosis":
     """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
     from uncollapse.diagnosis.embeddings import diagnose_rows
-    from uncollapse.io.prefetch import ahead
+    from uncollapse.io.embedding_rows import prefetch
 
     words = f"{rows.words}: {rows.count} rows"
     own = rows.share(distributed.rank(), distributed.world_size())
-    beside = None if second is None else ahead(second.share(distributed.rank(), distributed.world_size()).parts())
+    beside = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
     progress = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
-        return diagnose_rows(ahead(own.parts()), pairs=beside, data=words, gather=True, progress=progress, **asked)
+        return diagnose_rows(prefetch(own.parts()), pairs=beside, data=words, gather=True, progress=progress, **asked)
     except ValueError as error:  # what is in the file cannot be measured
         raise UsageError(str(error)) from error
-
-
-def _pace(diagnosis: "Diagnosis", size: int, plain: "PlainRead") -> str:
-    """How fast the file was read and measured, beside reading it and doing nothing else."""
-    seconds, rows = max(diagnosis.seconds, 1e-3), diagnosis.tokens
-    own = f"{rows:,} rows in {seconds:,.1f} s: {rows / seconds:,.0f} rows/s, {size / seconds / 1e9:.2f} GB/s"
-    best = plain.size / max(plain.seconds, 1e-6) / 1e9
-    read = f"{plain.size / 1e9:.1f} GB" if plain.size >= 1e9 else f"{plain.size / 1e6:.1f} MB"
-    return f"{own}. A plain read of the file: {best:.2f} GB/s ({read} {plain.words})."
 
 
 def _second(rows: "Rows", path: Path, key: str | None) -> "Rows":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from uncollapse.cli import output
 from uncollapse.errors import UsageError
-from uncollapse.io.files import at_home
+from uncollapse.io.files import expand_user
 
 
 def check(results: Path, runs: Path, data_root: Path | None) -> None:
@@ -16,7 +16,7 @@ def check(results: Path, runs: Path, data_root: Path | None) -> None:
         for place in places:
             if os.path.exists(place) and not os.path.isdir(place):
                 raise UsageError(f"{place} is a file; {flag} names a folder.")
-    if data_root is not None and not os.path.isdir(at_home(data_root)):
+    if data_root is not None and not os.path.isdir(expand_user(data_root)):
         output.note(f"The folder {data_root} of --data-root does not exist; data that is fetched goes there.")
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from uncollapse import __version__
 from uncollapse.backbones import torchvision_ops
 from uncollapse.cli.health_findings import Finding, State
-from uncollapse.io.quiet import quiet
+from uncollapse.io.loading import silence_libraries
 
 VERSIONS, PARTS = "Versions", "Optional parts"
 REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*])?\s*\(?(?:>=\s*([\w.]+))?")
@@ -88,7 +88,7 @@ def _look(requirement: Requirement) -> tuple[State, str]:
     if requirement.least is not None and _numbers(version) < _numbers(requirement.least):
         return "bad", f"{version} is too old, {requirement.least} or later is needed"
     try:
-        with quiet():
+        with silence_libraries():
             import_module(MODULES.get(requirement.name.lower(), requirement.name.replace("-", "_")))
     except Exception as error:  # whatever an installation that is broken comes up with
         return "bad", f"{version} cannot be imported: {' '.join(str(error).split())[:200]}"

@@ -10,7 +10,7 @@ from uncollapse.attachment import attach
 from uncollapse.cli.health_findings import Finding
 from uncollapse.diagnosis import run
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io.seeded import seeded
+from uncollapse.io.loading import fixed_seed
 
 CHECKS = "Self-check"
 ROWS, WIDTH = 600, 32  # more than one tile
@@ -88,7 +88,7 @@ def _diagnosed(model: nn.Module) -> Diagnosis:
 
 def _cure() -> tuple[bool, str]:
     """ContraNorm in a model, which it changes, and out again."""
-    with seeded():
+    with fixed_seed():
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
         x = torch.randn(2, 12, 16)
     model = nn.TransformerEncoder(layer, 2).eval()

@@ -231,11 +231,11 @@ def _found(
 
 def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
     """Run it while no other command does: a sweep, or this one in another window."""
-    from uncollapse.io.locks import held
+    from uncollapse.io.files import try_lock
     from uncollapse.lab.runs.run_one import lock_of, run_one
 
     path = results.path(recipe, config)
-    with held(lock_of(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as ours:
+    with try_lock(lock_of(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as ours:
         if not distributed.on_rank_zero(lambda: ours):
             raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
         record, new = run_one(recipe, config, results, session, again)

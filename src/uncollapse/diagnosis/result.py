@@ -183,7 +183,7 @@ class Diagnosis:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The diagnosis that `to_json` wrote. ValueError if the text is something else."""
-        return cls.of(typed_json.parsed(text))
+        return cls.of(typed_json.parse(text))
 
     @classmethod
     def of(cls, state: Any) -> Self:
@@ -194,7 +194,7 @@ class Diagnosis:
             got = str(state["schema"])[:20]
             raise ValueError(f"it has schema {got}, and this version of uncollapse reads {SCHEMA}.")
         try:
-            found: Self = typed_json.read(cls, state)
+            found: Self = typed_json.build(cls, state)
             _check(found)
         except ValueError as error:
             raise ValueError(f"it does not fit the schema ({error}).") from error

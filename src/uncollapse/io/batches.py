@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from uncollapse.backbones import forward
 from uncollapse.backbones.sites import Stack
 from uncollapse.errors import UsageError
-from uncollapse.io import builders, graphs, images, text_batches
-from uncollapse.io.files import at_home
-from uncollapse.io.models import Loaded
+from uncollapse.io import graphs, images, models, text_batches
+from uncollapse.io.files import expand_user
+from uncollapse.io.models import LoadedModel
 
 Kind = Literal["text", "images", "graph"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataRequest:
     """What the user asked for: at most one of text, images, graph and batches; without any, built-in data.
 
     What can be checked without a model is checked at once: models may take long to load.
@@ -39,12 +39,12 @@ class Wanted:
         """Raise if several kinds are asked for, or what is not there."""
         if len(self.named) > 1:
             raise UsageError(f"{' and '.join('--' + kind for kind in self.named)} exclude each other; choose one.")
-        if self.text and self.text != "-" and not at_home(self.text).is_file():
+        if self.text and self.text != "-" and not expand_user(self.text).is_file():
             raise UsageError(f"There is no text file {self.text}.")
         if self.images and not self.images.is_dir():
             raise UsageError(f"There is no folder {self.images}; --images takes a folder with image files.")
         if self.graph:
-            graphs.check_name(self.graph)
+            graphs.check_graph_name(self.graph)
 
     @property
     def named(self) -> list[str]:
@@ -74,7 +74,7 @@ class Data:
     unreadable: list[Path] = field(default_factory=list)
 
 
-def data_for(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+def load_data(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
     """The data that was asked for, as batches that fit the model, or built-in data of the kind that it reads."""
     if wanted.batches:
         return _own_batches(wanted.batches, wanted.max_batches)
@@ -107,14 +107,14 @@ def _noun(kind: str) -> str:
 
 
 def _own_batches(spec: str, most: int | None) -> Data:
-    made = builders.function(spec)()
+    made = models.import_function(spec)()
     if not isinstance(made, Iterable):
         raise UsageError(f"{spec} must return batches one after the other, got {type(made).__name__}.")
     total = len(made) if isinstance(made, Sized) else most
     return Data(made, f"batches of {spec}", total if total is None else min(total, most or total))
 
 
-def _text(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+def _text(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
     from uncollapse.io import hf_models
 
     if loaded.origin is None:
@@ -124,26 +124,26 @@ def _text(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
         if wanted.text
         else text_batches.built_in_sentences()[: wanted.limit]
     )
-    tokenizer = hf_models.tokenizer(hf_models.Origin(loaded.origin))
+    tokenizer = hf_models.load_tokenizer(hf_models.Origin(loaded.origin))
     length = text_batches.token_limit(tokenizer, loaded.model, wanted.max_length)
     both = bool(getattr(getattr(loaded.model, "config", None), "is_encoder_decoder", False))
     source = "the standard input" if wanted.text == "-" else Path(wanted.text or "").name
     return Data(
-        text_batches.batches(texts, tokenizer, batch_size=wanted.batch_size, max_length=length, decoder=both),
+        text_batches.token_batches(texts, tokenizer, batch_size=wanted.batch_size, max_length=length, decoder=both),
         f"{len(texts)} {f'texts of {source}' if wanted.text else 'built-in sentences'}, at most {length} tokens each",
         _count(len(texts), wanted),
         built_in=not wanted.text,
-        example=text_batches.example(texts[0], tokenizer, length),
+        example=text_batches.example_tokens(texts[0], tokenizer, length),
         call=_call(loaded.model, stack),
     )
 
 
-def _images(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
+def _images(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
     unreadable: list[Path] = []
     if wanted.images:
         files = images.image_files(wanted.images)[: wanted.limit]
         pictures, number, words = (
-            images.opened(files, unreadable),
+            images.open_images(files, unreadable),
             len(files),
             f"the images of {wanted.images.resolve().name}",
         )
@@ -151,7 +151,7 @@ def _images(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
         crops = images.built_in_crops()[: wanted.limit]
         pictures, number, words = iter(crops), len(crops), f"{len(crops)} crops of scikit-learn's two photographs"
     return Data(
-        _cast(images.batches(pictures, _image_reader(loaded), wanted.batch_size), loaded.model),
+        _cast(images.image_batches(pictures, _image_reader(loaded), wanted.batch_size), loaded.model),
         words,
         _count(number, wanted),
         built_in=not wanted.images,
@@ -160,19 +160,19 @@ def _images(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
     )
 
 
-def _graph(loaded: Loaded, stack: Stack, wanted: Wanted) -> Data:
-    graph, words = graphs.load(wanted.graph or "karate", wanted.data_root)
+def _graph(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
+    graph, words = graphs.load_graph(wanted.graph or "karate", wanted.data_root)
     facts = f"{graph.num_nodes} nodes, {graph.num_edges} directed edges"
     return Data(_cast([graph], loaded.model), f"{words} ({facts})", 1, built_in=not wanted.graph)
 
 
-def _image_reader(loaded: Loaded) -> Any:
+def _image_reader(loaded: LoadedModel) -> Any:
     from uncollapse.io import hf_models, timm_models
 
     if loaded.origin is not None:
-        return hf_models.image_reader(hf_models.Origin(loaded.origin))
+        return hf_models.hf_image_reader(hf_models.Origin(loaded.origin))
     if hasattr(loaded.model, "pretrained_cfg"):
-        return timm_models.image_reader(loaded.model)
+        return timm_models.timm_image_reader(loaded.model)
     raise UsageError(f"Nobody knows how {loaded.name} wants its images prepared; pass --batches module:function.")
 
 
@@ -200,5 +200,5 @@ def _call(model: nn.Module, stack: Stack) -> forward.Call:
     return lambda whole, batch: forward.run(whole.get_submodule(stack.path), batch)
 
 
-def _count(samples: int, wanted: Wanted) -> int:
+def _count(samples: int, wanted: DataRequest) -> int:
     return -(-samples // wanted.batch_size)

@@ -9,7 +9,7 @@ from typing import Any
 
 from uncollapse.errors import UsageError
 from uncollapse.io.files import write
-from uncollapse.io.quiet import quiet
+from uncollapse.io.loading import silence_libraries
 
 OFFLINE = (ConnectionError, TimeoutError, socket.gaierror)  # what lies behind the errors of libraries without network
 LENGTH = 150  # letters of an error that are shown
@@ -20,7 +20,7 @@ def missing_files(folder: Path, names: Sequence[str]) -> list[str]:
     return [name for name in names if not (folder / name).is_file()]
 
 
-def complete(dataset: Any, settings: Mapping[str, Any], folder: Path, page: str) -> None:
+def download_missing(dataset: Any, settings: Mapping[str, Any], folder: Path, page: str) -> None:
     """Fetch those raw files of a PyG data set that a folder does not have.
 
     Args:
@@ -37,7 +37,7 @@ def complete(dataset: Any, settings: Mapping[str, Any], folder: Path, page: str)
             return
         try:
             os.makedirs(files.raw_dir)
-            with quiet():
+            with silence_libraries():
                 files.download()
             for name in wanted:
                 write(folder / name, (Path(files.raw_dir) / name).read_bytes())

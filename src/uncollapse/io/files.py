@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whoever else writes and whenever the power goes."""
+"""Write files atomically, and lock them against other processes."""
 
 import errno
 import os
@@ -16,6 +16,7 @@ try:
 except ImportError:  # Windows has no such locks: what a kill left stays there
     fcntl = None
 
+PATIENCE = 0.1  # seconds until a lock counts as held: its holder may be removing the file just now
 PART = re.compile(r"\.[0-9a-f]{32}\.part")  # a file before it gets its name
 ROOM = "Make room on that disk, or name a folder on another one."
 OTHER = "Name a folder that can be written to."
@@ -38,7 +39,7 @@ class NotWrittenError(OSError):
 
 
 @contextmanager
-def telling(path: str | Path) -> Iterator[None]:
+def write_errors(path: str | Path) -> Iterator[None]:
     """Within, what the system refuses is told as the fate of this file: its own words may name another one, or none."""
     try:
         yield
@@ -55,7 +56,7 @@ def write(path: Path, content: str | bytes) -> Path:
     the same file: the last one wins. What a killed one has half written in this folder is removed. What is no letter,
     as names of files may have, becomes a question mark.
     """
-    with telling(path):
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
         part, file = _new_part(path.parent)
@@ -71,21 +72,21 @@ def write(path: Path, content: str | bytes) -> Path:
         except BaseException:  # Ctrl-C too leaves no litter
             part.unlink(missing_ok=True)
             raise
-        keep_names(path.parent)
+        sync_folder(path.parent)
     return path
 
 
-def at_home(path: str | Path) -> Path:
+def expand_user(path: str | Path) -> Path:
     """A path whose ~ at the beginning is the user's folder; where there is no such user, it is the path itself."""
     return Path(os.path.expanduser(path))
 
 
 def user_cache() -> Path:
     """Where what can be made or fetched again is kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
-    return at_home(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse")
+    return expand_user(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse")
 
 
-def keep_names(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk: a rename is there once its folder is."""
     if os.name == "posix":  # elsewhere folders cannot be opened
         handle = os.open(folder, os.O_RDONLY)
@@ -118,3 +119,30 @@ def _sweep(folder: Path) -> None:
             with suppress(OSError), (folder / name).open("rb+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(folder / name)
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Lock a file for this process and yield True, or yield False if another process holds it.
+
+    The lock file is removed afterwards. The system releases the lock of a process that dies, however it dies, so a file
+    that was left behind can be locked again. The id of the process is written into it for people who wonder.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=PATIENCE, poll_interval=PATIENCE / 5)
+    with write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(Timeout):
+            lock.acquire()
+    if not lock.is_locked:
+        yield False
+        return
+    try:
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+        yield True
+    finally:
+        with suppress(OSError):  # a file that stays can be locked again
+            path.unlink()  # while it is still locked: a file of another process is never removed
+        lock.release()

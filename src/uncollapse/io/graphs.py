@@ -6,27 +6,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.cli.choices import GRAPHS
 from uncollapse.errors import UsageError, did_you_mean, import_optional
-from uncollapse.io import download, planetoid
-from uncollapse.io.arrays import read_npz
-from uncollapse.io.files import at_home, user_cache
-from uncollapse.io.quiet import quiet
+from uncollapse.io import GRAPHS, download, planetoid
+from uncollapse.io.files import expand_user, user_cache
+from uncollapse.io.loading import silence_libraries
+from uncollapse.io.tensor_files import read_npz
 
 PLANETOID = {name: title for name, title in GRAPHS.items() if name != "karate"}
 
 
-def load(what: str, root: Path | None) -> tuple[Any, str]:
+def load_graph(what: str, root: Path | None) -> tuple[Any, str]:
     """A graph and what it is, in words.
 
     Args:
         what: karate, cora, citeseer or pubmed; a .npz file with node_features and edges; a .pt file with x, edge_index.
         root: the folder that has or gets the Planetoid files, as "Cora/raw/ind.cora.x" and so on.
     """
-    check_name(what)
-    path = at_home(what)
+    check_graph_name(what)
+    path = expand_user(what)
     if what == "karate":
-        with quiet():
+        with silence_libraries():
             graph = import_optional("torch_geometric.datasets", "pyg").KarateClub()[0]
         return graph, "Zachary's karate club"
     if what in PLANETOID:
@@ -34,9 +33,9 @@ def load(what: str, root: Path | None) -> tuple[Any, str]:
     return (_npz if path.suffix == ".npz" else _pt)(path), path.name
 
 
-def check_name(what: str) -> None:
+def check_graph_name(what: str) -> None:
     """Raise unless it is a name or a file of a known kind."""
-    path = at_home(what)
+    path = expand_user(what)
     if what not in GRAPHS and not path.is_file():
         hint = did_you_mean(what, GRAPHS)
         raise UsageError(f"{what!r} is neither a graph known by name ({', '.join(GRAPHS)}) nor a file.{hint}")
@@ -44,7 +43,7 @@ def check_name(what: str) -> None:
         raise UsageError(f"A graph file is .npz (node_features, edges) or .pt (x, edge_index), got {path.name}.")
 
 
-def citations(what: str, root: Path | None) -> planetoid.Citations:
+def load_planetoid(what: str, root: Path | None) -> planetoid.Citations:
     """Cora, CiteSeer or PubMed, from a folder that has their raw files, or else gets them."""
     name, folder = PLANETOID[what], root or user_cache()
     places = (folder / name / "raw", folder / "planetoid" / name / "raw")
@@ -52,12 +51,12 @@ def citations(what: str, root: Path | None) -> planetoid.Citations:
     if there is None:
         dataset = import_optional("torch_geometric.datasets", "pyg").Planetoid
         settings = {"name": name, "split": "public"}
-        download.complete(dataset, settings, places[0], "the project kimiyoung/planetoid on GitHub")
-    return planetoid.read(there or places[0], name)
+        download.download_missing(dataset, settings, places[0], "the project kimiyoung/planetoid on GitHub")
+    return planetoid.read_planetoid(there or places[0], name)
 
 
 def _planetoid(what: str, root: Path | None) -> Any:
-    graph = citations(what, root)
+    graph = load_planetoid(what, root)
     masks = {"train_mask": graph.train, "val_mask": graph.validation, "test_mask": graph.test}
     return import_optional("torch_geometric.data", "pyg").Data(
         x=graph.x, edge_index=graph.edge_index, y=graph.y, **masks
@@ -79,7 +78,7 @@ def _npz(path: Path) -> Any:
 
 
 def _pt(path: Path) -> Any:
-    from uncollapse.io.weights import read_torch_file
+    from uncollapse.io.tensor_files import read_torch_file
 
     content = read_torch_file(path)
     if not isinstance(content, dict) or not {"x", "edge_index"} <= set(content):

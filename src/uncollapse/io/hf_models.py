@@ -1,6 +1,7 @@
 """Models, tokenizers and image processors of transformers."""
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,8 @@ from torch import nn
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.io import hub
-from uncollapse.io.files import at_home
-from uncollapse.io.quiet import quiet
-from uncollapse.io.seeded import seeded
+from uncollapse.io.files import expand_user
+from uncollapse.io.loading import fixed_seed, silence_libraries
 
 PACKAGE = "package:"
 LENGTH = 600  # letters of an error that are shown
@@ -28,7 +27,7 @@ class Origin:
 
     def __init__(self, place: str) -> None:
         place = _in_package(place) if place.startswith(PACKAGE) else place
-        path = at_home(place)
+        path = expand_user(place)
         self.place = place
         self.options: dict[str, Any] = {"trust_remote_code": False}
         if path.suffix == ".gguf" and path.is_file():
@@ -40,7 +39,7 @@ class Origin:
                 self.options["gguf_file"] = ggufs[0].name
             elif not (path / "config.json").exists():
                 raise UsageError(f"The folder {place} holds no config.json; name the folder of a saved model.")
-        elif not hub.answers_for(place):
+        elif not is_on_hub(place):
             self.options["local_files_only"] = True
 
 
@@ -59,12 +58,14 @@ def _in_package(place: str) -> str:
     return str(path)
 
 
-def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> tuple[nn.Module, list[str], list[str]]:
+def load_hf_model(
+    origin: Origin, *, random_weights: bool, dtype: torch.dtype | None
+) -> tuple[nn.Module, list[str], list[str]]:
     """The model without its head, the names of weights that the files lack and chance has filled in, and of cures' own.
 
     dtype: None keeps the one in which the files are.
     """
-    with _loading(origin) as transformers, seeded():
+    with _loading(origin) as transformers, fixed_seed():
         if random_weights:
             config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
             model = transformers.AutoModel.from_config(config, dtype=dtype or config.dtype or torch.float32)
@@ -75,7 +76,7 @@ def load(origin: Origin, *, random_weights: bool, dtype: torch.dtype | None) -> 
     return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")), _of_cures(report)
 
 
-def classifier(
+def load_classifier(
     origin: Origin, labels: int, *, random_weights: bool = False, head_too: bool = False, **changes: Any
 ) -> nn.Module:
     """The model with a head for sequences, a new one if the files have none of that size.
@@ -128,7 +129,7 @@ def _of_cures(report: Any) -> list[str]:
     return sorted(key for key in report["unexpected_keys"] if is_of_cure(key))
 
 
-def tokenizer(origin: Origin) -> Any:
+def load_tokenizer(origin: Origin) -> Any:
     """The tokenizer of the model; it pads on the right, with the end of a text if it has no padding."""
     with _loading(origin) as transformers:
         found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
@@ -140,7 +141,7 @@ def tokenizer(origin: Origin) -> Any:
     return found
 
 
-def image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
+def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Pictures -> the arguments of the model, with the preprocessing that belongs to it."""
     with _loading(origin) as transformers:
         processor = transformers.AutoImageProcessor.from_pretrained(origin.place, **origin.options)
@@ -155,10 +156,10 @@ def image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
 def _loading(origin: Origin) -> Iterator[Any]:
     """transformers, quiet; what it cannot load becomes one sentence."""
     torchvision_ops.declare()
-    with quiet():
+    with silence_libraries():
         transformers: Any = import_optional("transformers", "hf")
     try:
-        with quiet(transformers):
+        with silence_libraries(transformers):
             yield transformers
     except UsageError:
         raise
@@ -179,3 +180,26 @@ def _first_sentence(error: Exception) -> str:
         )
     end = text.find(". ")
     return (text if end < 0 else text[: end + 1])[:LENGTH]
+
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+TIMEOUT = 10.0  # seconds
+
+
+def is_on_hub(repo: str) -> bool:
+    """True if the hub has the repository, False if it cannot be reached; UsageError if the hub refuses it."""
+    if not NAME.fullmatch(repo):
+        raise UsageError(f"There is no folder {repo}, and a hub has no such names.")
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    api: Any = huggingface_hub.HfApi()
+    try:
+        api.model_info(repo, timeout=TIMEOUT)
+    except errors.GatedRepoError as error:
+        raise UsageError(f"{repo} is on the hub, but not for everybody: accept its terms there and log in.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UsageError(f"{repo} is no folder here and no public model on the hub; check the spelling.") from error
+    except Exception:  # offline mode, no connection, a proxy that refuses: what is in the cache remains
+        return False
+    return True

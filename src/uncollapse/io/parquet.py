@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from uncollapse.errors import UsageError, file_errors, import_optional
-from uncollapse.io.embedding_files import FEATURES, Rows, chosen, part_size
+from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
 
 arrow: Any = import_optional("pyarrow", "data")
 parquet: Any = import_optional("pyarrow.parquet", "data")
@@ -24,7 +24,7 @@ def rows(path: Path, column: str | None) -> Rows:
     lists = [field.name for field in schema if _is_list(field.type)]
     if column is None and not lists:
         return _of_columns(path, count, [field.name for field in schema if arrow.types.is_floating(field.type)])
-    name = chosen(path.name, column, lists)
+    name = choose_key(path.name, column, lists)
     words = f"{path.name}, {name}"
     begin = next(_record_batches(path, [name], 0, min(1, count), 1), None)
     dim = 0 if begin is None else len(_lists(begin[1].column(0), words, 0, None)[0])
@@ -33,7 +33,7 @@ def rows(path: Path, column: str | None) -> Rows:
         for row, batch in _record_batches(path, [name], first, last, part_size(dim)):
             yield _lists(batch.column(0), words, row, dim)
 
-    return Rows(words, count, dim, read, (path,), _size(path, [name]))
+    return Rows(words, count, dim, read, (path,))
 
 
 def _is_list(kind: Any) -> bool:
@@ -53,7 +53,7 @@ def _of_columns(path: Path, count: int, names: list[str]) -> Rows:
             _check_filled(words, row, *batch.columns)
             yield numpy.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
 
-    return Rows(words, count, len(names), read, (path,), _size(path, names))
+    return Rows(words, count, len(names), read, (path,))
 
 
 def _record_batches(path: Path, columns: list[str], first: int, last: int, size: int) -> Iterator[tuple[int, Any]]:
@@ -74,14 +74,6 @@ def _within(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int
         if start < end:
             yield row + start, batch.slice(start, end - start)
         row += len(batch)
-
-
-def _size(path: Path, columns: list[str]) -> int:
-    """Bytes of the file that hold these columns."""
-    with file_errors(path, KIND), parquet.ParquetFile(path) as file:
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        chunks = (group.column(number) for group in groups for number in range(group.num_columns))
-        return sum(c.total_compressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
 
 
 def _check_widths(path: Path, metadata: Any) -> None:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from uncollapse.errors import UsageError
-from uncollapse.io.files import at_home
+from uncollapse.io.files import expand_user
 
 LENGTH = 128  # tokens of a text, unless asked otherwise
 
@@ -23,7 +23,7 @@ def read_lines(source: str, limit: int | None = None) -> list[str]:
         if source == "-":
             lines = _filled(sys.stdin, limit)
         else:
-            with at_home(source).open(encoding="utf-8") as file:
+            with expand_user(source).open(encoding="utf-8") as file:
                 lines = _filled(file, limit)
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is no text in UTF-8: {error.reason} at byte {error.start}.") from error
@@ -51,7 +51,9 @@ def token_limit(tokenizer: Any, model: Any, asked: int | None) -> int:
     return min(most, asked or LENGTH)
 
 
-def batches(texts: list[str], tokenizer: Any, *, batch_size: int, max_length: int, decoder: bool) -> Iterator[Any]:
+def token_batches(
+    texts: list[str], tokenizer: Any, *, batch_size: int, max_length: int, decoder: bool
+) -> Iterator[Any]:
     """Arguments of the model: input_ids, attention_mask and what else the tokenizer gives, padded on the right.
 
     decoder: give the same tokens to a decoder as well, for models that have an encoder and a decoder.
@@ -67,7 +69,7 @@ def batches(texts: list[str], tokenizer: Any, *, batch_size: int, max_length: in
         yield encoded
 
 
-def example(text: str, tokenizer: Any, max_length: int) -> tuple[str, ...]:
+def example_tokens(text: str, tokenizer: Any, max_length: int) -> tuple[str, ...]:
     """The tokens of a text as a reader would write them."""
     ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
     return tuple(tokenizer.decode([number]) for number in ids)

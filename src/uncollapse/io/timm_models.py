@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError, did_you_mean, import_optional
-from uncollapse.io import hub
-from uncollapse.io.quiet import quiet
-from uncollapse.io.seeded import seeded
+from uncollapse.io import hf_models
+from uncollapse.io.loading import fixed_seed, silence_libraries
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 WAY_OUT = "--random-weights measures the architecture without them, --checkpoint FILE takes yours."
 
 
-def load(name: str, *, random_weights: bool, way_out: str = WAY_OUT) -> nn.Module:
+def load_timm_model(name: str, *, random_weights: bool, way_out: str = WAY_OUT) -> nn.Module:
     """A model by timm's name, with its published weights unless random ones are wanted.
 
     way_out: what to do where there are no weights, said in the error.
@@ -27,7 +26,7 @@ def load(name: str, *, random_weights: bool, way_out: str = WAY_OUT) -> nn.Modul
     timm = _timm()
     try:
         weights = {} if random_weights else _weights(timm, name, way_out)
-        with quiet(), seeded():
+        with silence_libraries(), fixed_seed():
             model: nn.Module = timm.create_model(name, pretrained=not random_weights, **weights)
     except RuntimeError as error:  # such as a tag of weights that the model does not have
         raise UsageError(f"timm cannot build {name!r}: {' '.join(str(error).split())}") from error
@@ -43,10 +42,10 @@ def is_folder(path: Path) -> bool:
     return isinstance(facts, dict) and "architecture" in facts and "pretrained_cfg" in facts
 
 
-def load_folder(folder: Path, *, random_weights: bool) -> nn.Module:
+def load_timm_folder(folder: Path, *, random_weights: bool) -> nn.Module:
     """The model in a folder of timm's."""
     try:
-        with quiet(), seeded():
+        with silence_libraries(), fixed_seed():
             model: nn.Module = _timm().create_model(f"local-dir:{folder}", pretrained=not random_weights)
     except UsageError:
         raise
@@ -64,7 +63,7 @@ def check_name(name: str) -> None:
         raise UsageError(f"timm has no model {name!r}.{hint}")
 
 
-def image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
+def timm_image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
     """Pictures -> the input of the model, with the preprocessing that belongs to it."""
     _timm()
     data: Any = import_optional("timm.data", "timm")
@@ -78,7 +77,7 @@ def image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
 
 def _timm() -> Any:
     torchvision_ops.declare()
-    with quiet():
+    with silence_libraries():
         return import_optional("timm", "timm")
 
 
@@ -95,6 +94,6 @@ def _weights(timm: Any, name: str, way_out: str) -> dict[str, Any]:
     cached = next((path for path in stored if isinstance(path, str)), None)
     if cached is not None:
         return {"pretrained_cfg_overlay": {"file": cached}}
-    if not hub.answers_for(facts.hf_hub_id):
+    if not hf_models.is_on_hub(facts.hf_hub_id):
         raise UsageError(f"The weights of {name!r} cannot be fetched from the hub now; {way_out}")
     return {}

@@ -14,7 +14,7 @@ UNIONS = (typing.Union, UnionType)
 WORDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", NoneType: "null"}
 
 
-def parsed(text: str | bytes) -> Any:
+def parse(text: str | bytes) -> Any:
     """What a text in JSON says. ValueError if it is none, or has NaN or infinity, which JSON does not know."""
 
     def refuse(word: str) -> None:
@@ -26,7 +26,7 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it has lists within lists without end") from error
 
 
-def read(cls: Any, state: Any, where: str = "it") -> Any:
+def build(cls: Any, state: Any, where: str = "it") -> Any:
     """A dataclass from what `dataclasses.asdict` and JSON made of it; ValueError if a value does not fit its field.
 
     Args:
@@ -50,7 +50,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     """A value of a field of this type."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return read(kind, value, where)
+        return build(kind, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_value(inner[0], item, where) for item in value)
     if origin in (Mapping, dict) and isinstance(value, Mapping):

@@ -174,7 +174,7 @@ class Journal:
 
     def append(self, line: dict[str, Any]) -> None:
         """Write a line; it is in the file when this returns, or nothing of it: a part would spoil the next one."""
-        with files.telling(self.lines):
+        with files.write_errors(self.lines):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self.lines.open("ab", buffering=0) as file:
                 before, text = file.seek(0, os.SEEK_END), _line(line).encode("utf-8")
@@ -192,10 +192,10 @@ class Journal:
 
 def _record(text: bytes) -> dict[str, Any]:
     """What a line says. ValueError if that is no measurement: a torn one may still be JSON."""
-    record = typed_json.parsed(text.decode("utf-8"))
+    record = typed_json.parse(text.decode("utf-8"))
     if not isinstance(record, dict) or type(record.get("step")) is not int or "state" not in record:
         raise ValueError("it has no step, or no state")
-    typed_json.read(State, record["state"], "its state")
+    typed_json.build(State, record["state"], "its state")
     return record
 
 

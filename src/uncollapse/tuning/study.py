@@ -36,13 +36,13 @@ def opened(
     facts: what is searched, as JSON has it. A study in the same folder that has others is refused, with a UsageError
     that says what differs; so are a file that is torn and a study that another process has open.
     """
-    from uncollapse.io.locks import held
+    from uncollapse.io.files import try_lock
 
     optuna: Any = import_optional("optuna", "tune")
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        with nullcontext(True) if folder is None else held(folder / LOCK) as ours:
+        with nullcontext(True) if folder is None else try_lock(folder / LOCK) as ours:
             if not ours:
                 raise UsageError(
                     f"Another process has the study in {folder} open. Wait for it, or name another folder."

@@ -10,7 +10,7 @@ from torch import nn
 
 from uncollapse.attachment.attach import attach
 from uncollapse.errors import UsageError
-from uncollapse.io.seeded import seeded
+from uncollapse.io.loading import fixed_seed
 from uncollapse.tuning import space as spaces
 from uncollapse.tuning.attach_space import CURE, Arguments
 from uncollapse.tuning.study import ALIKE, Study
@@ -60,7 +60,7 @@ class Loop:
         """All trials that are missing; an error of one of them ends it, and the others as they come to their end."""
         if jobs == 1:
             while (trial := self._next()) is not None:
-                with seeded(self.seed):
+                with fixed_seed(self.seed):
                     self._try(*trial)
             return
         with ThreadPoolExecutor(jobs) as pool:

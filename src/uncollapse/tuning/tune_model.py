@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.io.seeded import seeded
+from uncollapse.io.loading import fixed_seed
 from uncollapse.tuning import space as spaces
 from uncollapse.tuning.attach_space import Arguments, space_of
 from uncollapse.tuning.pruning import Kind, Pruning
@@ -124,7 +124,7 @@ def tune(
     names = (cures,) if isinstance(cures, str) else tuple(cures)
     arguments = Arguments(space_of(names, scale, temperature, at, layers), names, options)
     fresh = _maker(model)
-    with seeded(seed):
+    with fixed_seed(seed):
         first = fresh()
     arguments.check(first)
     facts = {"direction": direction, "pruner": pruner, "seed": seed, **arguments.facts(first)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import uncollapse as uc
 from uncollapse import backbones
 from uncollapse.errors import UsageError
-from uncollapse.io.hf_models import Origin, classifier
+from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.models.text_classifier import L2Norm, UniformLoss, cure, deepened, drawn, outputs, with_l2_norms
 
@@ -33,7 +33,7 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Origin]:
 
 def made(origin: Origin, seed: int = 0) -> nn.Module:
     with seeded(seed):
-        return classifier(origin, 2).eval()
+        return load_classifier(origin, 2).eval()
 
 
 def batch(count: int = 4) -> dict[str, Tensor]:
@@ -104,11 +104,11 @@ def test_the_same_seed_draws_the_same_head(origins: dict[str, Origin]) -> None:
 
 def test_the_head_comes_from_the_random_numbers_of_the_caller(origins: dict[str, Origin]) -> None:
     torch.manual_seed(5)
-    first = classifier(origins["bert"], 2).get_parameter("classifier.weight")
-    second = classifier(origins["bert"], 2).get_parameter("classifier.weight")
+    first = load_classifier(origins["bert"], 2).get_parameter("classifier.weight")
+    second = load_classifier(origins["bert"], 2).get_parameter("classifier.weight")
     assert not torch.equal(first, second)
     torch.manual_seed(5)
-    assert torch.equal(classifier(origins["bert"], 2).get_parameter("classifier.weight"), first)
+    assert torch.equal(load_classifier(origins["bert"], 2).get_parameter("classifier.weight"), first)
 
 
 def blocks(model: nn.Module) -> list[dict[str, Tensor]]:
@@ -167,7 +167,7 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path, damage: str) -
         settings = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(settings | {"intermediate_size": 48}))
     with pytest.raises(UsageError, match=r"does not hold all weights of a Bert\w+: \d+ are missing"):
-        classifier(Origin(str(folder)), 2)
+        load_classifier(Origin(str(folder)), 2)
 
 
 def test_the_head_of_a_stack_comes_from_the_seed(origins: dict[str, Origin]) -> None:

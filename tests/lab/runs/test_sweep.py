@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.lab.sweep_recipe import registered
 
-from uncollapse.io.locks import held
+from uncollapse.io.files import try_lock
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.runs import sweep as sweeping
 from uncollapse.lab.runs.grids import Grid
@@ -78,7 +78,7 @@ def test_a_sweep_does_what_it_can(tiny: ModuleType, tmp_path: Path) -> None:
             other.close()
 
     ear = Ear(on_note=finish_elsewhere)
-    other.enter_context(held(results.path(tiny.RECIPE, foreign).with_suffix(".lock")))
+    other.enter_context(try_lock(results.path(tiny.RECIPE, foreign).with_suffix(".lock")))
     chosen = Grid({"size": (5,), "scale": (0.6, 0.8), "seed": (0, 1)}, choose=("scale",))
     faulty = Grid({"fault": ("raise", "kill"), "size": (3,)})
     made = sweep(tiny, tmp_path, Grid({"size": (4, 2, 1)}), faulty, chosen, ear=ear)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from uncollapse.io.files import keep_names, telling
+from uncollapse.io.files import sync_folder, write_errors
 from uncollapse.lab.engine.checkpoint_files import (
     STATE,
     Checkpoint,
@@ -73,7 +73,7 @@ class Checkpoints:
         checkpoint = Checkpoint(step, {group: dict(named) for group, named in tensors.items()}, dict(state))
         check(checkpoint)
         target = self.folder / f"step-{step:09d}"
-        with telling(target):
+        with write_errors(target):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
             _write(target, checkpoint, self.identity)
@@ -192,7 +192,7 @@ def _put(part: Path, target: Path) -> None:
         if old.exists():
             os.rename(old, target)
         raise
-    keep_names(target.parent)
+    sync_folder(target.parent)
     if old.exists():
         _remove(old)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from uncollapse.errors import UsageError, did_you_mean, import_optional
-from uncollapse.io.files import telling, write
+from uncollapse.io.files import write, write_errors
 
 LINES = "metrics.jsonl"
 WANDB_RUN = "wandb-run.txt"  # the id by which W&B knows the run, to go on with it
@@ -67,7 +67,7 @@ def open_trackers(
     if folder is None:
         raise UsageError(f"A folder is needed to write to for {', '.join(sorted(chosen))}, and there is none.")
     trackers: list[Tracker] = []
-    with telling(folder), ExitStack() as opened:  # if the second cannot be opened, the first is closed
+    with write_errors(folder), ExitStack() as opened:  # if the second cannot be opened, the first is closed
         folder.mkdir(parents=True, exist_ok=True)
         for name in (name for name in TRACKERS if name in chosen):
             trackers.append(TRACKERS[name](folder, run_name, config, step))
@@ -87,12 +87,12 @@ class _Lines:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         finite = {name: _plain(value) if math.isfinite(value) else None for name, value in figures.items()}
-        with telling(self._path):
+        with write_errors(self._path):
             self._file.write(json.dumps({"step": step} | finite, allow_nan=False) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        with telling(self._path):
+        with write_errors(self._path):
             self._file.close()
 
 

@@ -12,7 +12,7 @@ from uncollapse.attachment.attach import attach
 from uncollapse.attachment.inner_tokens import tokens
 from uncollapse.attachment.plan import places_for_cure
 from uncollapse.errors import UsageError
-from uncollapse.io.hf_models import Origin, classifier
+from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.losses import contra_uniform_loss
 from uncollapse.pairwise.numerics import unit_rows
 from uncollapse.registry import CURES
@@ -56,7 +56,7 @@ def drawn(origin: Origin, labels: int, *, depth: int, width: int, heads: int) ->
 
 def _sized(origin: Origin, labels: int, sizes: dict[str, Any]) -> nn.Module:
     try:
-        model = classifier(origin, labels, random_weights=True, **sizes)
+        model = load_classifier(origin, labels, random_weights=True, **sizes)
         blocks = len(backbones.find(model).blocks)
     except UsageError:
         raise
@@ -73,7 +73,7 @@ def deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.M
     repeated: block k is the pretrained block k modulo their number; else those behind the pretrained ones are random,
     as transformers makes them when it is asked for more blocks than the files have.
     """
-    source = classifier(origin, labels)
+    source = load_classifier(origin, labels)
     deep = _sized(origin, labels, {"num_hidden_layers": depth})
     paths = [[block.path for block in backbones.find(model).blocks] for model in (source, deep)]
     state = source.state_dict()

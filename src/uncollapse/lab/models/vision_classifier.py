@@ -8,7 +8,7 @@ from uncollapse.attachment.attach import attach
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import timm_models
-from uncollapse.io.quiet import quiet
+from uncollapse.io.loading import silence_libraries
 
 INITS = {"timm": "", "xavier": "jax"}  # ours -> timm's; its own has a deviation of 0.02 whatever the width
 FAMILIES = ("vision_transformer", "deit")  # modules of timm whose models are made of the same blocks and arguments
@@ -29,7 +29,7 @@ def built(name: str, classes: int, *, talking_heads: bool = False, init: str = "
     _check_family(name)
     given = {argument: value for argument, value in sizes.items() if value or value is False}
     try:
-        with quiet():
+        with silence_libraries():
             model: Any = import_optional("timm", "timm").create_model(
                 name, num_classes=classes, weight_init=INITS[init], **given
             )

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from uncollapse.errors import UsageError
-from uncollapse.io.files import ADVICE, keep_names
+from uncollapse.io.files import ADVICE, sync_folder
 
 WEIGHTS, CONFIG, SETTINGS = "model.safetensors", "config.json", "settings.json"
 SUMS = "SHA256SUMS"  # of all other files, as sha256sum reads it
@@ -99,7 +99,7 @@ def _put(part: Path, folder: Path) -> None:
         if old.exists():
             os.rename(old, folder)
         raise
-    keep_names(folder.parent)
+    sync_folder(folder.parent)
     digit = "[0-9a-f]"
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.{32 * digit}.*"):  # the old one, and what kills left
         shutil.rmtree(left, ignore_errors=True)

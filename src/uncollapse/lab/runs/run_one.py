@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from uncollapse import distributed
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.io.locks import held
+from uncollapse.io.files import try_lock
 from uncollapse.lab.config.fields import command, identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Session
@@ -95,7 +95,7 @@ def tidy(recipe: "Recipe", config: Any, results: Results, folder: Path | None) -
     lock = lock_of(recipe, config, results)
     if not lock.exists() and (folder is None or not any(folder.glob("*step-*"))):
         return
-    with suppress(OSError), held(lock) as ours:  # in a folder that may only be read it stays
+    with suppress(OSError), try_lock(lock) as ours:  # in a folder that may only be read it stays
         if ours:  # else another process runs it again
             clear(folder, recipe, config)
 

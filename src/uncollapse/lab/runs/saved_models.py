@@ -14,9 +14,9 @@ from uncollapse.attachment.attach import attachments
 from uncollapse.attachment.save import DESCRIPTION, load_cure, save_cure
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.errors import UsageError, file_errors, import_optional
-from uncollapse.io.hf_models import Origin, classifier, tokenizer
-from uncollapse.io.quiet import quiet
-from uncollapse.io.weights import load_into
+from uncollapse.io.hf_models import Origin, load_classifier, load_tokenizer
+from uncollapse.io.loading import silence_libraries
+from uncollapse.io.tensor_files import load_into
 from uncollapse.lab.data.image.augmentation import SHARE
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import aside
@@ -67,7 +67,7 @@ def keep_text(
             model.config.id2label = dict(enumerate(labels))
             model.config.label2id = {label: number for number, label in enumerate(labels)}
         own = {name: tensor for name, tensor in model.state_dict().items() if not is_of_cure(name)}
-        with quiet(import_optional("transformers", "hf")):
+        with silence_libraries(import_optional("transformers", "hf")):
             model.save_pretrained(folder, state_dict=own)
             words.save_pretrained(folder)
         if attachments(model):
@@ -90,11 +90,11 @@ def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
     check_weights(folder)
     labels = facts.get("id2label") or {0: "", 1: ""}
     origin = Origin(str(folder))
-    model = classifier(origin, len(labels), head_too=True)
+    model = load_classifier(origin, len(labels), head_too=True)
     if _has_l2(settings):
         with_l2_norms(model, place_of(settings["at"]))
     load_kept_cure(model, folder)
-    return model.eval(), tokenizer(origin)
+    return model.eval(), load_tokenizer(origin)
 
 
 def keep_vision(session: Session, vit: Any, config: Any, classes: Sequence[str]) -> None:

@@ -6,8 +6,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from uncollapse.io.files import NotWrittenError, write
-from uncollapse.io.locks import held
+from uncollapse.io.files import NotWrittenError, try_lock, write
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.runs.run_one import folder_of, lock_of, placed, tidy
 from uncollapse.lab.runs.run_queue import Agenda
@@ -168,7 +167,7 @@ class Sweep:
         if worker not in self.running:
             return
         config = self.running.pop(worker)
-        with held(lock_of(self.agenda.recipe, config, self.agenda.results)):
+        with try_lock(lock_of(self.agenda.recipe, config, self.agenda.results)):
             pass  # taken and given back, so that no file is left of a worker that was killed
         if self._stopping:
             self.agenda.put_back(config)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 import uncollapse
-from uncollapse.io.locks import held
+from uncollapse.io.files import try_lock
 from uncollapse.lab.engine.runtime import Judge, PrunedError, Session
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
@@ -139,7 +139,7 @@ def _run(job: Job, connection: Connection) -> None:
     results = Results(job.results)
     judge = None if job.judged is None else _judge(connection, job.judged)
     session = replace(job.session, progress=_reporter(connection), judge=judge)
-    with held(lock_of(recipe, job.config, results)) as ours, warnings.catch_warnings():
+    with try_lock(lock_of(recipe, job.config, results)) as ours, warnings.catch_warnings():
         warnings.showwarning = _noter(connection)
         if not ours:
             _tell(connection, Message("busy"))

@@ -30,10 +30,10 @@ def test_ogb_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("raw/edge", b"torn", "no intact file"),
+        ("raw/edge", b"torn", "not a valid file"),
         ("raw/edge", None, r"ogbn_arxiv is not complete\. .* \(raw/edge\.csv\.gz\), or name"),
         ("raw/edge", "0,5\n", "above its 5 nodes"),
-        ("raw/edge", "", "no intact file"),
+        ("raw/edge", "", "not a valid file"),
         ("raw/node-feat", "nan,0\n" * 5, "finite"),
         ("raw/node-label", "0\n", "labels"),
         ("split/time/test", "0\n", "in two of"),

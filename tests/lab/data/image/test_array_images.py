@@ -78,7 +78,7 @@ def test_files_with_another_check_sum_are_never_opened(tmp_path: Path, monkeypat
     offline(monkeypatch)
     for file, _ in datasets.CIFAR10.train_list + datasets.CIFAR10.test_list:
         put(tmp_path / "cifar-10-batches-py" / file, pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(UsageError, match=r"no intact folder cifar-10-batches-py, and cifar10 cannot be fetched now"):
+    with pytest.raises(UsageError, match=r"not a valid folder cifar-10-batches-py, and cifar10 cannot be fetched now"):
         image_sets.load("cifar10", tmp_path)
     assert not (tmp_path / "sprung").exists()
 
@@ -87,7 +87,7 @@ def test_files_with_another_check_sum_are_never_opened(tmp_path: Path, monkeypat
 def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     offline(monkeypatch)
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(UsageError, match=rf"cache has no intact folder .*{name} cannot .*\. Get it from .*--data-root"):
+    with pytest.raises(UsageError, match=rf"cache has not a valid folder .*{name} cannot .*\. Get it from .*--data-root"):
         image_sets.load(name, None)
 
 
@@ -134,7 +134,7 @@ def test_a_torn_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offline(monkeypatch)
     path = fashion(tmp_path) / "FashionMNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UsageError, match="no intact folder FashionMNIST"):
+    with pytest.raises(UsageError, match="not a valid folder FashionMNIST"):
         image_sets.load("fashion-mnist", tmp_path)
 
 

@@ -13,7 +13,7 @@ from tests.lab.tiny_text import SENTENCES, tiny_model, write_sst2
 
 from uncollapse import backbones
 from uncollapse.errors import UsageError
-from uncollapse.io.hf_models import Origin, classifier
+from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.bert_depth import recipe as bert_depth
@@ -111,7 +111,7 @@ def test_from_scratch_it_has_the_shape_that_was_asked_for(place: Path) -> None:
 def test_stacked_it_starts_from_the_pretrained_blocks(place: Path) -> None:
     origin = Origin(str(place / "bert"))
     model = bert_depth.build(config(place, **STARTS["stacked"]), origin, SST2)
-    pretrained = classifier(origin, 2)
+    pretrained = load_classifier(origin, 2)
     name = "attention.self.query.weight"
     for number, block in enumerate((0, 1, 0)):
         found = model.get_parameter(f"bert.encoder.layer.{number}.{name}")

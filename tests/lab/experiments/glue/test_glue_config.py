@@ -15,7 +15,7 @@ import uncollapse as uc
 from uncollapse.backbones.huggingface_blocks import ALBERT_NUMBERS, NUMBERS
 from uncollapse.cures import ContraNorm
 from uncollapse.errors import UsageError
-from uncollapse.io.hf_models import Origin, classifier
+from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
@@ -42,7 +42,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 def made(origin: Origin) -> nn.Module:
     with seeded(0):
-        return classifier(origin, 2).eval()
+        return load_classifier(origin, 2).eval()
 
 
 def cures(model: nn.Module) -> list[ContraNorm]:
@@ -230,7 +230,7 @@ def test_one_step_is_refused(session: Session, origins: dict[str, Origin]) -> No
 
 def test_a_model_with_a_cure_is_no_start(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "kept")
-    model = classifier(Origin(str(folder)), 2)
+    model = load_classifier(Origin(str(folder)), 2)
     uc.attach(model, "contra_norm", scale=0.1)
     uc.save_cure(model, folder)
     with pytest.raises(UsageError, match="was kept with a cure in it"):

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.io.arrays import check_unpacked
 from uncollapse.io.download import cause, missing_files
-from uncollapse.io.quiet import quiet
+from uncollapse.io.loading import silence_libraries
+from uncollapse.io.tensor_files import check_unpacked
 from uncollapse.lab.data.graph.splits import Split, masks
 
 BLOCK, SPARE = 2**22, 2**26  # bytes that are unpacked at a time, and that a small file may unpack to
@@ -96,7 +96,7 @@ def _fetch(root: Path, folder: Path) -> None:
             f"{folder} is not there, and {_why(error)}. Install it with pip install ogb, {advice}"
         ) from error
     try:
-        with quiet(), redirect_stdout(io.StringIO()):  # it prints
+        with silence_libraries(), redirect_stdout(io.StringIO()):  # it prints
             ogb.NodePropPredDataset("ogbn-arxiv", root=str(root))
     except (Exception, SystemExit) as error:  # the network, the disk, a question that nobody answers
         words = "ogb gave up" if isinstance(error, SystemExit) else cause(error)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.io import graphs
-from uncollapse.io.files import at_home, user_cache
+from uncollapse.io.files import expand_user, user_cache
 from uncollapse.lab.data.graph import arxiv, heterophilous
 from uncollapse.lab.data.graph.csbm import csbm
 from uncollapse.lab.data.graph.features import NORMALISATIONS, hide
@@ -81,7 +81,7 @@ def load(
     if name not in NAMES:
         hint = did_you_mean(name, NAMES)
         raise UsageError(f"data must be one of {', '.join(NAMES)}, got {name!r}.{hint}")
-    folder = at_home(root or user_cache())
+    folder = expand_user(root or user_cache())
     source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
     masks = choose(split, split_index, source.y, source.own, name=name, root=folder)
     x = normalised(source.x, normalise)
@@ -105,7 +105,7 @@ def _csbm(seed: int, drawn: Mapping[str, Any]) -> Source:
 
 def _karate(name: str, root: Path, seed: int) -> Source:
     """Its four labelled nodes are for training; half of the others, by the seed, for validation."""
-    data, _ = graphs.load(name, None)
+    data, _ = graphs.load_graph(name, None)
     others = (~data.train_mask).nonzero().squeeze(1)
     others = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))]
     validation = torch.zeros_like(data.train_mask).index_fill(0, others[: len(others) // 2], True)
@@ -114,7 +114,7 @@ def _karate(name: str, root: Path, seed: int) -> Source:
 
 
 def _planetoid(name: str, root: Path, seed: int) -> Source:
-    data = graphs.citations(name, root)
+    data = graphs.load_planetoid(name, root)
     public = Split(data.train, data.validation, data.test)
     published = public._replace(test=~(data.train | data.validation))
     return Source(data.x, data.edge_index, data.y, Own((published,), (public,)))

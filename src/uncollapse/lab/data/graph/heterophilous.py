@@ -12,8 +12,8 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import download
-from uncollapse.io.arrays import read_npz
-from uncollapse.io.quiet import quiet
+from uncollapse.io.loading import silence_libraries
+from uncollapse.io.tensor_files import read_npz
 from uncollapse.lab.data.graph.splits import Split, masks
 
 ARRAYS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
@@ -102,11 +102,11 @@ def _pyg(loader: Loader, name: str, root: Path) -> Heterophilous:
         f"the project graphdml-uiuc-jlu/geom-gcn on GitHub (or put {name}.npz of yandex-research/heterophilous-graphs "
         f"into {root / 'heterophilous'})"
     )
-    download.complete(dataset, loader.settings, folder, page)
+    download.download_missing(dataset, loader.settings, folder, page)
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(folder, Path(scratch) / loader.raw, copy_function=shutil.copyfile)
         try:
-            with quiet():
+            with silence_libraries():
                 data = dataset(str(Path(scratch) / loader.top), **loader.settings)[0]
         except Exception as error:  # a torn text can make its reader raise anything
             raise UsageError(f"{folder} has no intact raw files of {name}. Get them again from {page}.") from error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.io.arrays import read_npz
+from uncollapse.io.tensor_files import read_npz
 
 SPLITS = ("published", "public", "60/20/20", "48/32/20", "contranorm")
 SHARES = {"60/20/20": (0.6, 0.2), "48/32/20": (0.48, 0.32)}

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from uncollapse.errors import UsageError, file_errors, import_optional
-from uncollapse.io.arrays import check_unpacked
+from uncollapse.io.tensor_files import check_unpacked
 from uncollapse.lab.runs.records import fingerprint
 
 PAGE = "cs.nyu.edu/~silberman/datasets/nyu_depth_v2.html"

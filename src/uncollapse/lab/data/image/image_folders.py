@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.io.decoding import ENDINGS, decoded
+from uncollapse.io.images import IMAGE_SUFFIXES, decode_image
 from uncollapse.lab.data.image.class_lists import ClassList, listed
 from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
 
@@ -43,7 +43,7 @@ class Files:
         path = self.path(number)
         try:
             with open(path, "rb") as file:
-                return decoded(file, path)
+                return decode_image(file, path)
         except OSError as error:
             raise UnreadableError(f"{path}: {error.strerror or error}") from error
 
@@ -94,7 +94,7 @@ def _pictures(folder: Path, classes: tuple[str, ...]) -> Pictures:
     if empty:
         raise UsageError(
             f"{folder} has no pictures of the classes {listed(empty)}. Put some there, remove these folders, or leave "
-            f"the classes out with --class-list. Pictures end in {', '.join(sorted(ENDINGS))}."
+            f"the classes out with --class-list. Pictures end in {', '.join(sorted(IMAGE_SUFFIXES))}."
         )
     labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor([len(found) for found in files]))
     return Pictures.all_of(Files(folder, [name for found in files for name in found]), labels, classes)
@@ -117,7 +117,7 @@ def _files(folder: Path, name: str) -> Iterator[str]:
     for place, within, names in os.walk(folder / name, onerror=_refuse):
         within[:] = [one for one in within if not one.startswith(".")]
         for one in names:
-            if not one.startswith(".") and os.path.splitext(one)[1].lower() in ENDINGS:
+            if not one.startswith(".") and os.path.splitext(one)[1].lower() in IMAGE_SUFFIXES:
                 yield f"{place[start:]}/{one}"
 
 

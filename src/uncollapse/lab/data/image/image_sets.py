@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.io.files import at_home, user_cache
+from uncollapse.io.files import expand_user, user_cache
 from uncollapse.lab.data.image import array_images, class_lists, image_folders, packed_images
 from uncollapse.lab.data.image.class_lists import ClassList
 from uncollapse.lab.data.image.image_source import ImageSet, Pictures
@@ -26,9 +26,9 @@ def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = 
     """
     if unlabelled and (data != WITHOUT_LABELS or class_list):
         raise UsageError(f"Only the whole of {WITHOUT_LABELS} has pictures without labels; leave out --unlabelled.")
-    wanted = class_lists.read(at_home(class_list)) if class_list else None
-    top = at_home(root or (user_cache() if data in NAMES else Path()))
-    folder = top / at_home(data)
+    wanted = class_lists.read(expand_user(class_list)) if class_list else None
+    top = expand_user(root or (user_cache() if data in NAMES else Path()))
+    folder = top / expand_user(data)
     if (folder / "train").is_dir() and not (folder / "train.npz").is_file():
         train, test, part = image_folders.read(folder, wanted)
         facts: dict[str, Any] = {"kind": "folder", "judged_by": part}
@@ -42,7 +42,7 @@ def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = 
 
 def load_plain(data: str, root: Path | None) -> ImageSet | None:
     """The pictures of a folder without parts and classes, to learn from only; None if `data` is no such folder."""
-    folder = at_home((root or Path()) / data)
+    folder = expand_user((root or Path()) / data)
     if data in NAMES or not folder.is_dir() or (folder / "train").is_dir() or (folder / "train.npz").is_file():
         return None
     found = image_folders.plain(folder)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.io.decoding import UnreadableError
+from uncollapse.io.images import UnreadableError
 from uncollapse.lab.runs.records import fingerprint
 
 __all__ = ["ImageSet", "Pictures", "Source", "UnreadableError", "split"]

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from uncollapse.errors import UsageError, file_errors
-from uncollapse.io.arrays import check_growth, member, read_npz
-from uncollapse.io.decoding import decoded
+from uncollapse.io.images import decode_image
+from uncollapse.io.tensor_files import check_growth, read_member, read_npz
 from uncollapse.lab.data.image.image_source import Pictures
 
 ARRAYS = ("data", "offsets", "labels")
@@ -32,7 +32,7 @@ class Packed:
     def picture(self, number: int) -> Any:
         """A picture in colour."""
         content = self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
-        return decoded(io.BytesIO(content), f"picture {number} of {self.name}")
+        return decode_image(io.BytesIO(content), f"picture {number} of {self.name}")
 
     def fingerprint(self) -> str:
         """Of all bytes."""
@@ -62,7 +62,7 @@ def read(path: Path) -> Pictures:
 
 def _classes(path: Path) -> tuple[str, ...]:
     with file_errors(path, "file of packed pictures"), zipfile.ZipFile(path) as file:
-        found = member(file, "classes") if "classes.npy" in file.namelist() else None
+        found = read_member(file, "classes") if "classes.npy" in file.namelist() else None
     if found is None or found.dtype.kind != "U" or found.ndim != 1:
         got = "none" if found is None else f"{found.dtype} of {found.shape}"
         raise UsageError(f"{path} must have in classes their names, texts (classes,), got {got}.")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.io.files import at_home
+from uncollapse.io.files import expand_user
 from uncollapse.lab.data.text import glue_hub
 from uncollapse.lab.data.text.glue_files import Examples, read
 from uncollapse.lab.data.text.glue_own import own
@@ -14,7 +14,7 @@ __all__ = ["NAMES", "OWN", "TASKS", "Columns", "Examples", "Glue", "check", "fin
 
 def check(name: str) -> None:
     """Raise unless it names a task of GLUE or a folder."""
-    if name not in TASKS and not at_home(name).is_dir():
+    if name not in TASKS and not expand_user(name).is_dir():
         hint = did_you_mean(name, TASKS)
         raise UsageError(
             f"task is a task of GLUE ({', '.join(TASKS)}) or a folder with your own train.tsv and dev.tsv, "
@@ -25,7 +25,7 @@ def check(name: str) -> None:
 def find(name: str) -> Glue:
     """A task of GLUE by its name, or what the training file in a folder makes of it."""
     check(name)
-    return TASKS[name] if name in TASKS else own(at_home(name))
+    return TASKS[name] if name in TASKS else own(expand_user(name))
 
 
 def load(task: Glue, part: str, root: Path | None) -> Examples:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.io.hub import TIMEOUT
+from uncollapse.io.hf_models import TIMEOUT
 from uncollapse.lab.data.text.glue_files import Examples
 from uncollapse.lab.data.text.glue_tasks import Glue
 

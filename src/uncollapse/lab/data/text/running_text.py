@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from uncollapse.errors import UsageError, file_errors
-from uncollapse.io.arrays import check_unpacked
+from uncollapse.io.tensor_files import check_unpacked
 
 Document = tuple[str, ...]  # its sentences, in their order
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.io.files import at_home
-from uncollapse.io.weights import load_into, weights_of
+from uncollapse.io.files import expand_user
+from uncollapse.io.tensor_files import load_into, weights_of
 from uncollapse.lab.config.fields import build, settings
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
@@ -27,7 +27,7 @@ class KeptEncoder(NamedTuple):
 
 def load_encoder(folder: str | Path) -> KeptEncoder:
     """The encoder that a run with --keep left in a folder, as `keeping.keep_weights` writes it."""
-    folder = at_home(folder)
+    folder = expand_user(folder)
     config = _config(folder)
     encoder = momentum.build(config) if isinstance(config, MomentumConfig) else contrastive.build(config)
     path = folder / WEIGHTS

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.io.files import at_home
+from uncollapse.io.files import expand_user
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.image import depth_maps
 from uncollapse.lab.data.image.depth_maps import Scenes
@@ -95,7 +95,7 @@ def start(config: DepthConfig) -> Start:
 
 def place(config: DepthConfig, session: Session) -> Path:
     """Where the .mat file is."""
-    return at_home(session.data_root or Path()) / at_home(config.data)
+    return expand_user(session.data_root or Path()) / expand_user(config.data)
 
 
 def digest(config: DepthConfig, session: Session) -> str:

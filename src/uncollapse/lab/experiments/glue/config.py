@@ -12,7 +12,7 @@ from uncollapse.attachment.save import DESCRIPTION
 from uncollapse.backbones.huggingface_blocks import NUMBERS
 from uncollapse.errors import UsageError
 from uncollapse.io.files import user_cache
-from uncollapse.io.hf_models import Origin, tokenizer
+from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.io.text_batches import token_limit
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.text import glue
@@ -141,7 +141,7 @@ def same_data(config: TextConfig, session: Session, record: Mapping[str, Any]) -
 def load(config: TextConfig, session: Session, origin: Origin) -> Data:
     """The data of a run, in tokens of its model."""
     task = glue.find(config.task)
-    words = tokenizer(origin)
+    words = load_tokenizer(origin)
     whole = glue.load(task, "train", session.data_root)
     if config.examples > len(whole):
         raise UsageError(f"{config.task} has {len(whole)} training examples, got examples {config.examples}.")

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from uncollapse.io.hf_models import Origin, classifier
+from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.data.text import glue_server
 from uncollapse.lab.data.text.glue import Examples, Glue
 from uncollapse.lab.engine.runtime import Session
@@ -45,7 +45,7 @@ class Config(TextConfig):
 def build(config: Config, origin: Origin, task: Glue) -> nn.Module:
     """The model at its start, with the outputs that its task needs."""
     with seeded(config.seed):
-        model = classifier(origin, task.outputs)
+        model = load_classifier(origin, task.outputs)
     sentences.put_cure(model, config)
     return model
 

@@ -73,7 +73,7 @@ def teacher_of(name: str, student: Any, classes: Sequence[str]) -> Teacher | Non
         model, known = load_vision(name)
     else:
         way_out = "name a folder that --keep wrote as the teacher."
-        model, known = timm_models.load(name, random_weights=False, way_out=way_out), ()
+        model, known = timm_models.load_timm_model(name, random_weights=False, way_out=way_out), ()
     _check_classes(name, model, known, classes)
     return Teacher(model, student)
 

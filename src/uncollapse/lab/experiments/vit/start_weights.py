@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from uncollapse.attachment.save import DESCRIPTION
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import timm_models
-from uncollapse.io.quiet import quiet
-from uncollapse.io.weights import weights_of
+from uncollapse.io.loading import silence_libraries
+from uncollapse.io.tensor_files import weights_of
 from uncollapse.lab.models.vision_classifier import heads_of
 from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json
 from uncollapse.lab.runs.saved_models import load_kept_cure
@@ -41,7 +41,7 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classe
     if start == SCRATCH:
         return False
     if start == PUBLISHED:
-        published = timm_models.load(name, random_weights=False, way_out="begin with --start scratch.")
+        published = timm_models.load_timm_model(name, random_weights=False, way_out="begin with --start scratch.")
         _fill(vit, published.state_dict(), heads_of(published), f"The published model {name}")
         return False
     folder = Path(start)
@@ -130,7 +130,7 @@ def _resized(vit: nn.Module, weights: dict[str, Tensor], start: str) -> dict[str
     """The weights with positions and patches in the model's sizes."""
     module: Any = import_optional("timm.models.vision_transformer", "timm")
     try:
-        with quiet(), torch.no_grad():
+        with silence_libraries(), torch.no_grad():
             resized: dict[str, Tensor] = module.checkpoint_filter_fn(weights, vit)
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = " ".join(str(error).split())

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from uncollapse.io.decoding import ENDINGS, FORMATS, UnreadableError, decoded
+from uncollapse.io.images import FORMATS, IMAGE_SUFFIXES, UnreadableError, decode_image
 
 NOISE = Image.fromarray(numpy.random.default_rng(0).integers(0, 255, (16, 16, 3), "uint8"))
 
@@ -30,7 +30,7 @@ def saved(picture: Any, form: str = "PNG", **settings: Any) -> bytes:
 def read(data: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is said on the way
-        return decoded(io.BytesIO(data), "x.png")
+        return decode_image(io.BytesIO(data), "x.png")
 
 
 def declared(width: int, height: int) -> bytes:
@@ -112,7 +112,7 @@ def test_damaged_files_are_read_or_refused(form: str) -> None:
         for _ in range(min(len(damaged), 4)):
             damaged[numbers.randrange(min(len(damaged), 200))] = numbers.randrange(256)
         try:
-            assert decoded(io.BytesIO(damaged), "x").mode == "RGB"
+            assert decode_image(io.BytesIO(damaged), "x").mode == "RGB"
         except UnreadableError:
             refused += 1
     assert refused > 20
@@ -120,4 +120,4 @@ def test_damaged_files_are_read_or_refused(form: str) -> None:
 
 def test_endings_are_those_of_the_formats() -> None:
     known = Image.registered_extensions()
-    assert {known[ending] for ending in ENDINGS} == set(FORMATS)
+    assert {known[ending] for ending in IMAGE_SUFFIXES} == set(FORMATS)

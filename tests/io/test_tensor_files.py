@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from uncollapse.io import UsageError
-from uncollapse.io.weights import load_into
+from uncollapse.io.tensor_files import load_into
 
 
 class Run:

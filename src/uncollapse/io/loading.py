@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
+import torch
+
 LOGGERS = ("huggingface_hub", "timm", "torch_geometric")
 
 
 @contextmanager
-def quiet(transformers: Any = None) -> Iterator[None]:
+def silence_libraries(transformers: Any = None) -> Iterator[None]:
     """No progress bars, log lines and warnings below an error; afterwards everything is as it was."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
@@ -33,3 +35,11 @@ def quiet(transformers: Any = None) -> Iterator[None]:
             chatter.set_verbosity(verbosity)
             if bars:
                 chatter.enable_progress_bar()
+
+
+@contextmanager
+def fixed_seed(seed: int = 0) -> Iterator[None]:
+    """Draw from a seed inside; outside, the random state is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
+        yield
