@@ -234,9 +234,7 @@ def _read(path: Path, understand: Callable[[Any, int], T]) -> T:
         return understand(_Unpickler(io.BytesIO(content), encoding="bytes").load(), len(content))
     except Exception as error:  # a pickle can make the unpickler and numpy raise anything
         reason = f": {error}" if isinstance(error, ValueError) else ""
-        raise UsageError(
-            f"{path} is no intact file of Planetoid's{reason}. Get it again from where it came."
-        ) from error
+        raise UsageError(f"{path} is not a valid Planetoid file{reason}. Download it again.") from error
 
 
 def _check(content: bytes) -> None:
