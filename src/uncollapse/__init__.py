@@ -1,4 +1,4 @@
-"""Find, mend and prove mended the collapse of representations in deep networks.
+"""Find representation collapse in deep networks, fix it, and verify the fix.
 
 >>> import torch, uncollapse as uc
 >>> x = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(0))
@@ -10,31 +10,95 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from uncollapse.registry import RENDERERS, Later
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names as in _PUBLIC, for editors and type checkers
+    from uncollapse import cures as cures
+    from uncollapse import losses as losses
+    from uncollapse import metrics as metrics
+    from uncollapse import pairwise as pairwise
+    from uncollapse.attachment.attach import Attachment as Attachment
+    from uncollapse.attachment.attach import attach as attach
+    from uncollapse.attachment.attach import attachments as attachments
+    from uncollapse.attachment.attach import detach as detach
+    from uncollapse.attachment.attach import places as places
+    from uncollapse.attachment.inner_tokens import Tokens as Tokens
+    from uncollapse.attachment.inner_tokens import tokens as tokens
+    from uncollapse.attachment.save import load_cure as load_cure
+    from uncollapse.attachment.save import save_cure as save_cure
     from uncollapse.cures import *  # noqa: F403
+    from uncollapse.diagnosis.embeddings import RowStatistics as RowStatistics
+    from uncollapse.diagnosis.embeddings import diagnose_rows as diagnose_rows
+    from uncollapse.diagnosis.result import Diagnosis as Diagnosis
+    from uncollapse.diagnosis.run import diagnose as diagnose
+    from uncollapse.diagnosis.run import diagnose_activations as diagnose_activations
+    from uncollapse.diagnosis.stats.moments import Moments as Moments
+    from uncollapse.diagnosis.stats.reservoir import Reservoir as Reservoir
     from uncollapse.losses import *  # noqa: F403
     from uncollapse.metrics import *  # noqa: F403
-    from uncollapse.public import *  # noqa: F403
+    from uncollapse.monitoring.monitor import CollapseWarning as CollapseWarning
+    from uncollapse.monitoring.monitor import Monitor as Monitor
+    from uncollapse.monitoring.monitor import Rule as Rule
+    from uncollapse.registry import CURES as CURES
+    from uncollapse.registry import LOSSES as LOSSES
+    from uncollapse.registry import METRICS as METRICS
+    from uncollapse.tuning.tune_model import Tuned as Tuned
+    from uncollapse.tuning.tune_model import tune as tune
 
 __version__ = "0.1.0"
 
-RENDERERS.add("page", Later.imported("uncollapse.report", "write"))  # `diagnosis` does not import `report`
-RENDERERS.add("plot", Later.imported("uncollapse.report", "plot"))
+# The public names and the module of each, which is imported when a name is first used: torch alone takes a second.
+_PUBLIC = {
+    "uncollapse": "cures losses metrics pairwise __version__",
+    "uncollapse.attachment.attach": "Attachment attach attachments detach places",
+    "uncollapse.attachment.inner_tokens": "Tokens tokens",
+    "uncollapse.attachment.save": "load_cure save_cure",
+    "uncollapse.cures": "AttnScale ContraNorm DropEdge FeatScale PairNorm "
+    "attn_scale contra_norm drop_edge feat_scale pair_norm",
+    "uncollapse.diagnosis.embeddings": "RowStatistics diagnose_rows",
+    "uncollapse.diagnosis.result": "Diagnosis",
+    "uncollapse.diagnosis.run": "diagnose diagnose_activations",
+    "uncollapse.diagnosis.stats.moments": "Moments",
+    "uncollapse.diagnosis.stats.reservoir": "Reservoir",
+    "uncollapse.losses": "PatchMix align_loss contra_uniform_loss cutmix_patches info_nce patch_contrastive_loss "
+    "patch_cosine_loss patch_mixing_loss uniform_loss",
+    "uncollapse.metrics": "Interval alignment alignment_interval alpha_req attention_entropy attention_similarity "
+    "attention_std dirichlet_energy effective_rank feature_correlation feature_variance group_distance_ratio lidar "
+    "mean_average_distance mean_cosine outlier_share pairwise_potential participation_ratio rankme singular_values "
+    "stable_rank token_variance uniformity uniformity_gap uniformity_interval uniformity_optimum",
+    "uncollapse.monitoring.monitor": "CollapseWarning Monitor Rule",
+    "uncollapse.registry": "CURES LOSSES METRICS",
+    "uncollapse.tuning.tune_model": "Tuned tune",
+}
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """A public name or a module, imported when it is first asked for: without them, the command line starts at once."""
-    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name.startswith("__") and name != "__all__":  # which Python and its tools ask every module for
+    """Import a public name, a module of the package, or an entry that a file in one of its folders registered."""
+    if name.startswith("__"):  # Python and its tools ask every module for such names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    public = importlib.import_module(f"{__name__}.public")
-    globals().update({known: getattr(public, known) for known in public.__all__})
-    return getattr(public, name)
+    if _MODULES.get(name, __name__) != __name__:
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return value
+    if find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    return _find_registered(name)
+
+
+def _find_registered(name: str) -> Any:
+    """Return the function or layer of a registry's entry that _PUBLIC does not list."""
+    from uncollapse.errors import did_you_mean
+    from uncollapse.registry import CURES, LOSSES, METRICS
+
+    for registry in (METRICS, CURES, LOSSES):
+        if name in registry:
+            return registry[name].function
+    for entry in CURES.values():
+        if name == entry.layer.__name__:
+            return entry.layer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
 
 
 def __dir__() -> list[str]:
-    """All public names, for editors."""
-    return sorted({*globals(), *importlib.import_module(f"{__name__}.public").__all__})
+    """List all public names, for editors."""
+    return sorted({*globals(), *__all__})

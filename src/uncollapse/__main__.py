@@ -1,4 +1,4 @@
-"""`python -m uncollapse`, which launchers of several processes need: `torchrun -m uncollapse train …`."""
+"""The command as `python -m uncollapse`, which launchers need: `torchrun -m uncollapse train …`."""
 
 from uncollapse.cli.app import app
 
