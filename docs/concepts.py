@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from boards import IMAGES, RESULTS, Row  # the module beside this one
 
-from uncollapse.report.canvas import INK, LINE, QUIET, blank, colour, legend_below, save
+from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
 
 RESULT = RESULTS / "concepts.json"
 LAYERS = {"mean_cosine": "a. Mean cosine of two tokens", "effective_rank": "b. Effective rank of the tokens"}
@@ -65,20 +65,20 @@ def draw() -> Iterator[Path]:
 
 def _draw_spheres() -> Path:
     """Tokens on the sphere above, their singular values below."""
-    figure, _ = blank("", (11.0, 5.4))
+    figure, _ = new_figure("", (11.0, 5.4))
     figure.clear()
     above, below = figure.subplots(2, 3, height_ratios=[3, 1.3])
     for number, (name, one) in enumerate(found()["spheres"].items()):
         _sphere(above[number], np.array(one["points"]), number)
         above[number].set_title(name, fontsize=12, color=INK)
-        below[number].bar(range(1, 4), one["spectrum"], width=0.5, color=colour(number))
+        below[number].bar(range(1, 4), one["spectrum"], width=0.5, color=series_colour(number))
         below[number].set(ylim=(0, 1), xticks=range(1, 4), yticks=[0, 0.5, 1])
         below[number].spines[["top", "right"]].set_visible(False)
         below[number].spines[["left", "bottom"]].set_color(QUIET)
         below[number].tick_params(colors=QUIET, labelcolor=INK, labelsize=9)
         below[number].set_xlabel("singular value", color=INK)
     below[0].set_ylabel("share of the sum", color=INK)
-    return save(figure, IMAGES / "concepts_spheres.svg")
+    return save_figure(figure, IMAGES / "concepts_spheres.svg")
 
 
 def _sphere(axes: Any, points: Any, number: int) -> None:
@@ -90,7 +90,7 @@ def _sphere(axes: Any, points: Any, number: int) -> None:
     axes.plot(np.cos(RING), np.sin(RING), color=QUIET, linewidth=1.0)
     x, y, depth = _seen(points)
     for there, alpha in ((depth > 0, 0.3), (depth <= 0, 0.95)):
-        look = {"color": colour(number), "markersize": 5, "alpha": alpha, "markeredgewidth": 0}
+        look = {"color": series_colour(number), "markersize": 5, "alpha": alpha, "markeredgewidth": 0}
         axes.plot(x[there], y[there], "o", **look)
     _bare(axes, 1.08)
 
@@ -103,23 +103,23 @@ def _seen(points: Any) -> tuple[Any, Any, Any]:
 
 def _draw_pairs() -> Path:
     """Pairs of views on the circle, each pair joined by a line, in four states."""
-    figure, panels = blank("", (10.5, 3.7), 4)
+    figure, panels = new_figure("", (10.5, 3.7), 4)
     for number, (axes, (name, one)) in enumerate(zip(panels, found()["pairs"].items(), strict=True)):
         x, y = np.array(one["x"]), np.array(one["y"])
         axes.plot(np.cos(RING), np.sin(RING), color=LINE, linewidth=1.2)
-        axes.plot(*np.stack([x, y]).transpose(2, 0, 1), color=colour(number), linewidth=1.2, alpha=0.6)
-        axes.plot(*x.T, "o", color=colour(number), markersize=7, markeredgewidth=0)
-        axes.plot(*y.T, "o", color=colour(number), markersize=6, markerfacecolor="none", markeredgewidth=1.4)
+        axes.plot(*np.stack([x, y]).transpose(2, 0, 1), color=series_colour(number), linewidth=1.2, alpha=0.6)
+        axes.plot(*x.T, "o", color=series_colour(number), markersize=7, markeredgewidth=0)
+        axes.plot(*y.T, "o", color=series_colour(number), markersize=6, markerfacecolor="none", markeredgewidth=1.4)
         alignment, uniformity = _number(one["figures"]["alignment"]), _number(one["figures"]["uniformity"])
         lines = (*name.split(", "), f"alignment {alignment}", f"uniformity {uniformity}")
         axes.set_title("\n".join(lines), fontsize=10, color=INK)
         _bare(axes, 1.15)
-    return save(figure, IMAGES / "concepts_pairs.svg")
+    return save_figure(figure, IMAGES / "concepts_pairs.svg")
 
 
 def _draw_step() -> Path:
     """Where one step of ContraNorm takes points, and where they are on the circle then."""
-    figure, panels = blank("", (11.0, 4.2), 3)
+    figure, panels = new_figure("", (11.0, 4.2), 3)
     one = found()["step"]
     before, moved, after = (np.array(rows) for rows in (one["before"]["points"], one["moved"], one["after"]["points"]))
     titles = ("before", "one step: x − s·m", "after, on the circle again")
@@ -129,26 +129,26 @@ def _draw_step() -> Path:
         axes.set_title(title + told, fontsize=10, color=INK)
         _bare(axes, 1.15)
     look = {"markersize": 6, "markeredgewidth": 0}
-    panels[0].plot(*before.T, "o", color=colour(0), **look)
-    panels[1].plot(*before.T, "o", color=colour(0), alpha=0.35, **look)
+    panels[0].plot(*before.T, "o", color=series_colour(0), **look)
+    panels[1].plot(*before.T, "o", color=series_colour(0), alpha=0.35, **look)
     for start, end in zip(before, moved, strict=True):
-        panels[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": colour(1), "linewidth": 1.2})
-    panels[2].plot(*after.T, "o", color=colour(2), **look)
-    return save(figure, IMAGES / "concepts_step.svg")
+        panels[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": series_colour(1), "linewidth": 1.2})
+    panels[2].plot(*after.T, "o", color=series_colour(2), **look)
+    return save_figure(figure, IMAGES / "concepts_step.svg")
 
 
 def _draw_depth() -> Path:
     """Cosine and rank from layer to layer."""
-    figure, panels = blank("", (11.0, 3.9), len(LAYERS))
+    figure, panels = new_figure("", (11.0, 3.9), len(LAYERS))
     for axes, (measure, title) in zip(panels, LAYERS.items(), strict=True):
         for number, (name, one) in enumerate(found()["depth"].items()):
-            axes.plot(one[measure], color=colour(number), linewidth=2, label=name)
+            axes.plot(one[measure], color=series_colour(number), linewidth=2, label=name)
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_xlabel("blocks behind", color=INK)
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    legend_below(figure, panels[0], 2)
-    return save(figure, IMAGES / "concepts_depth.svg")
+    add_legend_below(figure, panels[0], 2)
+    return save_figure(figure, IMAGES / "concepts_depth.svg")
 
 
 def _bare(axes: Any, reach: float) -> None:

@@ -19,8 +19,8 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.markdown import by_group
 from uncollapse.lab.tables.paper_table import Board, Cell, cells
 from uncollapse.lab.tables.selection import Record, figure_of, setting
-from uncollapse.lab.tables.table_plots import plot
-from uncollapse.report.canvas import INK, LINE, blank, colour, legend, save
+from uncollapse.lab.tables.table_page import plot_group
+from uncollapse.report.canvas import INK, LINE, add_legend, new_figure, save_figure, series_colour
 
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.tables["table3"]
@@ -127,7 +127,7 @@ def _groups_run() -> list[Any]:
 def draw() -> Iterator[Path]:
     """Draw all pictures that the results allow."""
     for data in _groups_run():
-        yield plot(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
+        yield plot_group(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
     deep = [r for r in _published_protocol() if (setting(r, "data"), setting(r, "layers")) == (DATA, DEPTH)]
     if deep:
         yield _draw_layers([cell for cell in cells(TABLE_3, deep) if cell.run and cell.column == DEPTH], deep)
@@ -136,25 +136,25 @@ def draw() -> Iterator[Path]:
 def _draw_layers(made: Sequence[Cell], deep: Sequence[Record]) -> Path:
     """A panel for each measure with a line for each norm, and one with the accuracy."""
     title = f"{DATA}, {DEPTH} layers: after each hidden layer, and what came of it"
-    figure, (*panels, last) = blank(title, (14.0, 3.8), len(BY_LAYER) + 1)
+    figure, (*panels, last) = new_figure(title, (14.0, 3.8), len(BY_LAYER) + 1)
     for number, cell in enumerate(made):
         runs = [r for r in deep if setting(r, "norm") == cell.row and cell.chosen.items() <= r["config"].items()]
         for axes, measure in zip(panels, BY_LAYER, strict=True):
             values = [[layer.get(measure) for layer in r["diagnosis"]["after"]["layers"][:-1]] for r in runs]
             line = np.array(values, dtype=float).mean(0)
-            axes.plot(np.arange(1, len(line) + 1), line, color=colour(number), linewidth=2, label=cell.row)
+            axes.plot(np.arange(1, len(line) + 1), line, color=series_colour(number), linewidth=2, label=cell.row)
         figures = list(cell.figures.values())
-        last.barh([number], [cell.mean or 0.0], color=colour(number), height=0.6)
+        last.barh([number], [cell.mean or 0.0], color=series_colour(number), height=0.6)
         last.plot(figures, [number] * len(figures), "o", color=INK, markersize=4)
     for axes, measure in zip(panels, BY_LAYER, strict=True):
         axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)
         axes.set_xlabel("layer", color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    legend(panels[0])
+    add_legend(panels[0])
     last.set_yticks(range(len(made)), [str(cell.row) for cell in made])
     last.invert_yaxis()
     last.set_title("Test accuracy, %", fontsize=10, color=INK)
-    return save(figure, _layers_image())
+    return save_figure(figure, _layers_image())
 
 
 def _depth_image(data: Any) -> Path:

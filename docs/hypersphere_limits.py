@@ -15,7 +15,7 @@ from uncollapse.lab.experiments.sphere import asymptotics, potentials
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, legend_below, save
+from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, add_legend_below, new_figure, save_figure, series_colour
 
 SETS = {
     "uniform": "random",
@@ -69,7 +69,7 @@ def _draw_sets(dim: int, record: Record) -> Path:
     """A panel for each set, with its mean potential above it: the paper's Figure 4."""
     t, optimum = record["config"]["t"], record["figures"]["optimum"]
     title = f"Mean potential G of points on the {NAMES[dim]}, t = {t:g}; the least of any distribution: "
-    figure, panels = blank(f"{title}{math.exp(optimum):.4f}", (15.0, 3.4), len(SETS))
+    figure, panels = new_figure(f"{title}{math.exp(optimum):.4f}", (15.0, 3.4), len(SETS))
     for axes, (name, words) in zip(panels, SETS.items(), strict=True):
         axes.set_axis_off()
         axes.set_aspect("equal")
@@ -77,7 +77,7 @@ def _draw_sets(dim: int, record: Record) -> Path:
             facts = record["sets"][name]
             (_draw_circle if dim == 2 else _draw_sphere)(axes, facts)
             axes.set_title(f"{words}, n = {facts['n']:,}\nG = {facts['potential']:.4f}", fontsize=10, color=INK)
-    return save(figure, image(f"points_{NAMES[dim]}"))
+    return save_figure(figure, image(f"points_{NAMES[dim]}"))
 
 
 def _draw_circle(axes: Any, facts: dict[str, Any]) -> None:
@@ -89,9 +89,9 @@ def _draw_circle(axes: Any, facts: dict[str, Any]) -> None:
     angles = -math.pi + (np.arange(len(counts) + 1) + 0.5) * (2 * math.pi / len(counts))
     outside = np.sqrt(INSIDE**2 + AREA * np.append(density, density[0]))
     ring = [np.append(outside, np.full(len(angles), INSIDE)), np.append(angles, angles[::-1])]
-    axes.fill(ring[0] * np.cos(ring[1]), ring[0] * np.sin(ring[1]), color=colour(0), alpha=0.3, lw=0)
+    axes.fill(ring[0] * np.cos(ring[1]), ring[0] * np.sin(ring[1]), color=series_colour(0), alpha=0.3, lw=0)
     x, y = np.array(facts["points"]).T
-    axes.plot(x, y, ".", color=colour(0), markersize=3, alpha=0.6, markeredgewidth=0)
+    axes.plot(x, y, ".", color=series_colour(0), markersize=3, alpha=0.6, markeredgewidth=0)
     axes.set_xlim(-1.95, 1.95)
     axes.set_ylim(-1.95, 1.95)
 
@@ -103,7 +103,7 @@ def _draw_sphere(axes: Any, facts: dict[str, Any]) -> None:
     edge = np.linspace(0, 2 * math.pi, 181)
     axes.plot(np.cos(edge), np.sin(edge), color=LINE, linewidth=1.2)
     for there, alpha in ((depth > 0, 0.18), (depth <= 0, 0.8)):
-        look = {"color": colour(0), "markersize": 4, "alpha": alpha, "markeredgewidth": 0}
+        look = {"color": series_colour(0), "markersize": 4, "alpha": alpha, "markeredgewidth": 0}
         axes.plot(x[there], height[there], ".", **look)
     axes.set_xlim(-1.15, 1.15)
     axes.set_ylim(-1.15, 1.15)
@@ -112,21 +112,21 @@ def _draw_sphere(axes: Any, facts: dict[str, Any]) -> None:
 def _draw_estimators(points: dict[int, Record]) -> Path:
     """How far both estimators are from the optimum on samples of the uniform distribution, and on the best points."""
     title = "The loss on n points of the uniform distribution: mean, and a standard deviation on either side"
-    figure, panels = blank(title, (13.0, 4.4), len(points))
+    figure, panels = new_figure(title, (13.0, 4.4), len(points))
     for axes, (dim, record) in zip(panels, points.items(), strict=True):
         rows, few, optimum = record["estimators"], record["few"], record["figures"]["optimum"]
         for number, (kind, words) in enumerate(ESTIMATORS.items()):
             mean, std = (np.array([row[kind][name] for row in rows]) for name in ("mean", "std"))
             sizes, best = [row["n"] for row in rows], "log" if kind == "without" else "log_self"
-            axes.plot(sizes, mean, color=colour(number), linewidth=2, label=words)
-            axes.fill_between(sizes, mean - std, mean + std, color=colour(number), alpha=0.18, lw=0)
-            marked = {"color": colour(number), "markersize": 5, "markerfacecolor": "none"}
+            axes.plot(sizes, mean, color=series_colour(number), linewidth=2, label=words)
+            axes.fill_between(sizes, mean - std, mean + std, color=series_colour(number), alpha=0.18, lw=0)
+            marked = {"color": series_colour(number), "markersize": 5, "markerfacecolor": "none"}
             axes.plot([row["n"] for row in few], [row["optimised"][best] for row in few], MARKERS[0], **marked)
         axes.plot([], [], MARKERS[0], color=QUIET, markerfacecolor="none", label="points that minimise the loss")
         axes.axhline(optimum, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="closed-form optimum")
         _logarithmic(axes, "n", "log of the mean potential", f"On the {NAMES[dim]}", y=False)
-    legend_below(figure, panels[0], 8)
-    return save(figure, image("estimators"))
+    add_legend_below(figure, panels[0], 8)
+    return save_figure(figure, image("estimators"))
 
 
 def _draw_rates(records: list[Record], kind: str) -> Path:
@@ -135,7 +135,7 @@ def _draw_rates(records: list[Record], kind: str) -> Path:
     words = {"bias": "bias of InfoNCE − log M", "fluctuation": "standard deviation of a single draw"}[kind]
     temperatures = _temperatures(records)
     title = f"The {words}, over the number of negatives M"
-    figure, panels = blank(title, (14.0, 4.6), len(temperatures))
+    figure, panels = new_figure(title, (14.0, 4.6), len(temperatures))
     for axes, temperature in zip(panels, temperatures, strict=True):
         mine = [record for record in records if record["config"]["temperature"] == temperature]
         for record in mine:
@@ -147,14 +147,14 @@ def _draw_rates(records: list[Record], kind: str) -> Path:
         guide = np.array(negatives[[len(negatives) // 2, -1]])
         axes.plot(guide, high * 0.3 * (guide / guide[0]) ** power, color=QUIET, linestyle=(0, (4, 3)), label=told)
         _logarithmic(axes, "negatives M", words if temperature == temperatures[0] else "", f"τ = {temperature:g}")
-    legend_below(figure, panels[-1], 8)
-    return save(figure, image(f"asymptotics_{kind}"))
+    add_legend_below(figure, panels[-1], 8)
+    return save_figure(figure, image(f"asymptotics_{kind}"))
 
 
 def _draw_terms(records: list[Record]) -> Path:
     """The two terms of the limit, with both ends: all points equal, and pairs aligned on an even sphere."""
     temperatures = _temperatures(records)
-    figure, panels = blank(
+    figure, panels = new_figure(
         "The two terms of the limit; on a dashed line their sum is the same", (14.0, 4.6), len(temperatures)
     )
     for axes, temperature in zip(panels, temperatures, strict=True):
@@ -168,8 +168,8 @@ def _draw_terms(records: list[Record]) -> Path:
         _sums(axes, 1 / temperature)
         _titled(axes, "alignment term, −E x·y/τ", f"τ = {temperature:g}")
     panels[0].set_ylabel("uniformity term, E log E exp(x·x⁻/τ)", color=INK)
-    legend_below(figure, panels[-1], 8)
-    return save(figure, image("asymptotics_terms"))
+    add_legend_below(figure, panels[-1], 8)
+    return save_figure(figure, image("asymptotics_terms"))
 
 
 def _sums(axes: Any, largest: float) -> None:
@@ -193,7 +193,7 @@ def _temperatures(records: list[Record]) -> list[float]:
 def _look(record: Record) -> dict[str, Any]:
     """Colour and marker of an encoder, the same in all pictures."""
     number = asymptotics.ENCODERS.index(record["config"]["encoder"])
-    return {"color": colour(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 4, "linewidth": 1.6}
+    return {"color": series_colour(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 4, "linewidth": 1.6}
 
 
 def _logarithmic(axes: Any, below: str, aside: str, title: str, y: bool = True) -> None:

@@ -23,7 +23,7 @@ from uncollapse.lab.experiments.contrastive.recipe import JUDGES, PARTS
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import INK, LINE, blank, colour, legend_below, save
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
 LAYERS = ("mean_cosine", "effective_rank")  # measures that show a collapse from layer to layer
@@ -199,9 +199,9 @@ def draw() -> list[Path]:
     """Draw all pictures that the results allow."""
     drawn = hypersphere_limits.draw()
     if len(encoders()) >= 3:
-        drawn.append(save(scatter(encoders()), image("scatter")))
+        drawn.append(save_figure(scatter(encoders()), image("scatter")))
     if found := on_circle():
-        drawn.append(save(circle(found), image("circle")))
+        drawn.append(save_figure(circle(found), image("circle")))
     if found := collapses():
         drawn.append(_draw_collapse(found))
     return drawn
@@ -209,18 +209,18 @@ def draw() -> list[Path]:
 
 def _draw_collapse(found: dict[str, Record]) -> Path:
     """How alike the pictures are, and in how many dimensions they differ, from layer to layer."""
-    figure, panels = blank("From layer to layer, trained for one thing and for both", (12.0, 4.0), len(LAYERS))
+    figure, panels = new_figure("From layer to layer, trained for one thing and for both", (12.0, 4.0), len(LAYERS))
     for axes, measure in zip(panels, LAYERS, strict=True):
         for number, (name, record) in enumerate(found.items()):
             layers = record["diagnosis"]["after"]["layers"]
             values = [layer[measure] for layer in layers]
-            axes.plot(values, color=colour(number), marker="o", markersize=4, linewidth=2, label=name)
+            axes.plot(values, color=series_colour(number), marker="o", markersize=4, linewidth=2, label=name)
         axes.set_xticks(range(len(layers)), [layer["name"] for layer in layers])
         axes.set_title(NAMES[measure], fontsize=10, color=INK, loc="left")
         axes.grid(axis="y", color=LINE, linewidth=0.8)
     panels[1].set_yscale("log")
-    legend_below(figure, panels[0])
-    return save(figure, image("collapse"))
+    add_legend_below(figure, panels[0])
+    return save_figure(figure, image("collapse"))
 
 
 def picture(name: str, said: str) -> str:

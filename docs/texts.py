@@ -17,8 +17,8 @@ from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.experiments.glue.recipe import MINILM, variant
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, setting
-from uncollapse.lab.tables.table_plots import plot
-from uncollapse.report.canvas import INK, LINE, blank, legend, save
+from uncollapse.lab.tables.table_page import plot_group
+from uncollapse.report.canvas import INK, LINE, add_legend, new_figure, save_figure
 
 DEPTH = RECIPES["bert-depth"].tables["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
@@ -206,7 +206,7 @@ def draw() -> Iterator[Path]:
     """Draw all pictures that the results allow."""
     mine = [r for r in depth() if setting(r, "task") == "sst2"]
     if mine:
-        yield plot(DEPTH, mine, "sst2", _image("depth"))
+        yield plot_group(DEPTH, mine, "sst2", _image("depth"))
         layers = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=None)
         for way, shades in zip(WAYS, SHADES, strict=True):
             runs = [r for r in mine if layers is not None and _is(r, layers, way)]
@@ -229,7 +229,7 @@ def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
     config = record["config"]
     cure = "no cure" if way == "none" else f"ContraNorm, scale {config['scale']:g}"
     title = f"{config['depth']} blocks, {cure}: after each block, from the start to the last epoch"
-    figure, panels = blank(title, (14.0, 3.8), len(BY_LAYER))
+    figure, panels = new_figure(title, (14.0, 3.8), len(BY_LAYER))
     shade: Any = LinearSegmentedColormap.from_list("epochs", shades)
     for axes, measure in zip(panels, BY_LAYER, strict=True):
         rows = record["layers"][measure]
@@ -240,8 +240,8 @@ def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
         axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)
         axes.set_xlabel("block", color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    legend(panels[0])
-    return save(figure, _image(f"layers_{way}"))
+    add_legend(panels[0])
+    return save_figure(figure, _image(f"layers_{way}"))
 
 
 def _image(name: str) -> Path:

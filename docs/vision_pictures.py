@@ -8,7 +8,7 @@ import numpy as np
 import visions  # the module beside this one
 
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank, colour, legend_below, save
+from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
 
 BY_LAYER = {
     "mean_cosine": "a. Similarity of patches",
@@ -29,7 +29,7 @@ def draw() -> Iterator[Path]:
 
 def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path:
     """A panel for each measure with a line for each way: the mean over seeds, in a band from the least to the most."""
-    figure, panels = blank(f"{where}: after each block, trained", (14.0, 4.2), len(BY_LAYER))
+    figure, panels = new_figure(f"{where}: after each block, trained", (14.0, 4.2), len(BY_LAYER))
     for axes, (measure, title) in zip(panels, BY_LAYER.items(), strict=True):
         if "none" in found:
             start = np.array([_along(r, "before", measure) for r in found["none"]], float).mean(0)
@@ -37,10 +37,12 @@ def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path
         for number, (way, of) in enumerate(found.items()):
             lines = np.array([_along(r, "after", measure) for r in of], float)
             axes.plot(lines.mean(0), label=_told(way, len(of)), **_look(number))
-            axes.fill_between(range(lines.shape[1]), lines.min(0), lines.max(0), color=colour(number), alpha=0.15, lw=0)
+            axes.fill_between(
+                range(lines.shape[1]), lines.min(0), lines.max(0), color=series_colour(number), alpha=0.15, lw=0
+            )
         _titled(axes, title, "block")
-    legend_below(figure, panels[0])
-    return save(figure, path)
+    add_legend_below(figure, panels[0])
+    return save_figure(figure, path)
 
 
 def _along(record: Record, when: str, measure: str) -> list[float]:
@@ -51,20 +53,20 @@ def _along(record: Record, when: str, measure: str) -> list[float]:
 
 def _draw_spectra(where: str, found: dict[str, list[Record]], path: Path) -> Path:
     """The singular values of the last block, each over their sum, and their sums; the mean over seeds."""
-    figure, (values, sums) = blank(f"{where}: singular values of the patches after the last block", (14.0, 4.2), 2)
+    figure, (values, sums) = new_figure(f"{where}: singular values of the patches after the last block", (14.0, 4.2), 2)
     for number, (way, of) in enumerate(found.items()):
         line = np.array([r["spectrum"] for r in of]).mean(0)
         line, held = line / line.sum(), visions.held(line.tolist(), MARKED)
         dimensions = np.arange(1, len(line) + 1)
         values.plot(dimensions, 100 * line, label=f"{_told(way, len(of))}: {held} dimensions", **_look(number))
         sums.plot(dimensions, 100 * line.cumsum(), **_look(number))
-        sums.plot([held], [100 * line[:held].sum()], "o", color=colour(number), markersize=5)
+        sums.plot([held], [100 * line[:held].sum()], "o", color=series_colour(number), markersize=5)
     _logarithmic(values)
     sums.axhline(100 * MARKED, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     _titled(values, "Each, % of the sum", "dimension, largest first")
     _titled(sums, f"Added up, % of the sum; dots: where {MARKED:.0%} is reached", "dimensions")
-    legend_below(figure, values)
-    return save(figure, path)
+    add_legend_below(figure, values)
+    return save_figure(figure, path)
 
 
 def _logarithmic(axes: Any) -> None:
@@ -84,7 +86,7 @@ def _told(way: str, seeds: int) -> str:
 def _look(number: int) -> dict[str, Any]:
     """Colour and dashes of a way: other pairs once the colours are used up."""
     dashes = ("-", (0, (5, 2)), (0, (2, 2)))
-    return {"color": colour(number), "linewidth": 1.8, "linestyle": dashes[number // len(COLOURS) % len(dashes)]}
+    return {"color": series_colour(number), "linewidth": 1.8, "linestyle": dashes[number // len(COLOURS) % len(dashes)]}
 
 
 def _titled(axes: Any, title: str, below: str) -> None:

@@ -229,11 +229,11 @@ def test_pictures_are_drawn_where_the_recipe_has_some(
     run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    from uncollapse.lab.tables.table_page import Picture
-    from uncollapse.report.canvas import blank
+    from uncollapse.lab.tables.table_page import ResultPlot
+    from uncollapse.report.canvas import new_figure
 
-    def pictures(records: list[dict[str, object]]) -> Iterator[Picture]:
-        yield Picture("Dots", f"{len(records)} dots.", blank("", (2, 2))[0])
+    def pictures(records: list[dict[str, object]]) -> Iterator[ResultPlot]:
+        yield ResultPlot("Dots", f"{len(records)} dots.", new_figure("", (2, 2))[0])
 
     board = Board("Sizes", where={}, groups="scale", rows="size", columns="seed", figure="validation")
     recipe = dataclasses.replace(tiny.RECIPE, tables={"sizes": board}, plots=pictures)

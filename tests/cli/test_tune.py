@@ -13,7 +13,7 @@ from typer.testing import Result
 
 from uncollapse.cli import tune_words
 from uncollapse.cli.tune_progress import TrialBars
-from uncollapse.tuning.trial_result import Tried
+from uncollapse.tuning.trial_result import TrialResult
 
 Run = Callable[..., Result]
 
@@ -57,7 +57,7 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("ended", "tells"), [("done", True), ("interrupted", False), ("time", False)])
 def test_test_figures_are_told_at_the_end_only(ended: str, tells: bool) -> None:
-    tried = Tried(0, {}, 0.25, "done", 3, 12.0)
+    tried = TrialResult(0, {}, 0.25, "done", 3, 12.0)
     searched = SimpleNamespace(search=SimpleNamespace(by="validation"))
     made = SimpleNamespace(
         best=tried, baseline=tried, searched=searched, ended=ended, shares={}, judged=lambda tried: {"test": 0.5}
@@ -109,9 +109,9 @@ def test_under_a_launcher(run: Run, tiny: ModuleType, monkeypatch: pytest.Monkey
 def test_bars() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     tried = (
-        Tried(0, {}, 0.25, "done", 3, 12.0, key="a"),
-        Tried(2, {"scale": 0.5}, None, "pruned", 2, 3.0, key="b"),
-        Tried(3, {"scale": 9.0}, None, "failed", 1, 3.0, key="c", why="its figure is nan"),
+        TrialResult(0, {}, 0.25, "done", 3, 12.0, key="a"),
+        TrialResult(2, {"scale": 0.5}, None, "pruned", 2, 3.0, key="b"),
+        TrialResult(3, {"scale": 9.0}, None, "failed", 1, 3.0, key="c", why="its figure is nan"),
     )
     agenda = SimpleNamespace(
         tried=tried, key=str, label=lambda config: f"trial {config}", done=3, total=5, failed={},

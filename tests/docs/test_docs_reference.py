@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import uncollapse as uc
-from uncollapse.report import schemes
+from uncollapse.report import canvas
 
 ROOT = Path(__file__).parents[2]
 DIRECTIVE = re.compile(r"^::: ([\w.]+)\n(?:    options:\n      members: \[([^\]]*)\])?", flags=re.M)
@@ -85,5 +85,5 @@ def test_peers_and_losses_are_those_of_the_benchmarks(concepts: ModuleType) -> N
 def test_dark_colours_are_those_of_the_report() -> None:
     style = (ROOT / "src/uncollapse/report/assets/report.css").read_text(encoding="utf-8")
     pairs = dict(re.findall(r"light-dark\((#\w{6}), (#\w{6})\)", style))
-    own = {drawn: shown for drawn, shown in schemes.PAIRS.items() if drawn not in ("#000000", "#ffffff")}
+    own = {drawn: shown for drawn, shown in canvas.PAIRS.items() if drawn not in ("#000000", "#ffffff")}
     assert {drawn: pairs[drawn] for drawn in own} == own

@@ -11,13 +11,13 @@ import pytest
 
 from uncollapse import report
 from uncollapse.lab.tables.paper_table import Board
-from uncollapse.lab.tables.table_page import Picture, write_page
-from uncollapse.report.canvas import blank
+from uncollapse.lab.tables.table_page import ResultPlot, write_page
+from uncollapse.report.canvas import new_figure
 from uncollapse.report.library import asset
 from uncollapse.report.markup import fingerprint
 from uncollapse.report.page import document, policy
 from uncollapse.tuning import search_page as tuned
-from uncollapse.tuning.trial_result import Tried
+from uncollapse.tuning.trial_result import TrialResult
 
 pytest.importorskip("plotly")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
@@ -41,15 +41,17 @@ def of_table(make: Any, path: Path) -> Path:
     board = Board(EVIL, where={}, groups="data", rows="norm", columns="layers")
     config = {"data": SHORT, "norm": SHORT, "layers": 2, "seed": 0}
     records = [{"recipe": "x", "config": config, "seed": 0, "figures": {"test": 0.5, "validation": 0.5}}]
-    figure, (axes,) = blank(SHORT, (8, 4))
+    figure, (axes,) = new_figure(SHORT, (8, 4))
     axes.set_xlabel(SHORT, parse_math=False)
-    return write_page(board, records, path, [Picture(EVIL, EVIL, figure)])
+    return write_page(board, records, path, [ResultPlot(EVIL, EVIL, figure)])
 
 
 def of_search(make: Any, path: Path) -> Path:
-    tried = [Tried(number, {"scale": 0.1 * number}, 0.5 + 0.1 * number, "done") for number in range(3)]
+    tried = [TrialResult(number, {"scale": 0.1 * number}, 0.5 + 0.1 * number, "done") for number in range(3)]
     space = [{"name": "scale", "kind": "float", "low": 0.0, "high": 1.0, "log": False}]
-    return tuned.write(tuned.Search(EVIL, SHORT, "higher", tried, space, {SHORT: 1.0}, EVIL, (EVIL,)), path)
+    return tuned.write_search_page(
+        tuned.SearchReport(EVIL, SHORT, "higher", tried, space, {SHORT: 1.0}, EVIL, (EVIL,)), path
+    )
 
 
 PAGES: dict[str, Callable[[Any, Path], Path]] = {

@@ -6,7 +6,7 @@ import pytest
 from uncollapse.diagnosis.result import Summary
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.report import difference
-from uncollapse.report.words import inside, listed, number, path_of
+from uncollapse.report.words import describe_path, format_number, join_words, title_in_sentence
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,21 @@ from uncollapse.report.words import inside, listed, number, path_of
     ],
 )
 def test_numbers_have_about_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_lists_and_titles_inside_a_sentence() -> None:
-    assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
-    assert (inside("effective_rank"), inside("mean_average_distance")) == ("effective rank", "MAD")
+    assert [join_words(["a"]), join_words(["a", "b"]), join_words(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert (title_in_sentence("effective_rank"), title_in_sentence("mean_average_distance")) == (
+        "effective rank",
+        "MAD",
+    )
 
 
 def test_path_names_the_first_and_the_last_value(make) -> None:
-    assert path_of(make().layers, "mean_cosine") == "0.100 at embed → 0.900 at block 3"
-    assert path_of(make().layers[:1], "mean_cosine") == "0.100 at embed"
-    assert path_of(make().layers, "alignment") == "not measured"
+    assert describe_path(make().layers, "mean_cosine") == "0.100 at embed → 0.900 at block 3"
+    assert describe_path(make().layers[:1], "mean_cosine") == "0.100 at embed"
+    assert describe_path(make().layers, "alignment") == "not measured"
 
 
 def test_difference_says_what_changed_and_where_it_changed_most(make) -> None:

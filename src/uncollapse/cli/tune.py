@@ -127,10 +127,10 @@ def seconds_of(text: str) -> float:
 
 
 def _pruner(name: str) -> Any:
-    from uncollapse.tuning.pruning import KINDS
+    from uncollapse.tuning.study import PRUNERS
 
-    if name not in KINDS:
-        raise UsageError(f"--pruner is one of {', '.join(KINDS)}, got {name!r}.")
+    if name not in PRUNERS:
+        raise UsageError(f"--pruner is one of {', '.join(PRUNERS)}, got {name!r}.")
     return name
 
 
@@ -160,7 +160,7 @@ def _show_plan(recipe: "Recipe", searched: "Searched", folder: Path, order: Orde
         there = 0
     seconds = guess(recipe, searched, order.trials)
     if order.as_json:
-        space = [dimension.words() for dimension in searched.space]
+        space = [dimension.describe() for dimension in searched.space]
         typer.echo(json.dumps({"recipe": recipe.name, "there": there, "seconds": seconds, "space": space}))
         return
     for line in tune_words.plan(searched, order.trials, there, seconds, order.jobs):
@@ -172,13 +172,15 @@ def _page(made: "Outcome", path: Path) -> Path | None:
     if made.best is None:
         return None
     try:
-        from uncollapse.tuning.search_page import Search, write
+        from uncollapse.tuning.search_page import SearchReport, write_search_page
 
         title = f"Tuning {made.recipe.name}"
         by, space = made.searched.search.by, made.facts()["space"]
         sentences = tuple(tune_words.findings(made))
         line = made.line or made.command or ""
-        return write(Search(title, by, "higher", made.tried, space, made.shares, line, sentences), path)
+        return write_search_page(
+            SearchReport(title, by, "higher", made.tried, space, made.shares, line, sentences), path
+        )
     except ImportError as error:
         output.note(f"There is no page: {error}")
         return None

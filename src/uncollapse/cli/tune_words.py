@@ -9,14 +9,14 @@ from uncollapse.cli.outcomes import duration, shown
 if TYPE_CHECKING:
     from uncollapse.lab.search.tune_recipe import Outcome
     from uncollapse.lab.search.variables import Searched
-    from uncollapse.tuning.trial_result import Tried
+    from uncollapse.tuning.trial_result import TrialResult
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
 
 
 def plan(searched: "Searched", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
     """What varies, and how long it takes. there: trials that are done already."""
-    lines = ["These settings vary:", *(f"  {dimension.words()}" for dimension in searched.space)]
+    lines = ["These settings vary:", *(f"  {dimension.describe()}" for dimension in searched.space)]
     left = max(0, trials - there)
     many = f" in {jobs} processes" if jobs > 1 else ""
     takes = (
@@ -46,7 +46,7 @@ def findings(made: "Outcome") -> list[str]:
     if won.number == 0:
         lines = [f"No cure was better than none: {by} {shown(by, [won.value])}."]
     else:
-        lines = [f"Best: trial {won.number}, {won.words()}: {by} {shown(by, [won.value])}.{without}"]
+        lines = [f"Best: trial {won.number}, {won.describe()}: {by} {shown(by, [won.value])}.{without}"]
     figures = made.judged(won) if made.ended == "done" else {}  # who goes on with a search has not seen them
     judged = [f"{name} {shown(name, [value])}{_beside(made, name)}" for name, value in figures.items()]
     lines += [f"The search did not look at: {', '.join(judged)}."] if judged else []
@@ -77,5 +77,5 @@ def _beside(made: "Outcome", name: str) -> str:
     return "" if value is None else f" (without a cure {shown(name, [value])})"
 
 
-def _count(tried: Sequence["Tried"], state: str) -> int:
+def _count(tried: Sequence["TrialResult"], state: str) -> int:
     return sum(each.state == state for each in tried)

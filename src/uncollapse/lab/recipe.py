@@ -17,7 +17,7 @@ from uncollapse.lab.tables.paper_table import Board
 from uncollapse.registry import Later, Registry
 
 if TYPE_CHECKING:
-    from uncollapse.lab.tables.table_page import Picture
+    from uncollapse.lab.tables.table_page import ResultPlot
 
 Entry = TypeVar("Entry")
 
@@ -59,7 +59,7 @@ class Recipe:
     reads_images: bool = False
     single_process: bool = False
     same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
-    plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["Picture"]] | None = None
+    plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
     search: Search | None = None
 
     def preset(self, name: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import tracks as tr
 from uncollapse.report import words
-from uncollapse.report.layer_plots import QUESTIONS, says
+from uncollapse.report.layer_plots import QUESTIONS, describe_measure
 from uncollapse.report.markup import Markup, breakable, element, join
 from uncollapse.report.sections import scroller, swatch
 
@@ -19,9 +19,9 @@ def numbers(diagnoses: Sequence[Diagnosis]) -> Markup:
     taken = {name for d in diagnoses for layer in d.layers for name in layer.measures}
     measures = [*(m for m in MEASURES if m in taken), *sorted(taken - set(MEASURES))]
     several, placed = len(diagnoses) > 1, len({layer.place for d in diagnoses for layer in d.layers}) > 1
-    heads = ["#", "Layer", *["Diagnosis"] * several, *["Place"] * placed, *map(words.title, measures)]
+    heads = ["#", "Layer", *["Diagnosis"] * several, *["Place"] * placed, *map(words.measure_title, measures)]
     rows = []
-    for of, (name, d) in enumerate(zip(tr.names(diagnoses), diagnoses, strict=True)):
+    for of, (name, d) in enumerate(zip(tr.diagnosis_names(diagnoses), diagnoses, strict=True)):
         for i, layer in enumerate(d.layers):
             which = [element("td", swatch(of), breakable(name), class_="which")] * several + [
                 element("td", layer.place)
@@ -47,14 +47,14 @@ def glossary(diagnoses: Sequence[Diagnosis]) -> Markup:
     for group, question in QUESTIONS.items():
         here = [m for m in MEASURES.values() if m.group == group and m.name in taken]
         if here:
-            entries = [element("div", element("dt", m.title), element("dd", says(m))) for m in here]
+            entries = [element("div", element("dt", m.title), element("dd", describe_measure(m))) for m in here]
             found.append(element("section", element("h3", question), element("dl", entries), class_="card"))
     return element("div", found, class_="cards glossary")
 
 
 def about(diagnoses: Sequence[Diagnosis]) -> Markup:
     """Model, data, settings and versions, a column for each diagnosis."""
-    head = element("tr", element("td"), [element("th", name, scope="col") for name in tr.names(diagnoses)])
+    head = element("tr", element("td"), [element("th", name, scope="col") for name in tr.diagnosis_names(diagnoses)])
     groups: tuple[tuple[str, list[Mapping[str, object]]], ...] = (
         ("Model and data", [_facts(d) for d in diagnoses]),
         ("Settings", [d.settings for d in diagnoses]),
@@ -104,7 +104,9 @@ def _sorting(head: str, column: int, *, number: bool) -> Markup:
 
 
 def _row(number: int, layer: Layer, which: list[Markup], measures: Sequence[str], onset: bool) -> Markup:
-    cells = [element("td", words.number(layer[m]), data_v=repr(layer[m]), title=_spread(layer, m)) for m in measures]
+    cells = [
+        element("td", words.format_number(layer[m]), data_v=repr(layer[m]), title=_spread(layer, m)) for m in measures
+    ]
     name = [breakable(layer.name), element("span", "onset", class_="tag") if onset else None]
     path = element("small", breakable(layer.path)) if layer.path and layer.path != layer.name else None
     return element(
@@ -123,4 +125,4 @@ def _spread(layer: Layer, measure: str) -> str | None:
         return f"{between(interval)}, over {interval.rows:,} {'pairs' if measure == 'alignment' else 'rows'}"
     if summary is None or summary.count < 2:
         return None
-    return f"± {words.number(summary.std)} over {summary.count:,} sequences"
+    return f"± {words.format_number(summary.std)} over {summary.count:,} sequences"

@@ -32,7 +32,7 @@ def write(diagnoses: Diagnosis | Sequence[Diagnosis], path: str | Path, *, title
 
 def page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
     """The page as text."""
-    heading = title or words.listed(tr.names(diagnoses))
+    heading = title or words.join_words(tr.diagnosis_names(diagnoses))
     data = data_of(diagnoses)
     found = list(parts(diagnoses, data))
     scripts = [asset(name) for name in SCRIPTS]

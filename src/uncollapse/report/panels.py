@@ -13,7 +13,7 @@ def controls(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> Mark
     """What all curves show: a box for each diagnosis and place, the baseline, and the axis where depths differ."""
     boxes = []
     if len(diagnoses) > 1:
-        boxes += [_box(f"of-{i}", [swatch(i), name], True) for i, name in enumerate(tr.names(diagnoses))]
+        boxes += [_box(f"of-{i}", [swatch(i), name], True) for i, name in enumerate(tr.diagnosis_names(diagnoses))]
     if any(track.baseline for track in tracks):
         boxes.append(_box("baseline", [_sample(tr.RANDOM_DASH, "sample random"), "random weights"], True))
     others = {t.place: t.dash for t in tracks if t.place in tr.other_places(diagnoses)}
@@ -41,7 +41,7 @@ def spectra(data: dict[str, Any]) -> Markup:
 
 def heatmaps(data: dict[str, Any], diagnoses: Sequence[Diagnosis]) -> Markup:
     """A frame for each diagnosis that has heat maps, side by side, with one slider."""
-    named = tr.names(diagnoses)
+    named = tr.diagnosis_names(diagnoses)
     maps = [
         element(
             "div",

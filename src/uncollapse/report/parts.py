@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.report import layer_plots, number_tables, panels, sections, steps
+from uncollapse.report import layer_plots, number_tables, panels, sections
+from uncollapse.report import layer_plots as steps
 from uncollapse.report import tracks as tr
 from uncollapse.report.markup import Markup, element
 
@@ -36,13 +37,13 @@ class Part:
 
 def data_of(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """What the page's scripts draw. A single layer has no curves."""
-    tracks = tr.tracks(diagnoses)
+    tracks = tr.build_tracks(diagnoses)
     return {
-        "names": tr.names(diagnoses),
-        "axis": layer_plots.axis_of(diagnoses, tracks),
-        "groups": layer_plots.groups(diagnoses, tracks) if len(tr.axis(diagnoses)) > 1 else [],
-        "spectra": steps.spectra(diagnoses),
-        "heatmaps": steps.heatmaps(diagnoses),
+        "names": tr.diagnosis_names(diagnoses),
+        "axis": layer_plots.axis_data(diagnoses, tracks),
+        "groups": layer_plots.measure_groups(diagnoses, tracks) if len(tr.layer_axis(diagnoses)) > 1 else [],
+        "spectra": steps.spectrum_steps(diagnoses),
+        "heatmaps": steps.heatmap_steps(diagnoses),
     }
 
 
@@ -59,7 +60,7 @@ def _verdicts(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:
     several = len(diagnoses) > 1
     cards = [
         sections.verdict(d, name, i, several=several)
-        for i, (d, name) in enumerate(zip(diagnoses, tr.names(diagnoses), strict=True))
+        for i, (d, name) in enumerate(zip(diagnoses, tr.diagnosis_names(diagnoses), strict=True))
     ]
     notes = [
         element("noscript", element("p", "The figures need JavaScript. All numbers are in the table below.")),
@@ -72,7 +73,7 @@ def _verdicts(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:
 
 
 def _figures(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> Iterator[Part]:
-    tracks = tr.tracks(diagnoses)
+    tracks = tr.build_tracks(diagnoses)
     dashed = DASHED * any(track.baseline for track in tracks)
     if data["groups"]:
         frames = [panels.controls(diagnoses, tracks), panels.curves(data["groups"])]

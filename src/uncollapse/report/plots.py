@@ -9,9 +9,18 @@ from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.errors import did_you_mean
 from uncollapse.report import tracks as tr
-from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, blank, colour, evenly, legend, save
-from uncollapse.report.layer_plots import band, logarithmic, value_range
-from uncollapse.report.steps import SHOWN
+from uncollapse.report.canvas import (
+    INK,
+    LINE,
+    MARKERS,
+    QUIET,
+    add_legend,
+    new_figure,
+    save_figure,
+    series_colour,
+    tick_positions,
+)
+from uncollapse.report.layer_plots import SHOWN, needs_log_axis, spread_band, value_range
 
 Diagnoses = Diagnosis | Sequence[Diagnosis]
 
@@ -30,13 +39,13 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
         raise ValueError(f"No measure is named {measure!r}.{hint} There are: {', '.join(MEASURES)}.")
     if not any(measure in layer.measures for d in given for layer in d.layers):
         raise ValueError(f"{measure!r} was not taken in these diagnoses. There are: {', '.join(_taken(given))}.")
-    figure, (axes,) = blank(MEASURES[measure].title, (7.2, 3.8))
-    for track in tr.tracks(given):
+    figure, (axes,) = new_figure(MEASURES[measure].title, (7.2, 3.8))
+    for track in tr.build_tracks(given):
         _draw(axes, track, given, measure)
-    _label_layers(axes, tr.axis(given))
+    _label_layers(axes, tr.layer_axis(given))
     _scale_values(axes, given, measure)
-    legend(axes)
-    return save(figure, path)
+    add_legend(axes)
+    return save_figure(figure, path)
 
 
 def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, layer: str | None = None) -> Path:
@@ -44,32 +53,32 @@ def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, la
     given = _sequence(diagnoses)
     found = [_layer(d, layer, "spectrum") for d in given]
     names = ", ".join(dict.fromkeys(one.name for one in found))
-    figure, (axes,) = blank(f"Singular values at {names}", (7.2, 3.8))
-    for of, (d, one, name) in enumerate(zip(given, found, tr.names(given), strict=True)):
+    figure, (axes,) = new_figure(f"Singular values at {names}", (7.2, 3.8))
+    for of, (d, one, name) in enumerate(zip(given, found, tr.diagnosis_names(given), strict=True)):
         for random in [b for b in d.baseline if (b.name, b.place) == (one.name, one.place) and b.spectrum]:
             style = {"color": QUIET, "linestyle": "--", "linewidth": 1.2, "label": f"{name}, random weights"}
             axes.plot(random.spectrum_ranks, random.spectrum, **style)
-        axes.plot(one.spectrum_ranks, one.spectrum, color=colour(of), linewidth=2, label=name)
+        axes.plot(one.spectrum_ranks, one.spectrum, color=series_colour(of), linewidth=2, label=name)
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], SHOWN * max(one.spectrum[0] for one in found)))
     axes.set_xlabel("rank of the singular value", color=INK)
     axes.set_ylabel("share of the sum", color=INK)
-    legend(axes)
-    return save(figure, path)
+    add_legend(axes)
+    return save_figure(figure, path)
 
 
 def plot_heatmap(diagnoses: Diagnoses, path: str | Path = "heatmap.png", *, layer: str | None = None) -> Path:
     """The cosines between the tokens of the example at one layer, side by side; the last layer if none is named."""
     given = _sequence(diagnoses)
     found = [_layer(d, layer, "heatmap") for d in given]
-    figure, all_axes = blank("Token similarity", (4.4 * len(given) + 0.8, 4.4), len(given))
+    figure, all_axes = new_figure("Token similarity", (4.4 * len(given) + 0.8, 4.4), len(given))
     low = min(0.0, *(value for one in found for row in one.heatmap for value in row))
-    for axes, d, one, name in zip(all_axes, given, found, tr.names(given), strict=True):
+    for axes, d, one, name in zip(all_axes, given, found, tr.diagnosis_names(given), strict=True):
         image = axes.imshow(one.heatmap, vmin=low, vmax=1, cmap="cividis")
         axes.set_title(f"{name}, {one.name}" if len(given) > 1 else one.name, fontsize=10, color=INK, parse_math=False)
         _label_tokens(axes, d.example[: len(one.heatmap)])
     figure.colorbar(image, ax=list(all_axes), label="cosine", shrink=0.8)
-    return save(figure, path)
+    return save_figure(figure, path)
 
 
 def _sequence(diagnoses: Diagnoses) -> tuple[Diagnosis, ...]:
@@ -98,34 +107,34 @@ def _draw(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], measure: s
     values = [layer[measure] for layer in track.layers]
     if all(map(math.isnan, values)):
         return
-    d, name = diagnoses[track.of], tr.names(diagnoses)[track.of]
+    d, name = diagnoses[track.of], tr.diagnosis_names(diagnoses)[track.of]
     if track.baseline:
         label, style = f"{name}, random weights", {"color": QUIET, "linewidth": 1.2}
     elif track.place == tr.main_place(d):
-        label, style = name, {"color": colour(track.of), "linewidth": 2.0, "marker": MARKERS[track.of % 6]}
+        label, style = name, {"color": series_colour(track.of), "linewidth": 2.0, "marker": MARKERS[track.of % 6]}
         _draw_band(axes, track, measure)
         _mark_onset(axes, track, d.verdict.onset)
     else:
-        label, style = f"{name}, {track.place}", {"color": colour(track.of), "linewidth": 1.2}
+        label, style = f"{name}, {track.place}", {"color": series_colour(track.of), "linewidth": 1.2}
     dash = (0, track.dash) if track.dash else "solid"
     axes.plot(track.x, values, label=label, linestyle=dash, markersize=4, **style)
 
 
 def _draw_band(axes: Any, track: tr.Track, measure: str) -> None:
-    bands = [band(layer.measures.get(measure)) or (math.nan, math.nan) for layer in track.layers]
+    bands = [spread_band(layer.measures.get(measure)) or (math.nan, math.nan) for layer in track.layers]
     low, high = zip(*bands, strict=True)
-    axes.fill_between(track.x, low, high, color=colour(track.of), alpha=0.16, linewidth=0)
+    axes.fill_between(track.x, low, high, color=series_colour(track.of), alpha=0.16, linewidth=0)
 
 
 def _mark_onset(axes: Any, track: tr.Track, onset: str | None) -> None:
     at = {layer.name: x for layer, x in zip(track.layers, track.x, strict=True)}
     if onset in at:
-        axes.axvline(at[onset], color=colour(track.of), linewidth=1, linestyle="-.", label="onset")
+        axes.axvline(at[onset], color=series_colour(track.of), linewidth=1, linestyle="-.", label="onset")
 
 
 def _label_layers(axes: Any, names: Sequence[str]) -> None:
-    at = evenly(len(names), 16)
-    axes.set_xticks(list(at), [tr.short(names[i], i + 1) for i in at], parse_math=False)
+    at = tick_positions(len(names), 16)
+    axes.set_xticks(list(at), [tr.tick_label(names[i], i + 1) for i in at], parse_math=False)
     axes.set_xlabel("layer", color=INK)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
 
@@ -133,8 +142,8 @@ def _label_layers(axes: Any, names: Sequence[str]) -> None:
 def _scale_values(axes: Any, diagnoses: Sequence[Diagnosis], measure: str) -> None:
     layers = [layer for d in diagnoses for layer in (*d.layers, *d.baseline)]
     means = [layer[measure] for layer in layers if math.isfinite(layer[measure])]
-    edges = [edge for layer in layers for edge in band(layer.measures.get(measure)) or ()]
-    if logarithmic(MEASURES[measure], means):
+    edges = [edge for layer in layers for edge in spread_band(layer.measures.get(measure)) or ()]
+    if needs_log_axis(MEASURES[measure], means):
         axes.set_yscale("log")
     else:
         axes.set_ylim(*value_range(MEASURES[measure], [*means, *edges]))
@@ -142,7 +151,7 @@ def _scale_values(axes: Any, diagnoses: Sequence[Diagnosis], measure: str) -> No
 
 
 def _label_tokens(axes: Any, tokens: Sequence[str]) -> None:
-    at = evenly(len(tokens), 24)
+    at = tick_positions(len(tokens), 24)
     shown = [tokens[i][:12] for i in at]
     axes.set_xticks(list(at), shown, rotation=90, fontsize=7, parse_math=False)
     axes.set_yticks(list(at), shown, fontsize=7, parse_math=False)

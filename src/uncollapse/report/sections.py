@@ -66,7 +66,7 @@ def tiles(d: Diagnosis, of: int) -> Markup:
 
 def differences(diagnoses: Sequence[Diagnosis]) -> Markup:
     """Each diagnosis beside the first, in sentences."""
-    named = tr.names(diagnoses)
+    named = tr.diagnosis_names(diagnoses)
     pairs = [
         element(
             "div",
@@ -92,14 +92,14 @@ def _tile(d: Diagnosis, measure: str, of: int) -> Markup:
     beside = [layer[measure] for layer in d.baseline if layer.place == tr.main_place(d)]
     random = [value for value in beside if math.isfinite(value)]
     interval = tr.main_layers(d)[-1].intervals.get(measure)
-    start = element("span", f"{words.number(values[0])} → ", class_="quiet") if len(values) > 1 else None
+    start = element("span", f"{words.format_number(values[0])} → ", class_="quiet") if len(values) > 1 else None
     return element(
         "li",
-        element("span", words.title(measure), class_="tile-title"),
-        element("span", start, words.number(values[-1]), class_="tile-value"),
+        element("span", words.measure_title(measure), class_="tile-title"),
+        element("span", start, words.format_number(values[-1]), class_="tile-value"),
         sparkline(values, random, f"s{of % 6}") if len(values) > 1 else None,
         element("span", between(interval), class_="quiet") if interval else None,
-        element("span", f"random weights: {words.number(random[-1])}", class_="quiet") if random else None,
+        element("span", f"random weights: {words.format_number(random[-1])}", class_="quiet") if random else None,
     )
 
 
@@ -118,9 +118,9 @@ def _evidence(evidence: Sequence[Evidence], name: str, heading: str) -> Markup |
         element(
             "tr",
             element("th", e.layer, scope="row"),
-            element("td", words.title(e.measure), element("small", e.says)),
-            element("td", words.number(e.value), class_="number"),
-            element("td", words.number(e.bound), class_="number"),
+            element("td", words.measure_title(e.measure), element("small", e.says)),
+            element("td", words.format_number(e.value), class_="number"),
+            element("td", words.format_number(e.bound), class_="number"),
         )
         for e in evidence
     ]

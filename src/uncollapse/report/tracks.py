@@ -31,7 +31,7 @@ class Track:
     depth: tuple[float, ...]
 
 
-def names(diagnoses: Sequence[Diagnosis]) -> list[str]:
+def diagnosis_names(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """What each diagnosis is called: its model's name, numbered where two have the same."""
     total, seen = Counter(d.model for d in diagnoses), Counter[str]()
     found = []
@@ -62,7 +62,7 @@ def same_layers(diagnoses: Sequence[Diagnosis]) -> bool:
     return len({_inner(d) for d in diagnoses}) == 1
 
 
-def axis(diagnoses: Sequence[Diagnosis]) -> list[str]:
+def layer_axis(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """The names of the layers along the common axis: all of them, or those of the deepest model."""
     if not same_layers(diagnoses):
         return [layer.name for layer in max((main_layers(d) for d in diagnoses), key=len)]
@@ -71,25 +71,25 @@ def axis(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [*first, *_inner(diagnoses[0]), *last]
 
 
-def short(name: str, number: int) -> str:
+def tick_label(name: str, number: int) -> str:
     """A name for the ticks of an axis: "block 3" is "3", a long one is its number in the table."""
     block = re.fullmatch(r"block (\d+)", name)
     return block[1] if block else name if len(name) <= LONGEST_LABEL else f"#{number}"
 
 
-def tracks(diagnoses: Sequence[Diagnosis]) -> list[Track]:
+def build_tracks(diagnoses: Sequence[Diagnosis]) -> list[Track]:
     """All tracks in the order of drawing: of each diagnosis the baseline, other places, and the main one on top."""
     found = []
     for of, d in enumerate(diagnoses):
         main, at = main_place(d), _positions(d, diagnoses)
-        found.append(_track(baselines(diagnoses)[of], main, at, of, RANDOM_DASH, baseline=True))
+        found.append(_track(distinct_baselines(diagnoses)[of], main, at, of, RANDOM_DASH, baseline=True))
         for i, place in enumerate(other_places(diagnoses)):
             found.append(_track(d.layers, place, at, of, PLACE_DASHES[i % len(PLACE_DASHES)]))
         found.append(_track(d.layers, main, at, of, ()))
     return [track for track in found if track.layers]
 
 
-def baselines(diagnoses: Sequence[Diagnosis]) -> list[tuple[Layer, ...]]:
+def distinct_baselines(diagnoses: Sequence[Diagnosis]) -> list[tuple[Layer, ...]]:
     """The baseline of each diagnosis; none where an earlier one has the same, as two of one architecture do."""
     return [() if d.baseline in [e.baseline for e in diagnoses[:i]] else d.baseline for i, d in enumerate(diagnoses)]
 
@@ -99,14 +99,14 @@ def other_places(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return list(dict.fromkeys(la.place for d in diagnoses for la in d.layers if la.place != main_place(d)))
 
 
-def matched(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
+def match_layers(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
     """Layers of a and b that belong together, by name and place; of other blocks, those at the same relative depth."""
     if same_layers([a, b]):
         there = {(layer.name, layer.place): layer for layer in b.layers}
         return [(layer, there[layer.name, layer.place]) for layer in a.layers if (layer.name, layer.place) in there]
     pairs = []
-    for one in tracks([a]):
-        for other in tracks([b]):
+    for one in build_tracks([a]):
+        for other in build_tracks([b]):
             if one.place == other.place and not one.baseline and not other.baseline:
                 pairs += [(_nearest(one, depth), layer) for layer, depth in zip(other.layers, other.depth, strict=True)]
     return pairs
@@ -118,7 +118,7 @@ def _inner(d: Diagnosis) -> tuple[str, ...]:
 
 def _positions(d: Diagnosis, diagnoses: Sequence[Diagnosis]) -> dict[str, int]:
     """Where the layers of one diagnosis stand on the common axis: by name, or else by number."""
-    along, own = axis(diagnoses), [layer.name for layer in main_layers(d)]
+    along, own = layer_axis(diagnoses), [layer.name for layer in main_layers(d)]
     if same_layers(diagnoses):
         return {name: along.index(name) for name in own}
     shift = int(along[:1] == ["embed"] and own[:1] != ["embed"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
-from uncollapse.report.tracks import layer_name, main_layers, matched, same_layers
+from uncollapse.report.tracks import layer_name, main_layers, match_layers, same_layers
 
 KINDS = {
     "none": "no collapse",
@@ -60,7 +60,7 @@ class Change:
         return self.size > (math.log(SAME_RATIO) if self.ratio else SAME_STEP)
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Three digits or so: 0.873, 27.3, 1,234, 3.2e-5; a dash for what was not measured."""
     if value is None or math.isnan(value):
         return "–"
@@ -75,30 +75,30 @@ def number(value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def listed(items: Sequence[str]) -> str:
+def join_words(items: Sequence[str]) -> str:
     """Items as in a sentence: "a, b and c"."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def title(measure: str) -> str:
+def measure_title(measure: str) -> str:
     """The title of a measure; its name if this version does not know it."""
     return MEASURES[measure].title if measure in MEASURES else measure
 
 
-def inside(measure: str) -> str:
+def title_in_sentence(measure: str) -> str:
     """The title of a measure inside a sentence."""
-    text = title(measure)
+    text = measure_title(measure)
     name = text.startswith("Dirichlet") or text[1:2].isupper()
     return text if name else text[0].lower() + text[1:]
 
 
-def path_of(layers: Sequence[Layer], measure: str) -> str:
+def describe_path(layers: Sequence[Layer], measure: str) -> str:
     """How a measure goes through the layers: "0.21 at embed → 0.87 at block 5"."""
     there = [layer for layer in layers if not math.isnan(layer[measure])]
     if not there:
         return "not measured"
     ends = there[:1] if len(there) == 1 else [there[0], there[-1]]
-    return " → ".join(f"{number(layer[measure])} at {layer.name}" for layer in ends)
+    return " → ".join(f"{format_number(layer[measure])} at {layer.name}" for layer in ends)
 
 
 def difference(a: Diagnosis, b: Diagnosis) -> list[str]:
@@ -129,7 +129,7 @@ def _left_out(a: Diagnosis, b: Diagnosis) -> dict[str, str]:
         one, other = (d.settings.get(name, 2) for d in (a, b))
         if one != other:
             reason = f"taken with {name} = {one:g} and {name} = {other:g}"
-            found[measure] = f"The {inside(measure)} is not compared: it was {reason}."
+            found[measure] = f"The {title_in_sentence(measure)} is not compared: it was {reason}."
     return found
 
 
@@ -145,7 +145,7 @@ def _verdict(d: Diagnosis) -> str:
 
 
 def _changes(a: Diagnosis, b: Diagnosis, measure: str) -> list[Change]:
-    found = [Change(one, other, measure) for one, other in matched(a, b)]
+    found = [Change(one, other, measure) for one, other in match_layers(a, b)]
     return [change for change in found if all(map(math.isfinite, change.values))]
 
 
@@ -153,7 +153,7 @@ def _most(changes: list[Change]) -> list[str]:
     """A sentence about the layer where a measure differs most, and one about the last, if that is another."""
     largest, last = max(changes, key=lambda change: change.size), _last(changes)
     if not largest.matters:
-        return [f"The {inside(largest.measure)} is the same at every layer, or nearly."]
+        return [f"The {title_in_sentence(largest.measure)} is the same at every layer, or nearly."]
     shown = [largest] if largest is last or not last.matters else [largest, last]
     return [_sentence(change, "last" if change is last and len(changes) > 1 else "") for change in shown]
 
@@ -175,8 +175,9 @@ def _sentence(change: Change, where: str) -> str:
     notes = [f"{where} layer"] if where else []
     notes += [f"{other} in the first"] if name != other else []
     at = name + (f" ({', '.join(notes)})" if notes else "")
-    step = _times(change.ratio) if change.ratio else f"{'+' if b > a else ''}{number(b - a)}"
-    return f"At {at} the {inside(change.measure)} is {number(b)} instead of {number(a)} ({step}).{_overlap(change)}"
+    step = _times(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}"
+    values = f"{format_number(b)} instead of {format_number(a)} ({step})"
+    return f"At {at} the {title_in_sentence(change.measure)} is {values}.{_overlap(change)}"
 
 
 def _overlap(change: Change) -> str:

@@ -37,15 +37,15 @@ class Between:
         """A value for a trial of Optuna."""
         return float(f"{trial.suggest_float(self.name, self.low, self.high, log=self.log):.{DIGITS}g}")
 
-    def holds(self, value: Any) -> bool:
+    def contains(self, value: Any) -> bool:
         """Whether a value is one that it could suggest."""
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
 
-    def kept(self, value: Any) -> Any:
+    def study_value(self, value: Any) -> Any:
         """A value as the study keeps it."""
         return float(value)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """In words, for people."""
         return f"{self.name}: {self.low:g} to {self.high:g}{', by factors' if self.log else ''}"
 
@@ -72,15 +72,15 @@ class OneOf:
         known = {_label(value): value for value in self.values}
         return known[trial.suggest_categorical(self.name, list(known))]
 
-    def holds(self, value: Any) -> bool:
+    def contains(self, value: Any) -> bool:
         """Whether a value is one that it could suggest."""
         return _label(value) in map(_label, self.values)
 
-    def kept(self, value: Any) -> Any:
+    def study_value(self, value: Any) -> Any:
         """A value as the study keeps it."""
         return _label(value)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """In words, for people."""
         return f"{self.name}: {', '.join(map(str, map(_label, self.values)))}"
 
@@ -98,20 +98,20 @@ def suggest(trial: Any, space: Space, known: Mapping[str, Any]) -> dict[str, Any
     return chosen
 
 
-def kept(space: Space, known: Mapping[str, Any]) -> dict[str, Any] | None:
+def study_params(space: Space, known: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a study would have kept, had it suggested these values; None if it cannot suggest them."""
-    own = counting(space, known)
-    if not all(dimension.holds(known.get(dimension.field)) for dimension in own):
+    own = active_dimensions(space, known)
+    if not all(dimension.contains(known.get(dimension.field)) for dimension in own):
         return None
-    return {dimension.name: dimension.kept(known[dimension.field]) for dimension in own}
+    return {dimension.name: dimension.study_value(known[dimension.field]) for dimension in own}
 
 
-def counting(space: Space, known: Mapping[str, Any]) -> list[Dimension]:
+def active_dimensions(space: Space, known: Mapping[str, Any]) -> list[Dimension]:
     """The dimensions that count beside the values of all fields."""
     return [dimension for dimension in space if _counts(dimension, known)]
 
 
-def without(space: Space, given: Iterable[str]) -> tuple[Dimension, ...]:
+def drop_fields(space: Space, given: Iterable[str]) -> tuple[Dimension, ...]:
     """The space that is left once some fields are given."""
     fixed = set(given)
     return tuple(dimension for dimension in space if dimension.field not in fixed)

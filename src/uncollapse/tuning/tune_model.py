@@ -11,11 +11,9 @@ from torch import nn
 from uncollapse.errors import UsageError
 from uncollapse.io.loading import fixed_seed
 from uncollapse.tuning import space as spaces
-from uncollapse.tuning.attach_space import Arguments, space_of
-from uncollapse.tuning.pruning import Kind, Pruning
-from uncollapse.tuning.study import Study, opened
-from uncollapse.tuning.trial_loop import Loop, Trial
-from uncollapse.tuning.trial_result import Better, Tried, best
+from uncollapse.tuning.study import PrunerName, Pruning, Study, open_study
+from uncollapse.tuning.trial_loop import AttachSpace, Trial, TrialLoop, attach_dimensions
+from uncollapse.tuning.trial_result import Better, TrialResult, best_trial
 
 
 @dataclass(frozen=True)
@@ -27,24 +25,24 @@ class Tuned:
     trials that each parameter explains, as far as they can tell.
     """
 
-    best: Tried
-    trials: tuple[Tried, ...]
+    best: TrialResult
+    trials: tuple[TrialResult, ...]
     attach_line: str
     better: Better
     mattered: Mapping[str, float] = field(default_factory=dict)
     space: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def baseline(self) -> Tried:
+    def baseline(self) -> TrialResult:
         """The trial without a cure."""
         return self.trials[0]
 
     def report(self, path: str | Path, *, title: str = "Tuning") -> Path:
         """Write a page with what mattered, how it went, and all trials."""
-        from uncollapse.tuning.search_page import Search, write
+        from uncollapse.tuning.search_page import SearchReport, write_search_page
 
-        return write(
-            Search(
+        return write_search_page(
+            SearchReport(
                 title, "figure", self.better, self.trials, self.space, self.mattered, self.attach_line, (str(self),)
             ),
             path,
@@ -54,7 +52,7 @@ class Tuned:
         without = f"without a cure {_figure(self.baseline)}"
         if self.best.number == 0:
             return f"No cure was better than none, over {len(self.trials)} trials: {without}."
-        words = f"trial {self.best.number} of {len(self.trials)}, {self.best.words()}"
+        words = f"trial {self.best.number} of {len(self.trials)}, {self.best.describe()}"
         return f"Best: {words}: {_figure(self.best)}, {without}."
 
 
@@ -72,7 +70,7 @@ def tune(
     study: str | Path | None = None,
     seed: int = 0,
     jobs: int = 1,
-    pruner: Kind = "median",
+    pruner: PrunerName = "median",
     **options: Any,
 ) -> Tuned:
     """Search for the cure, its place and its strength that make your own training end best.
@@ -122,28 +120,28 @@ def tune(
         raise UsageError(f"trials and jobs are 1 or more, got {trials} and {jobs}.")
     better: Better = "higher" if direction == "maximize" else "lower"
     names = (cures,) if isinstance(cures, str) else tuple(cures)
-    arguments = Arguments(space_of(names, scale, temperature, at, layers), names, options)
+    arguments = AttachSpace(attach_dimensions(names, scale, temperature, at, layers), names, options)
     fresh = _maker(model)
     with fixed_seed(seed):
         first = fresh()
     arguments.check(first)
     facts = {"direction": direction, "pruner": pruner, "seed": seed, **arguments.facts(first)}
     folder = None if study is None else Path(study)
-    with opened(folder, facts, better=better, seed=seed, pruning=Pruning(pruner)) as kept:
-        Loop(kept, arguments, fresh, train_fn, trials, seed).run(jobs)
+    with open_study(folder, facts, better=better, seed=seed, pruning=Pruning(pruner)) as kept:
+        TrialLoop(kept, arguments, fresh, train_fn, trials, seed).run(jobs)
         return _tuned(kept, arguments, better)
 
 
-def _tuned(study: Study, arguments: Arguments, better: Better) -> Tuned:
-    tried = study.tried
-    won = best(tried, better)
+def _tuned(study: Study, arguments: AttachSpace, better: Better) -> Tuned:
+    tried = study.trials
+    won = best_trial(tried, better)
     if won is None:
         raise UsageError(f"None of the {len(tried)} trials gave a number. The first: {tried[0].why or 'not done'}.")
     line = arguments.line(won.settings) if won.number else "# no cure was better than none"
     return Tuned(won, tuple(tried), line, better, study.importances(), spaces.facts(arguments.space))
 
 
-def _figure(tried: Tried) -> str:
+def _figure(tried: TrialResult) -> str:
     return "not a number" if tried.value is None else f"{tried.value:.4g}"
 
 

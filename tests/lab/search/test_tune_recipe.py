@@ -26,10 +26,9 @@ from uncollapse.lab.runs.sweep import Limits, Sweep
 from uncollapse.lab.search.trials import Most, Trials
 from uncollapse.lab.search.tune_recipe import facts_of, tune
 from uncollapse.lab.search.variables import Searched, parsed, searched
-from uncollapse.tuning.pruning import Pruning
 from uncollapse.tuning.space import Between, OneOf
-from uncollapse.tuning.study import FILE, opened
-from uncollapse.tuning.trial_result import Tried, best
+from uncollapse.tuning.study import FILE, Pruning, open_study
+from uncollapse.tuning.trial_result import TrialResult, best_trial
 
 
 @pytest.fixture
@@ -41,11 +40,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @contextmanager
 def trials(recipe: Recipe, plan: Searched, folder: Path, most: Most) -> Iterator[Trials]:
     how = Pruning("median", plan.config.epochs)
-    with opened(folder, facts_of(recipe, plan, "median"), better="higher", seed=plan.config.seed, pruning=how) as study:
+    with open_study(
+        folder, facts_of(recipe, plan, "median"), better="higher", seed=plan.config.seed, pruning=how
+    ) as study:
         yield Trials(recipe, plan, study, Results(folder / "results"), most)
 
 
-def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -> list[Tried]:
+def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -> list[TrialResult]:
     """Run trials one after the other. stop: leave one half done, when so many are settled."""
     while (config := made.take()) is not None:
         if stop is not None and made.done == stop:
@@ -64,7 +65,7 @@ def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -
     return made.tried
 
 
-def searches(recipe: Recipe, plan: Searched, folder: Path, most: Most, stop: int | None = None) -> list[Tried]:
+def searches(recipe: Recipe, plan: Searched, folder: Path, most: Most, stop: int | None = None) -> list[TrialResult]:
     folder.mkdir(exist_ok=True)
     with trials(recipe, plan, folder, most) as made:
         return drive(recipe, made, folder, stop)
@@ -79,7 +80,7 @@ def log(folder: Path) -> list[str]:
     return (folder / "log").read_text().splitlines()
 
 
-def choices(tried: list[Tried]) -> list[Any]:
+def choices(tried: list[TrialResult]) -> list[Any]:
     return [(each.settings, each.state, each.value, each.steps, each.idle) for each in tried]
 
 
@@ -87,7 +88,7 @@ def test_it_finds_what_is_best(tiny: ModuleType, tmp_path: Path) -> None:
     tried = searches(tiny.RECIPE, plan(tiny), tmp_path, Most(13))
     assert tried[0].settings == {"cure": "none"}
     assert tried[1].settings == {"cure": "good", "scale": 0.1}
-    won = best(tried)
+    won = best_trial(tried)
     assert won is not None
     assert won.settings["cure"] == "good"
     assert abs(won.settings["scale"] - 0.5) < 0.2
@@ -142,7 +143,7 @@ def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest
         made = searched(gcn_depth.SEARCH, config, settings)
         tried = searches(RECIPES["gcn-depth"], made, tmp_path / name, Most(3))
         records = Results(tmp_path / name / "results").all(RECIPES["gcn-depth"])
-        tests.append((choices(tried), best(tried), {r["config"]["norm"]: r["figures"]["test"] for r in records}))
+        tests.append((choices(tried), best_trial(tried), {r["config"]["norm"]: r["figures"]["test"] for r in records}))
     (right, first, judged), (wrong, second, misjudged) = tests
     assert right == wrong
     assert first is not None
@@ -153,7 +154,7 @@ def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_given_stays(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a search ends when nothing new is left to try."""
-    monkeypatch.setattr("uncollapse.lab.search.trials.ALIKE", 8)
+    monkeypatch.setattr("uncollapse.lab.search.trials.MAX_REPEATS", 8)
     with trials(tiny.RECIPE, plan(tiny, "scale=0.2,0.5", cure="good"), tmp_path, Most(9)) as made:
         tried = drive(tiny.RECIPE, made, tmp_path)
         assert (made.used_up, made.done) == (True, 4)
@@ -181,7 +182,7 @@ def test_what_diverges_has_failed(tiny: ModuleType, tmp_path: Path) -> None:
     tried = searches(tiny.RECIPE, plan(tiny, fault="nan"), tmp_path, Most(3))
     assert [each.state for each in tried] == ["done", "failed", "failed"]
     assert "The loss became nan" in tried[1].why
-    assert best(tried) == tried[0]
+    assert best_trial(tried) == tried[0]
 
 
 def test_other_data(tiny: ModuleType, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from tests.lab.made_up import BOARD, runs
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.tables.paper_table import cells
-from uncollapse.lab.tables.table_page import page, write_page
-from uncollapse.lab.tables.table_plots import plot
+from uncollapse.lab.tables.table_page import plot_group, render_page, write_page
 
 pytest.importorskip("matplotlib")
 
@@ -30,7 +29,7 @@ RECORDS = [
 
 
 def test_all_is_in_the_page_and_names_are_no_markup() -> None:
-    text = page(BOARD, cells(BOARD, RECORDS))
+    text = render_page(BOARD, cells(BOARD, RECORDS))
     for words in (
         "✓ 81.00 ± 1.00 (3)",
         "79.75 ± 0.33",
@@ -44,14 +43,14 @@ def test_all_is_in_the_page_and_names_are_no_markup() -> None:
     assert "<script" not in text
     assert "<img" not in text
     assert "http://" not in text.replace("http://www.w3.org/", "")
-    assert page(BOARD, cells(BOARD, RECORDS)) == text  # the same results, the same page
+    assert render_page(BOARD, cells(BOARD, RECORDS)) == text  # the same results, the same page
 
 
 def test_pictures_in_files(tmp_path: Path) -> None:
-    path = plot(BOARD, RECORDS, "cora", tmp_path / "cora.png")
+    path = plot_group(BOARD, RECORDS, "cora", tmp_path / "cora.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"No table is for data citeseer\. There are: cora, pubmed"):
-        plot(BOARD, RECORDS, "citeseer", tmp_path / "citeseer.png")
+        plot_group(BOARD, RECORDS, "citeseer", tmp_path / "citeseer.png")
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_queue import Agenda
 from uncollapse.lab.search.variables import Searched
 from uncollapse.lab.tables.selection import figure_of
-from uncollapse.tuning.space import counting, kept
-from uncollapse.tuning.study import ALIKE, Study
-from uncollapse.tuning.trial_result import Tried, said
+from uncollapse.tuning.space import active_dimensions, study_params
+from uncollapse.tuning.study import MAX_REPEATS, Study
+from uncollapse.tuning.trial_result import TrialResult, format_value
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
@@ -41,14 +41,14 @@ class Trials(Agenda):
             str, tuple[int, float]
         ] = {}  # epochs and seconds of those that are running, when last heard of
         self._lost: set[str] = set()
-        self.tried = study.tried
-        for trial in study.unfinished():
+        self.tried = study.trials
+        for trial in study.unfinished_trials():
             if (config := self._begun(trial)) is not None:
                 self.open[self.key(config)] = config
         self.found = len(self.settled)
 
     @property
-    def settled(self) -> list[Tried]:
+    def settled(self) -> list[TrialResult]:
         """The trials that were run and are over."""
         return [tried for tried in self.tried if tried.state != "open" and not tried.idle]
 
@@ -65,7 +65,7 @@ class Trials(Agenda):
     def label(self, config: Any) -> str:
         """The number of a trial, and what it tries."""
         number = self._trials[self.key(config)].number
-        words = " ".join(f"{name}={said(value)}" for name, value in self._varied(config).items())
+        words = " ".join(f"{name}={format_value(value)}" for name, value in self._varied(config).items())
         return f"trial {number} ({words if number else 'without a cure'})"
 
     def seconds_open(self) -> float:
@@ -81,7 +81,7 @@ class Trials(Agenda):
             config = self.open.pop(next(iter(self.open)))
             if not self.look_up(config):
                 return self._started(config)
-        for _ in range(ALIKE):
+        for _ in range(MAX_REPEATS):
             if not self._may_ask():
                 return None
             config = self._begun(self._asked())
@@ -110,14 +110,14 @@ class Trials(Agenda):
     def judge(self, config: Any, epoch: int, figure: float, seconds: float) -> bool:
         """Whether a trial is behind the others."""
         self._seen[self.key(config)] = epoch, seconds
-        return self.study.is_hopeless(self._trials[self.key(config)], epoch, figure)
+        return self.study.should_prune(self._trials[self.key(config)], epoch, figure)
 
     def prune(self, config: Any) -> None:
         """A trial was stopped."""
         key = self.key(config)
         epoch, seconds = self._ended(key)
-        self.study.pruned(self._trials[key], steps=epoch, seconds=round(seconds, 2))
-        self.tried = self.study.tried
+        self.study.prune(self._trials[key], steps=epoch, seconds=round(seconds, 2))
+        self.tried = self.study.trials
 
     def look_up(self, config: Any) -> bool:
         """Whether there is a result by now, which the study is then told."""
@@ -128,15 +128,17 @@ class Trials(Agenda):
         key, by, value = self.key(config), self.searched.search.by, figure_of(record, self.searched.search.by)
         epoch, seconds = self._ended(key)
         if value is not None:
-            self.study.done(self._trials[key], value, steps=_epochs(record), seconds=float(record.get("seconds", 0.0)))
+            self.study.finish(
+                self._trials[key], value, steps=_epochs(record), seconds=float(record.get("seconds", 0.0))
+            )
         elif record["figures"] and by not in record["figures"]:
             there = ", ".join(record["figures"])
             raise UsageError(f"A run of {self.recipe.name} has no figure {by!r} to choose by; it has {there}.")
         else:
             why = str(record.get("ended") or f"its {by} is not finite")
-            self.study.failed(self._trials[key], why, steps=epoch + 1, seconds=round(seconds, 2))
+            self.study.fail(self._trials[key], why, steps=epoch + 1, seconds=round(seconds, 2))
         self._note(config, record)
-        self.tried = self.study.tried
+        self.tried = self.study.trials
         return True
 
     def _may_ask(self) -> bool:
@@ -151,25 +153,25 @@ class Trials(Agenda):
 
     def _asked(self) -> Any:
         """A new trial: without a cure, then what the configuration itself says, then what the study chooses."""
-        is_second = len(self.study.tried) == 1
+        is_second = len(self.study.trials) == 1
         return self.study.ask(self._default() if is_second else None)
 
     def _default(self) -> dict[str, Any]:
         """What the study would have suggested for the configuration itself; nothing if it cannot suggest that."""
-        return kept(self.searched.space, vars(self.searched.config)) or {}
+        return study_params(self.searched.space, vars(self.searched.config)) or {}
 
     def _begun(self, trial: Any) -> Any | None:
         """The configuration of a trial; None if it was tried before, or cannot be had."""
         config = self._config(trial)
         key = "" if config is None else self.key(config)
         if config is None:
-            self.study.failed(trial, "these settings do not go together", idle=True)
-        elif self.study.repeats(trial, key):
+            self.study.fail(trial, "these settings do not go together", idle=True)
+        elif self.study.finish_if_repeat(trial, key):
             config = None
         else:
             self._trials[key], self._configs[key] = trial, config
-            self.study.set(trial, self._varied(config), key)
-        self.tried = self.study.tried
+            self.study.save_settings(trial, self._varied(config), key)
+        self.tried = self.study.trials
         return config
 
     def _config(self, trial: Any) -> Any | None:
@@ -188,7 +190,9 @@ class Trials(Agenda):
             return None
 
     def _varied(self, config: Any) -> dict[str, Any]:
-        return {each.field: getattr(config, each.field) for each in counting(self.searched.space, vars(config))}
+        return {
+            each.field: getattr(config, each.field) for each in active_dimensions(self.searched.space, vars(config))
+        }
 
     def _started(self, config: Any) -> Any:
         self._running.add(self.key(config))

@@ -17,9 +17,8 @@ from uncollapse.lab.runs.sweep import Ended, Limits, Sweep, Teller
 from uncollapse.lab.search.trials import Most, Trials
 from uncollapse.lab.search.variables import Searched
 from uncollapse.tuning import space
-from uncollapse.tuning.pruning import Kind, Pruning
-from uncollapse.tuning.study import opened
-from uncollapse.tuning.trial_result import Tried, best
+from uncollapse.tuning.study import PrunerName, Pruning, open_study
+from uncollapse.tuning.trial_result import TrialResult, best_trial
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
@@ -40,18 +39,18 @@ class Outcome:
     searched: Searched
     ended: Ended
     used_up: bool
-    tried: list[Tried]
+    tried: list[TrialResult]
     shares: Mapping[str, float]
     records: Mapping[int, Mapping[str, Any]]
     failed: Mapping[str, str]
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> TrialResult | None:
         """The winner; the run without a cure if none is better."""
-        return best(self.tried)
+        return best_trial(self.tried)
 
     @property
-    def baseline(self) -> Tried | None:
+    def baseline(self) -> TrialResult | None:
         """The run without a cure, once it is done."""
         return next((tried for tried in self.tried if tried.number == 0 and tried.value is not None), None)
 
@@ -88,7 +87,7 @@ class Outcome:
     def _cured(self) -> bool:
         return self.best is not None and self.best.number > 0
 
-    def judged(self, tried: Tried) -> dict[str, float]:
+    def judged(self, tried: TrialResult) -> dict[str, float]:
         """The figures of a trial that the search has not looked at: on test or development data."""
         figures = self.records.get(tried.number, {}).get("figures", {})
         return {name: figures[name] for name in JUDGED if name in figures}
@@ -123,7 +122,7 @@ def tune(
     *,
     most: Most,
     limits: Limits,
-    pruning: Kind = "median",
+    pruning: PrunerName = "median",
 ) -> Outcome:
     """Search, or go on with a search. What is there of it lies in the folder: the study, results, checkpoints.
 
@@ -142,11 +141,13 @@ def tune(
     """
     config, results = searched.config, Results(folder / RESULTS)
     how = Pruning(pruning, getattr(config, "epochs", 0))
-    with opened(folder, facts_of(recipe, searched, pruning), better="higher", seed=config.seed, pruning=how) as study:
+    with open_study(
+        folder, facts_of(recipe, searched, pruning), better="higher", seed=config.seed, pruning=how
+    ) as study:
         trials = Trials(recipe, searched, study, results, most)
         ended = Sweep(trials, folder / RUNS, session, limits, teller).run()
         failed = {trials.label(trials.config(key)): why for key, why in trials.failed.items()}
-        won = best(trials.tried)
+        won = best_trial(trials.tried)
         shown = {tried.number: tried for tried in (*trials.tried[:1], *([won] if won else []))}
         records = {n: results.find(recipe, config_of(searched, tried)) or {} for n, tried in shown.items()}
         made = Outcome(recipe, searched, ended, trials.used_up, trials.tried, study.importances(), records, failed)
@@ -154,7 +155,7 @@ def tune(
     return made
 
 
-def config_of(searched: Searched, tried: Tried) -> Any:
+def config_of(searched: Searched, tried: TrialResult) -> Any:
     """The configuration of a trial."""
     if tried.number < 2:
         return searched.config if tried.number else searched.baseline
@@ -162,7 +163,7 @@ def config_of(searched: Searched, tried: Tried) -> Any:
     return dataclasses.replace(searched.config, **own)
 
 
-def facts_of(recipe: "Recipe", searched: Searched, pruning: Kind) -> dict[str, Any]:
+def facts_of(recipe: "Recipe", searched: Searched, pruning: PrunerName) -> dict[str, Any]:
     """What is searched, as JSON has it; a study that has other facts is another one."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(searched.config)))
     return {

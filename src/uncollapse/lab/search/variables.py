@@ -8,7 +8,7 @@ from typing import Any
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.field_types import members
 from uncollapse.lab.config.fields import Setting, checked, settings
-from uncollapse.tuning.space import Between, Dimension, OneOf, Space, without
+from uncollapse.tuning.space import Between, Dimension, OneOf, Space, drop_fields
 
 MANY = 10.0  # factor between two ends from which on they are searched by factors
 TO = ".."
@@ -106,7 +106,7 @@ def _replaced(space: Space, own: list[Dimension], given: Iterable[str]) -> list[
     conditioned = [dataclasses.replace(dimension, when=when.get(dimension.field, {})) for dimension in own]
     firsts = [dimension for dimension in conditioned if not dimension.when]
     lasts = [dimension for dimension in conditioned if dimension.when]
-    return [*firsts, *without(space, {*given, *names}), *lasts]
+    return [*firsts, *drop_fields(space, {*given, *names}), *lasts]
 
 
 def _fitting(dimension: Dimension, config: Any) -> Dimension | None:

@@ -26,8 +26,8 @@ def full(**settings: Any) -> list[dict[str, Any]]:
 def test_a_group_of_encoders_has_a_picture_with_its_correlations() -> None:
     (picture,) = scatters([*full(), full(epochs=3)[0]])
     assert picture.title == "9 encoders on stl10"
-    assert "alignment + uniformity" in picture.said
-    assert "the two, weighed 1.00 (R² 1.00)" in picture.said
+    assert "alignment + uniformity" in picture.caption
+    assert "the two, weighed 1.00 (R² 1.00)" in picture.caption
     labels = [axes.get_xlabel() for axes in picture.figure.axes]
     assert labels[:3] == ["alignment, lower is better", "alignment + uniformity", "log(M + 1) − loss, nats"]
     assert "rank correlation" in picture.figure.axes[1].get_title(loc="left")
@@ -75,4 +75,4 @@ def test_circles_of_the_same_settings_share_a_picture() -> None:
         warnings.simplefilter("error")  # a mean of nothing: no dog was held back
         pictures = list(circles(records))
     assert [len(picture.figure.axes) for picture in pictures] == [2 * 6, 6]
-    assert pictures[0].said == "Linear accuracy on validation: random: 25.0 %; contrastive: 25.0 %."
+    assert pictures[0].caption == "Linear accuracy on validation: random: 25.0 %; contrastive: 25.0 %."

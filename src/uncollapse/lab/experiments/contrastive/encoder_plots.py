@@ -18,8 +18,8 @@ from uncollapse.lab.experiments.contrastive.predictors import (
     explained,
 )
 from uncollapse.lab.tables.selection import Record
-from uncollapse.lab.tables.table_page import Picture
-from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, blank, legend_below
+from uncollapse.lab.tables.table_page import ResultPlot
+from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below, new_figure
 
 KINDS = {"InfoNCE alone": "o", "alignment and uniformity": "D", "mixtures of all": "s", "one of the two alone": "X"}
 SCALE = "viridis"
@@ -29,11 +29,11 @@ EVEN, HIGHEST = 0.25, 1.5  # of the density outside the circle, whose radius is 
 GRID, BANDWIDTH = 96, 0.06  # of the density in the plane, whose kernel is Gaussian
 
 
-def scatters(records: Iterable[Record]) -> Iterator[Picture]:
+def scatters(records: Iterable[Record]) -> Iterator[ResultPlot]:
     """The paper's central figure for each group of comparable encoders, and the InfoMax reading beside it."""
     for group in comparable(records):
         if len(group) >= FEWEST:
-            yield Picture(f"{len(group)} encoders on {group[0]['config']['data']}", said(group), scatter(group))
+            yield ResultPlot(f"{len(group)} encoders on {group[0]['config']['data']}", said(group), scatter(group))
 
 
 def said(records: Sequence[Record]) -> str:
@@ -45,7 +45,7 @@ def said(records: Sequence[Record]) -> str:
 def scatter(records: Sequence[Record]) -> Any:
     """Alignment and uniformity, coloured by accuracy; accuracy over their sum; accuracy over InfoMax's reading."""
     readings = {one.words: one for one in explained(records)}
-    figure, (plane, both, information) = blank("What makes an encoder good", (15.0, 4.6), 3)
+    figure, (plane, both, information) = new_figure("What makes an encoder good", (15.0, 4.6), 3)
     accuracy = 100 * column(records, ACCURACY)
     align, spread = column(records, "alignment"), column(records, "uniformity")
     points = _points(plane, records, align, spread, accuracy)
@@ -65,7 +65,7 @@ def scatter(records: Sequence[Record]) -> Any:
     ):
         _points(axes, records, values, accuracy, accuracy)
         _titled(axes, _with_rank(title, readings[name]), along, "accuracy on validation, %")
-    for marker in legend_below(figure, plane).legend_handles:
+    for marker in add_legend_below(figure, plane).legend_handles:
         marker.set(facecolor=QUIET, array=None)  # shapes tell kinds apart; colours tell accuracies
     return figure
 
@@ -106,7 +106,7 @@ def kind(config: Any) -> str:
     return "alignment and uniformity" if align and uniform else "one of the two alone"
 
 
-def circles(records: Iterable[Record]) -> Iterator[Picture]:
+def circles(records: Iterable[Record]) -> Iterator[ResultPlot]:
     """Features on the circle: all encoders of the same settings in one picture, one below the other."""
     groups: dict[str, dict[str, Record]] = {}
     for record in records:
@@ -116,13 +116,13 @@ def circles(records: Iterable[Record]) -> Iterator[Picture]:
     for group in groups.values():
         told = "; ".join(f"{name}: {100 * r['figures']['validation']:.1f} %" for name, r in group.items())
         data = next(iter(group.values()))["config"]["data"]
-        yield Picture(f"Features on the circle, {data}", f"Linear accuracy on validation: {told}.", circle(group))
+        yield ResultPlot(f"Features on the circle, {data}", f"Linear accuracy on validation: {told}.", circle(group))
 
 
 def circle(group: dict[str, Record]) -> Any:
     """A row for each encoder: distances of views, density in the plane and around the circle, and of some classes."""
     shown = _classes(next(iter(group.values())))
-    figure, _ = blank("", (15.0, 3.5 * len(group)))
+    figure, _ = new_figure("", (15.0, 3.5 * len(group)))
     figure.clear()
     rows = figure.subplots(len(group), 3 + len(shown), squeeze=False, width_ratios=[1.25, 1, 1, *[0.8] * len(shown)])
     for panels, (name, record) in zip(rows, group.items(), strict=True):

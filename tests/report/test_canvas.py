@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.report import canvas, schemes
+from uncollapse.report import canvas
 
 pytest.importorskip("matplotlib")
 
 
 def drawn(path: Path) -> str:
-    figure, (axes,) = canvas.blank("title", (3.0, 2.0))
-    axes.plot([0, 1], color=canvas.colour(1))
+    figure, (axes,) = canvas.new_figure("title", (3.0, 2.0))
+    axes.plot([0, 1], color=canvas.series_colour(1))
     axes.set_xlabel("plain black")
-    return canvas.save(figure, path).read_text(encoding="utf-8")
+    return canvas.save_figure(figure, path).read_text(encoding="utf-8")
 
 
 def test_it_has_the_colours_of_both(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_it_has_the_colours_of_both(tmp_path: Path) -> None:
 
 
 def test_every_colour_of_plots_has_a_dark_one() -> None:
-    assert {*canvas.COLOURS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(schemes.PAIRS)
+    assert {*canvas.COLOURS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(canvas.PAIRS)
 
 
 def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
