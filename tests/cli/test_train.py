@@ -374,7 +374,7 @@ def test_class_lists_and_unread_pictures_are_told(run: Run, monkeypatch: pytest.
 
 def test_a_result_of_other_data_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("train", "slope")
-    other = dataclasses.replace(slope.RECIPE, same_data=lambda config, session, record: False)
+    other = dataclasses.replace(slope.RECIPE, fingerprint=lambda config, session: "other")
     monkeypatch.setitem(RECIPES._entries, "slope", other)
     refused = run("train", "slope")
     assert refused.exit_code == 2

@@ -22,6 +22,7 @@ from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_batches import Batches
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.glue import config as sentences
+from uncollapse.lab.recipe import RECIPES
 
 from .machine import Machine, litter
 from .remains import check_whole, said
@@ -140,7 +141,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prope
     root = tiny_text.write_sst2(tmp_path / "data", tiny_text.SENTENCES)
     config, session = sentences.TextConfig(task="sst2", model=str(model), max_length=16), Session(data_root=root)
     record = {"data": {"fingerprint": sentences.load(config, session, sentences.Origin(str(model))).fingerprint()}}
-    assert sentences.same_data(config, session, record)
+    assert RECIPES["glue"].same_data(config, session, record)
     path = root / "SST-2" / "train.tsv"
     intact = path.read_text(encoding="utf-8")
     for changed in (
@@ -149,9 +150,9 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prope
         intact.rsplit("\n", 2)[0] + "\n",
     ):
         path.write_text(changed, encoding="utf-8")
-        assert not sentences.same_data(config, session, record)
+        assert not RECIPES["glue"].same_data(config, session, record)
     path.write_text(intact, encoding="utf-8")
-    assert sentences.same_data(config, session, record)
+    assert RECIPES["glue"].same_data(config, session, record)
     path.unlink()
-    assert sentences.same_data(config, session, record)  # they are not here: they cannot be others
+    assert RECIPES["glue"].same_data(config, session, record)  # they are not here: they cannot be others
     record_property("cases", 4)

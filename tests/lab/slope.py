@@ -59,7 +59,14 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     figures = {"found": next(model.parameters()).item(), "epoch": history.kept, "broken": math.nan}
     figures |= {"validation": history.epochs[-1]["validation"]}
     return record(
-        NAME, config, history.seconds, (), figures=figures, ended=history.ended, epochs=history.epochs, data={"x": 9}
+        NAME,
+        config,
+        history.seconds,
+        (),
+        figures=figures,
+        ended=history.ended,
+        epochs=history.epochs,
+        data={"fingerprint": "x9"},
     )
 
 

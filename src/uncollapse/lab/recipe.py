@@ -40,7 +40,8 @@ class Recipe:
         quick: Settings of a run that takes less than two minutes and needs no download; None if there are none.
         reads_images: Whether worker processes may read images ahead of the training, see `Session.workers`.
         single_process: Whether its work cannot be shared between processes, so that only rank 0 runs it.
-        same_data: Whether a stored result with the same settings used the data at hand. None: always.
+        fingerprint: Returns the fingerprint of the data that a run would use now, as its record has it in
+            `data.fingerprint`; None where the data cannot have changed. See `same_data`.
         plots: Returns plots of the given records, for the page of a table.
         search: What `uncollapse tune` may vary; None if the recipe cannot be tuned.
     """
@@ -58,7 +59,7 @@ class Recipe:
     quick: Mapping[str, Any] | None = None
     reads_images: bool = False
     single_process: bool = False
-    same_data: Callable[[Any, Session, Mapping[str, Any]], bool] | None = None
+    fingerprint: Callable[[Any, Session], str | None] | None = None
     plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
     search: Search | None = None
 
@@ -69,6 +70,19 @@ class Recipe:
     def grid(self, name: str) -> tuple[Grid, ...]:
         """Return the grids of this name, or raise a UsageError that lists the names."""
         return self._lookup("grid", self.grids, name, "write fields with values")
+
+    def same_data(self, config: Any, session: Session, record: Mapping[str, Any]) -> bool:
+        """Return whether a result used the data at hand, and not other data that was in the same place.
+
+        Data that is not here cannot be other data. A record without a fingerprint is of a run that did not stay finite.
+        """
+        known = record.get("data", {}).get("fingerprint")
+        if known is None or self.fingerprint is None:
+            return True
+        try:
+            return self.fingerprint(config, session) in (None, known)
+        except UsageError:
+            return True
 
     def _lookup(self, kind: str, entries: Mapping[str, Entry], name: str, instead: str) -> Entry:
         if name not in entries:

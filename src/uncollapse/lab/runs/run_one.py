@@ -82,7 +82,7 @@ def run_one(
 def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> dict[str, Any] | None:
     """The result of a run that need not be run again; a UsageError if there is one that is of other data."""
     found = results.find(recipe, config)
-    if found is not None and recipe.same_data is not None and not recipe.same_data(config, session, found):
+    if found is not None and not recipe.same_data(config, session, found):
         raise UsageError(
             f"{results.path(recipe, config)} has a result of the same settings, but of other data than there is now. "
             "Keep this one elsewhere with --results DIR, or replace that one with --again."

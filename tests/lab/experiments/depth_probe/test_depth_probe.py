@@ -71,11 +71,11 @@ def test_other_scenes_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     config = replace(TINY, data="nyu.mat", examples=4, holdout=0.5, epochs=1)
     session = Session(device="cpu", data_root=tmp_path)
     record = depth_probe.run(config, session)
-    assert depth_probe.same_data(config, session, record)
+    assert depth_probe.RECIPE.same_data(config, session, record)
     mat(path, 4, nearer=0.5)
-    assert not depth_probe.same_data(config, session, record)
+    assert not depth_probe.RECIPE.same_data(config, session, record)
     path.unlink()
-    assert depth_probe.same_data(config, session, record)
+    assert depth_probe.RECIPE.same_data(config, session, record)
     with pytest.raises(UsageError, match="There is no"):
         depth_probe.run(config, session)
 

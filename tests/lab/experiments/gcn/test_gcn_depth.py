@@ -27,12 +27,12 @@ def test_the_defaults_are_the_published_protocol() -> None:
 
 
 def test_the_numbers_of_the_paper() -> None:
-    board = gcn_depth.TABLES["table3"]
+    board = gcn_depth.RECIPE.tables["table3"]
     assert len(board.published) == 4 * 4 * 5
     found = {tuple(number.cell.values()): (number.mean, number.std) for number in board.published}
     assert found["cora", "contra_norm", 16] == (68.75, 2.10)
     assert found["squirrel", "layer_norm", 4] == (29.64, 5.50)
-    rerun = {tuple(number.cell.values()): number.mean for number in gcn_depth.TABLES["rerun"].published}
+    rerun = {tuple(number.cell.values()): number.mean for number in gcn_depth.RECIPE.tables["rerun"].published}
     assert rerun["cora", "contra_norm", 64] == 38.97
     assert ("pubmed", "contra_norm", 8) not in rerun  # it ran out of memory there
 

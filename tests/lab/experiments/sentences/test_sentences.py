@@ -58,12 +58,12 @@ def test_the_record_is_json_and_says_how_to_repeat_it(session: Session) -> None:
     assert (record["recipe"], record["seed"]) == ("sentences", 0)
     assert record["data"]["train"] == {"documents": 16, "sentences": 128}
     assert record["data"]["tasks"]["mr"]["always"] == 0.5
-    assert sentences.same_data(TINY, session, record)
+    assert sentences.RECIPE.same_data(TINY, session, record)
     assert session.data_root is not None
     path = session.data_root / "rt-polarity.all"
     path.write_text(path.read_text().replace("any1", "any2"))
-    assert not sentences.same_data(TINY, session, record)
-    assert sentences.same_data(replace(TINY, data="gone"), session, record)
+    assert not sentences.RECIPE.same_data(TINY, session, record)
+    assert sentences.RECIPE.same_data(replace(TINY, data="gone"), session, record)
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_figures(tmp_path: Path, session: Session) -> None:

@@ -120,8 +120,8 @@ def test_too_few_negatives_for_a_slope() -> None:
 
 
 def test_the_sphere_needs_no_data() -> None:
-    assert asymptotics.same_data(SPHERE, Session(data_root=Path("nowhere")), {})
-    assert asymptotics.same_data(
+    assert asymptotics.RECIPE.same_data(SPHERE, Session(data_root=Path("nowhere")), {})
+    assert asymptotics.RECIPE.same_data(
         Config(encoder="random", data="nowhere"), Session(data_root=Path("nowhere")), {"data": {"fingerprint": "a"}}
     )
 

@@ -225,4 +225,4 @@ def test_a_result_of_other_pictures_is_not_taken_for_this_run(tmp_path: Path) ->
     with pytest.raises(UsageError, match="of the same settings, but of other data than there is now"):
         run_one(recipe, few, results, sessions[1])
     assert run_one(recipe, few, results, sessions[1], again=True)[1]
-    assert vit.same_data(few, sessions[0], {"figures": {}}), "a run that did not stay finite says nothing of its data"
+    assert vit.RECIPE.same_data(few, sessions[0], {"figures": {}})  # a run that did not stay finite

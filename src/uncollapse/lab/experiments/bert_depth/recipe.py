@@ -19,8 +19,7 @@ from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.glue import config as sentences
-from uncollapse.lab.experiments.glue.config import TextConfig
-from uncollapse.lab.experiments.glue.config import same_data as same_data
+from uncollapse.lab.experiments.glue.config import TextConfig, data_fingerprint
 from uncollapse.lab.experiments.glue.recipe import BERT, MINILM, PROTOCOL, ROWS, place_name, variant
 from uncollapse.lab.experiments.glue.training import Training, diagnosis, trained
 from uncollapse.lab.models.text_classifier import deepened, drawn
@@ -197,5 +196,5 @@ RECIPE = Recipe(
     tables=TABLES,
     grids=GRIDS,
     search=SEARCH,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
 )

@@ -21,8 +21,7 @@ from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive import recipe as contrast
-from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, EncoderConfig
-from uncollapse.lab.experiments.contrastive.config import same_data as same_data
+from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, EncoderConfig, data_fingerprint
 from uncollapse.lab.experiments.contrastive.training import OUTPUT, Loss, Training, facts, hypersphere, learn
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
@@ -198,7 +197,7 @@ RECIPE = Recipe(
     grids=GRIDS,
     presets=PRESETS,
     quick=QUICK,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
     plots=plots,
     reads_images=True,
 )

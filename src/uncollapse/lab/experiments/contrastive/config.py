@@ -164,13 +164,9 @@ def build(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
         return SmallAlexNet(config.dim if dim is None else dim, config.side, config.width)
 
 
-def same_data(config: EncoderConfig, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the pictures at hand, and not of others that lie where its own did."""
-    known = record.get("data", {}).get("fingerprint")
-    try:
-        return known is None or bool(known == load(config, session, labelled=False).fingerprint())
-    except UsageError:  # they are not here: then they cannot be others
-        return True
+def data_fingerprint(config: EncoderConfig, session: Session) -> str:
+    """Return the fingerprint of the images at hand."""
+    return load(config, session, labelled=False).fingerprint()
 
 
 def cost(config: EncoderConfig) -> float:

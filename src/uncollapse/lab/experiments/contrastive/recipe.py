@@ -14,9 +14,8 @@ from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
-from uncollapse.lab.experiments.contrastive.config import ContrastConfig
+from uncollapse.lab.experiments.contrastive.config import ContrastConfig, data_fingerprint
 from uncollapse.lab.experiments.contrastive.config import cost as cost
-from uncollapse.lab.experiments.contrastive.config import same_data as same_data
 from uncollapse.lab.experiments.contrastive.objectives import formula, objective, words
 from uncollapse.lab.experiments.contrastive.training import Training, facts, hypersphere, learn, reading
 from uncollapse.lab.recipe import Recipe
@@ -219,7 +218,7 @@ RECIPE = Recipe(
     presets=PRESETS,
     quick=QUICK,
     search=SEARCH,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
     plots=plots,
     reads_images=True,
 )

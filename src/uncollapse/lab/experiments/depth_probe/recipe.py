@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
@@ -60,15 +59,6 @@ def run(config: Config, session: Session | None = None) -> dict[str, Any]:
             pace=short(history.pace),
             epochs=[short(each) for each in history.epochs],
         )
-
-
-def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the scenes and the encoder at hand, and not of others that lie where its own did."""
-    known = record.get("data", {}).get("fingerprint")
-    try:
-        return known is None or bool(known == depth_probing.digest(config, session))
-    except UsageError:  # they are not here: then they cannot be others
-        return True
 
 
 def name_of(config: Config) -> str:
@@ -126,5 +116,5 @@ RECIPE = Recipe(
     tables=TABLES,
     grids=GRIDS,
     quick=QUICK,
-    same_data=same_data,
+    fingerprint=depth_probing.digest,
 )

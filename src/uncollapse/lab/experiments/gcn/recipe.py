@@ -6,8 +6,7 @@ one LayerNorm that all layers share.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,15 +22,14 @@ from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.task import Settings, Task
 from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.models import norms
 from uncollapse.lab.models.adjacency import sparse_features
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short, summary
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.paper_table import Board, Published
 from uncollapse.losses import uniform_loss
 from uncollapse.registry import CURES
 from uncollapse.tuning.space import Between, OneOf
@@ -169,18 +167,11 @@ def load(config: Config, session: Session) -> datasets.Graph:
     )
 
 
-def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the graph at hand, and not of another that lies where its own did.
-
-    Only a folder that is named is looked at: what was fetched stays as it is, and is not fetched to find that out.
-    """
-    known = record.get("data", {}).get("fingerprint")
-    if known is None or session.data_root is None or config.data in MADE_HERE:
-        return True
-    try:
-        return bool(known == load(config, session).fingerprint())
-    except UsageError:  # it is not here: then it cannot be another
-        return True
+def data_fingerprint(config: Config, session: Session) -> str | None:
+    """Return the fingerprint of the graph in a named folder; None for others, which do not change."""
+    if session.data_root is None or config.data in MADE_HERE:
+        return None
+    return load(config, session).fingerprint()
 
 
 def _settings(config: Config) -> Settings:
@@ -265,7 +256,6 @@ def cost(config: Config) -> float:
     return share * epochs * (0.01 + math.ceil(config.layers) * (layer + contra))
 
 
-QUICK: Mapping[str, Any] = {"layers": 8, "epochs": 100}  # on a random graph
 CONTRA = ("contra_norm", "contra_norm_features")
 
 
@@ -292,156 +282,7 @@ SEARCH = Search(
     none={"norm": "none", "norm_every": 1},
     line=line,
 )
-DEPTHS = (2, 4, 8, 16, 32)
-TABLE_3 = """
-cora none 81.75±.51 72.61±2.42 17.71±6.89 20.71±8.54 19.69±9.54
-cora layer_norm 79.96±.73 77.45±.67 39.09±4.68 7.79±0 7.79±0
-cora pair_norm 75.32±1.05 72.64±2.67 71.86±3.31 54.11±9.49 36.62±2.73
-cora contra_norm 79.75±.33 77.02±.96 74.01±.64 68.75±2.10 46.39±2.46
-citeseer none 69.18±.34 55.01±4.36 19.65±0 19.65±0 19.65±0
-citeseer layer_norm 63.27±1.15 60.91±.76 33.74±6.15 19.65±0 19.65±0
-citeseer pair_norm 61.59±1.35 53.01±2.19 55.76±4.45 44.21±1.73 36.68±2.55
-citeseer contra_norm 64.06±.85 60.55±.72 59.30±.67 49.01±3.49 36.94±1.70
-chameleon none 45.79±1.20 37.85±1.35 22.37±0 22.37±0 23.37±0
-chameleon layer_norm 63.95±1.29 55.79±1.25 34.08±2.62 22.37±0 22.37±0
-chameleon pair_norm 62.24±1.73 58.38±1.48 49.12±2.32 37.54±1.70 30.66±1.58
-chameleon contra_norm 64.78±1.68 58.73±1.12 48.99±1.52 40.92±1.74 35.44±3.16
-squirrel none 29.47±.96 19.31±0 19.31±0 19.31±0 19.31±0
-squirrel layer_norm 43.04±1.25 29.64±5.50 19.63±.45 19.96±.44 19.40±.19
-squirrel pair_norm 43.86±.41 40.25±.55 36.03±1.43 29.55±2.19 29.05±.91
-squirrel contra_norm 47.24±.66 40.31±.74 35.85±1.58 32.37±.93 27.80±.72
-"""
-# An independent rerun of the same settings, in the paper of SBP; it has the depth 64 and PubMed as well.
-RERUN = """
-cora none 80.68 79.69 74.32 30.95 30.95 24.85
-cora batch_norm 78.09 77.87 73.62 70.79 53.90 35.32
-cora pair_norm 79.01 78.26 73.21 62.96 48.13 44.01
-cora contra_norm 81.55 79.61 77.71 63.35 44.56 38.97
-citeseer none 67.45 65.62 37.22 22.03 19.65 19.65
-citeseer batch_norm 63.44 62.34 61.36 50.58 41.41 35.00
-citeseer pair_norm 63.58 64.32 61.95 50.06 37.21 36.09
-citeseer contra_norm 66.83 64.78 60.70 44.79 37.36 30.85
-pubmed pair_norm 75.66 76.71 77.99 77.22 75.52 71.22
-pubmed contra_norm 76.05 78.42
-"""
-
-
-def _published(text: str, depths: tuple[int, ...], source: str) -> tuple[Published, ...]:
-    found = []
-    for line in text.strip().splitlines():
-        data, norm, *numbers = line.split()
-        for layers, number in zip(depths, numbers, strict=False):
-            mean, _, std = number.partition("±")
-            cell = {"data": data, "norm": norm, "layers": layers}
-            found.append(Published(cell, float(mean), float(std) if std else None, source))
-    return tuple(found)
-
-
-PLAIN = {"model": "gcn", "split": "published", "select": "last"}  # the published protocol
-DEEP = {  # GCNII with its authors' settings for citation graphs, and a width and depth that are affordable
-    "model": "gcnii",
-    "split": "public",
-    "hidden": 64,
-    "lr": 0.01,
-    "conv_decay": 0.01,
-    "epochs": 1500,
-    "patience": 100,
-    "select": "loss",
-    "after": "none",
-}
-AXES: dict[str, Any] = {
-    "groups": "data",
-    "rows": "norm",
-    "columns": "layers",
-    "chosen": ("scale",),
-    "usual": asdict(Config()),
-    "free": ("sample",),  # where all pairs cost too much
-}
-CURES_TRIED = "norm+uniform+drop_edge"
-TABLES: Mapping[str, Board] = {
-    "table3": Board(
-        "ContraNorm's Table 3: test accuracy of deep GCNs",
-        where={**PLAIN, "missing": 0.0},
-        published=_published(TABLE_3, DEPTHS, "ContraNorm, Table 3"),
-        **AXES,
-    ),
-    "rerun": Board(
-        "The same networks beside an independent rerun",
-        where={**PLAIN, "missing": 0.0},
-        published=_published(RERUN, (*DEPTHS, 64), "SBP's rerun"),
-        **AXES,
-    ),
-    "missing": Board(
-        "Test accuracy when validation and test nodes have no features", where={**PLAIN, "missing": 1.0}, **AXES
-    ),
-    "sample": Board(
-        "ContraNorm with a sample of the nodes against all (0), at the same scale",
-        where={**PLAIN, "missing": 0.0, "norm": "contra_norm", "scale": 1.0},
-        **{**AXES, "rows": "sample", "chosen": (), "against": 0},
-    ),
-    "gcnii": Board(
-        "GCNII with each cure, Planetoid's public split",
-        where={"model": "gcnii", "split": "public", "missing": 0.0},
-        against="none",
-        **{**AXES, "rows": CURES_TRIED, "chosen": ("scale", "norm_every"), "usual": asdict(Config()) | DEEP},
-    ),
-}
-
-
-def _table_3(data: tuple[str, ...], depths: tuple[int, ...] = DEPTHS, **more: tuple[Any, ...]) -> tuple[Grid, ...]:
-    shared = {"data": data, "layers": depths, "seed": (0, 1, 2)}
-    contra = {"norm": ("contra_norm",), "scale": (0.2, 0.5, 1.0), **more}
-    pair = {"norm": ("pair_norm",), "scale": (1.0, 5.0, 20.0)}
-    scaled = (Grid(shared | own, choose=("scale",)) for own in (pair, contra))
-    return Grid(shared | {"norm": ("none", "layer_norm", "pair_layer_norm")}), *scaled
-
-
-def _deep(seeds: int, data: str) -> tuple[Grid, ...]:
-    shared: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in DEEP.items()}
-    shared |= {"data": (data,), "layers": (32,), "seed": tuple(range(seeds))}
-    few = {"norm_every": (8,)}
-    return (
-        Grid(shared | {"norm": ("none",)}),
-        Grid(shared | few | {"norm": ("contra_norm", "contra_norm_features"), "scale": (0.1, 0.5)}, choose=("scale",)),
-        Grid(shared | few | {"norm": ("pair_norm",)}),
-        Grid(shared | {"norm": ("none",), "uniform": (0.1,)}),
-        Grid(shared | {"norm": ("none",), "drop_edge": (0.2,)}),
-    )
-
-
-GRIDS: Mapping[str, tuple[Grid, ...]] = {
-    "table3": _table_3(("cora", "citeseer", "chameleon")),
-    "squirrel": (*_table_3(("squirrel",), (2, 4, 8)), *_table_3(("squirrel",), (16, 32), sample=(512,))),
-    "pubmed": (*_table_3(("pubmed",), sample=(512,)),),
-    "pubmed-exact": (Grid({"data": ("pubmed",), "layers": (8,), "norm": ("contra_norm",)}),),  # all pairs
-    "deeper": _table_3(("cora",), (64,)),
-    "sample": (
-        Grid(
-            {
-                "data": ("cora",),
-                "layers": (8, 16),
-                "norm": ("contra_norm",),
-                "scale": (1.0,),
-                "sample": (0, 512),
-                "seed": (0, 1, 2),
-            }
-        ),
-    ),
-    "missing": (
-        Grid(
-            {
-                "data": ("cora", "citeseer"),
-                "missing": (1.0,),
-                "layers": DEPTHS,
-                "norm": ("none", "layer_norm", "pair_norm", "contra_norm"),
-                "seed": (0, 1, 2),
-            }
-        ),
-    ),
-    "gcnii-cora": _deep(10, "cora"),
-    "gcnii-citeseer": _deep(5, "citeseer"),
-}
-
+DATA = recipe_data.read(__package__, Config)
 RECIPE = Recipe(
     name=NAME,
     title=TITLE,
@@ -450,10 +291,10 @@ RECIPE = Recipe(
     run=run,
     name_of=name_of,
     cost=cost,
-    tables=TABLES,
-    grids=GRIDS,
-    quick=QUICK,
+    tables=DATA.tables,
+    grids=DATA.grids,
+    quick=DATA.quick,
     search=SEARCH,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
     single_process=True,  # a step is on the whole graph
 )

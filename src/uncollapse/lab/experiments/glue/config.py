@@ -123,19 +123,11 @@ def start_of(config: TextConfig) -> Origin:
     return origin
 
 
-def same_data(config: TextConfig, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the sentences at hand, and not of others that lie where its own did.
-
-    Those of the hub stay as they are, and nothing is fetched to find that out.
-    """
-    known = record.get("data", {}).get("fingerprint")
-    local = (session.data_root is not None or config.task not in glue.TASKS) and Path(
-        Origin(config.model).place
-    ).is_dir()
-    try:
-        return known is None or not local or bool(known == load(config, session, Origin(config.model)).fingerprint())
-    except UsageError:  # they are not here: then they cannot be others
-        return True
+def data_fingerprint(config: TextConfig, session: Session) -> str | None:
+    """Return the fingerprint of the sentences at hand; None for those of the hub, which do not change."""
+    local = session.data_root is not None or config.task not in glue.TASKS
+    origin = Origin(config.model)
+    return load(config, session, origin).fingerprint() if local and Path(origin.place).is_dir() else None
 
 
 def load(config: TextConfig, session: Session, origin: Origin) -> Data:

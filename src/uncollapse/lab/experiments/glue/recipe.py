@@ -22,8 +22,7 @@ from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.glue import config as sentences
-from uncollapse.lab.experiments.glue.config import Data, TextConfig
-from uncollapse.lab.experiments.glue.config import same_data as same_data
+from uncollapse.lab.experiments.glue.config import Data, TextConfig, data_fingerprint
 from uncollapse.lab.experiments.glue.paper import GLUE, MISMATCHED, MISMATCHED_ALBERT, TABLE_1, TABLE_ALBERT, published
 from uncollapse.lab.experiments.glue.training import Training, answers, logits_of, trained
 from uncollapse.lab.recipe import Recipe
@@ -233,5 +232,5 @@ RECIPE = Recipe(
     grids=GRIDS,
     presets=PRESETS,
     search=SEARCH,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
 )

@@ -16,7 +16,7 @@ from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
-from uncollapse.lab.experiments.contrastive.config import same_data as same_data
+from uncollapse.lab.experiments.contrastive.config import data_fingerprint
 from uncollapse.lab.experiments.contrastive.objectives import formula, words
 from uncollapse.lab.experiments.contrastive.training import facts, learn
 from uncollapse.lab.experiments.moco import training as momentum
@@ -211,6 +211,6 @@ RECIPE = Recipe(
     grids=GRIDS,
     presets=PRESETS,
     quick=QUICK,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
     reads_images=True,
 )

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from uncollapse.diagnosis.run import diagnose_activations
-from uncollapse.errors import UsageError
 from uncollapse.io import files
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.vocabulary import known_share
@@ -121,13 +120,9 @@ def _facts(config: Config, data: Data) -> dict[str, Any]:
     return {"name": config.data, "fingerprint": data.fingerprint(), "words": words_known, **parts, "tasks": tasks}
 
 
-def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the texts at hand, and not of others that lie where its own did."""
-    known = record.get("data", {}).get("fingerprint")
-    try:
-        return known is None or bool(known == sentence_pairs.load(config, session).fingerprint())
-    except UsageError:  # they are not here: then they cannot be others
-        return True
+def data_fingerprint(config: Config, session: Session) -> str:
+    """Return the fingerprint of the texts at hand."""
+    return sentence_pairs.load(config, session).fingerprint()
 
 
 def variant(config: Mapping[str, Any]) -> str:
@@ -264,5 +259,5 @@ RECIPE = Recipe(
     grids=GRIDS,
     presets=PRESETS,
     quick=QUICK,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
 )

@@ -190,9 +190,9 @@ def _clear(session: Session, config: Config) -> None:
         Checkpoints(session.checkpoints, identity(contrast.NAME, trained_config(config)), exact=False).clear()
 
 
-def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the pictures at hand; points on the sphere need none."""
-    return config.encoder == SPHERE or contrast.same_data(trained_config(config), session, record)
+def data_fingerprint(config: Config, session: Session) -> str | None:
+    """Return the fingerprint of the images at hand; points on the sphere need none."""
+    return None if config.encoder == SPHERE else contrastive.data_fingerprint(trained_config(config), session)
 
 
 def name_of(config: Config) -> str:
@@ -273,7 +273,7 @@ RECIPE = Recipe(
     tables=TABLES,
     grids=GRIDS,
     quick=QUICK,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
     reads_images=True,
     single_process=True,  # most of its time is not training
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
@@ -107,15 +106,9 @@ def _trained(training: Training, config: Config, data: Data, session: Session) -
     )
 
 
-def same_data(config: Config, session: Session, record: Mapping[str, Any]) -> bool:
-    """Whether a result is of the pictures at hand, and not of others that lie where its own did."""
-    known = record.get("data", {}).get("fingerprint")
-    try:
-        return known is None or bool(
-            known == vision.load(config, session).fingerprint()
-        )  # none: the loss was not finite
-    except UsageError:  # they are not here: then they cannot be others
-        return True
+def data_fingerprint(config: Config, session: Session) -> str:
+    """Return the fingerprint of the images at hand."""
+    return vision.load(config, session).fingerprint()
 
 
 def line(config: Config) -> str | None:
@@ -295,6 +288,6 @@ RECIPE = Recipe(
     presets=PRESETS,
     quick=QUICK,
     search=SEARCH,
-    same_data=same_data,
+    fingerprint=data_fingerprint,
     reads_images=True,
 )
