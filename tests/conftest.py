@@ -1,6 +1,56 @@
+"""Settings of all tests, and the markers of whole files."""
+
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: a second thread costs more than it brings
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: tests of Ctrl-C would wait for ever
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TESTS = Path(__file__).parent
+MARKERS = {  # marker -> files and folders below tests/ (patterns of pathlib)
+    "faults": ("faults/*",),
+    "distributed": (
+        "**/test_all_ranks.py",
+        "**/test_*_ranks.py",
+        "**/test_processes.py",
+        "**/test_parallel.py",
+        "lab/engine/test_sharding.py",
+    ),
+    "browser": ("report/test_browser.py", "report/test_policy.py"),
+    "docs": ("docs/*", "examples/*", "experiments/*", "test_release.py"),
+    "slow": (
+        "attachment/test_compile.py",
+        "cli/test_completion.py",
+        "cli/test_demo.py",
+        "cli/test_embeddings.py",
+        "cli/test_failures.py",
+        "cli/test_presets.py",
+        "cli/test_save.py",
+        "cli/test_sweep.py",
+        "cli/test_train.py",
+        "cli/test_tune.py",
+        "fuzz/*",
+        "lab/engine/test_checkpoints.py",
+        "lab/engine/test_loop.py",
+        "lab/engine/test_resuming.py",
+        "lab/experiments/*/*",
+        "lab/runs/test_s*.py",
+        "lab/search/*",
+        "lab/test_recipe.py",
+        "monitoring/test_callbacks.py",
+    ),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the markers of its file."""
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            file = item.path.relative_to(TESTS)
+            for marker, patterns in MARKERS.items():
+                if any(file.match(pattern) for pattern in patterns):
+                    item.add_marker(marker)
