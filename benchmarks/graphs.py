@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from benchmarks.measure import peak_memory
 from benchmarks.targets import SETUP, Result, faster, smaller
 from uncollapse.lab.data.graph.csbm import csbm
-from uncollapse.lab.data.graph.datasets import Graph, load, undirected
-from uncollapse.lab.data.graph.splits import by_count
+from uncollapse.lab.data.graph.datasets import Graph, load_graph, to_undirected
+from uncollapse.lab.data.graph.splits import split_by_count
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.models.adjacency import adjacency, sparse_features
@@ -133,14 +133,14 @@ def cora_sized(nodes: int) -> Graph:
     """Cora from the folder named by UNCOLLAPSE_DATA, else (or with another number of nodes) a random graph like it."""
     root = Path(os.environ.get("UNCOLLAPSE_DATA", ""))
     if nodes == CORA and (root / "planetoid/Cora/raw/ind.cora.graph").is_file():
-        return load("cora", root=root)
+        return load_graph("cora", root=root)
     x, edges, y = csbm(nodes, 7, degree=2 * 5278 / CORA, features=1433)
     words = torch.zeros_like(x).scatter_(1, x.topk(WORDS).indices, 1 / WORDS)
     name = f"a random graph of {nodes:,} nodes with bags of words"
-    return Graph(name, words, undirected(edges, nodes), y, *by_count(y, 20, 100, seed=0))
+    return Graph(name, words, to_undirected(edges, nodes), y, *split_by_count(y, 20, 100, seed=0))
 
 
 def block_model(nodes: int) -> Graph:
     """A random graph with dense features, about as ogbn-arxiv has them."""
     x, edges, y = csbm(nodes, 40, degree=14, features=128)
-    return Graph("csbm", x, undirected(edges, nodes), y, *by_count(y, 10, 100, seed=0))
+    return Graph("csbm", x, to_undirected(edges, nodes), y, *split_by_count(y, 10, 100, seed=0))

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.targets import Result, slower
 from uncollapse.io.hf_models import Origin
-from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.data.text.glue import TASKS
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.glue.config import Data
@@ -58,10 +58,10 @@ def steps(length: int, precision: str, count: int = 3, **changes: Any) -> Steps:
     return run
 
 
-def sentences(count: int, length: int) -> Encoded:
+def sentences(count: int, length: int) -> EncodedTexts:
     """Made-up token ids; lengths spread around their mean as those of real sentences do."""
     generator = torch.Generator().manual_seed(0)
     lengths = (length * (0.5 + torch.rand(count, generator=generator))).long().clamp(min=3)
     starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     ids = torch.randint(1000, WORDS, (int(starts[-1]),), generator=generator, dtype=torch.int32)
-    return Encoded(ids, starts, torch.zeros_like(ids, dtype=torch.uint8), torch.arange(count) % 2, 0)
+    return EncodedTexts(ids, starts, torch.zeros_like(ids, dtype=torch.uint8), torch.arange(count) % 2, 0)

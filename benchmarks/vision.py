@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from benchmarks.targets import Result, slower
-from uncollapse.lab.data.image.augmentation import Look, for_training
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch
-from uncollapse.lab.data.image.image_source import Pictures
-from uncollapse.lab.data.image.packed_images import Packed
+from uncollapse.lab.data.image.augmentation import InputSpec, training_transform
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
+from uncollapse.lab.data.image.image_files import PackedImages
+from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
@@ -79,14 +79,14 @@ def steps(shared: dict[str, Any], classes: int, changes: dict[str, Any]) -> Call
 
 def _loading() -> Iterator[Result]:
     """Pictures a second: decoded, augmented, in a tensor."""
-    look = Look(224, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    look = InputSpec(224, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     deit: dict[str, Any] = {"crop": "resized", "least_area": 0.08, "color_jitter": 0.3, "erasing": 0.25}
     ways = {
-        "32×32, moved and flipped": (32, for_training(
-            Look(32, look.mean, look.std), crop="padded", least_area=1.0, auto_augment="", color_jitter=0.0, erasing=0.0
+        "32×32, moved and flipped": (32, training_transform(
+            InputSpec(32, look.mean, look.std), crop="padded", least_area=1.0
         )),
         "500×375 to 224×224, DeiT's augmentation": (
-            500, for_training(look, auto_augment="rand-m9-mstd0.5-inc1", **deit)
+            500, training_transform(look, auto_augment="rand-m9-mstd0.5-inc1", **deit)
         ),
     }  # fmt: skip
     for name, (side, transform) in ways.items():
@@ -97,10 +97,10 @@ def _loading() -> Iterator[Result]:
             )
 
 
-def _speed(pictures: Pictures, transform: Any, workers: int) -> float:
+def _speed(pictures: Images, transform: Any, workers: int) -> float:
     """Once the first batch is there: starting processes takes its time once an epoch."""
     order = list(range(len(pictures))) * (40 if len(pictures.picture(0).getdata()) < 5000 else 4)
-    stream = iter(Batches(pictures, order, 32, transform, workers=workers))
+    stream = iter(ImageBatches(pictures, order, 32, transform, workers=workers))
     next(stream)
     started, count = time.perf_counter(), 0
     for batch in stream:
@@ -108,7 +108,7 @@ def _speed(pictures: Pictures, transform: Any, workers: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def _pictures(count: int, side: int, classes: int) -> Pictures:
+def _pictures(count: int, side: int, classes: int) -> Images:
     """Smooth random photographs of 4:3, as JPEG."""
     from PIL import Image
 
@@ -120,5 +120,5 @@ def _pictures(count: int, side: int, classes: int) -> Pictures:
         Image.fromarray(small).resize((side, height), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
         contents.append(np.frombuffer(file.getvalue(), np.uint8))
     offsets = np.cumsum([0, *map(len, contents)])
-    source = Packed("made up", np.concatenate(contents), offsets)
-    return Pictures.all_of(source, torch.arange(count) % classes, tuple(map(str, range(classes))))
+    source = PackedImages("made up", np.concatenate(contents), offsets)
+    return Images.all_of(source, torch.arange(count) % classes, tuple(map(str, range(classes))))

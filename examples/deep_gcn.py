@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.layers < 2:
         parser.error(f"--layers is 2 or more, since a hidden layer is measured; got {args.layers}.")
-    graph = datasets.load("csbm")
+    graph = datasets.load_graph("csbm")
     parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
     data = Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, **parts)
     with threads(1):  # more do not help with so small a graph

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.data.image.augmentation import for_judging
-from uncollapse.lab.data.image.image_batches import Batches, epoch_order
+from uncollapse.lab.data.image.augmentation import evaluation_transform
+from uncollapse.lab.data.image.image_batches import ImageBatches, epoch_order
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
@@ -56,11 +56,11 @@ def own_loop(data: vision.Data, config: vit.Config) -> nn.Module:
     return model.eval()
 
 
-def batches(data: vision.Data, model: nn.Module, config: vit.Config, part: str = "train") -> Batches:
+def batches(data: vision.Data, model: nn.Module, config: vit.Config, part: str = "train") -> ImageBatches:
     """The pictures of all epochs, or of the test, as a model wants them."""
     pictures, epochs = data.parts[part], config.epochs if part == "train" else 1
     order = [at for epoch in range(epochs) for at in epoch_order(len(pictures), epoch)]
-    return Batches(pictures, order, config.batch, for_judging(look_of(model), crop="padded"))
+    return ImageBatches(pictures, order, config.batch, evaluation_transform(look_of(model), crop="padded"))
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from uncollapse.errors import UsageError
 from uncollapse.io import hf_models
 from uncollapse.io.hf_models import Origin
 from uncollapse.lab.data.text import glue
-from uncollapse.lab.data.text.encoded import Encoded, encode, in_order
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, encode
 from uncollapse.lab.data.text.glue import Examples
-from uncollapse.lab.data.text.glue_metrics import figures
+from uncollapse.lab.data.text.glue_metrics import compute_metrics
 from uncollapse.lab.runs.records import short
 
 ALIKE = 4.0  # pairs with at least this score mean the same
@@ -33,7 +33,7 @@ def encoder(place: str, *, random_weights: bool = False) -> nn.Module:
 class Pairs:
     """Pairs of sentences: all first ones, then all second ones, and the scores of the pairs from 0 to 5."""
 
-    sentences: Encoded
+    sentences: EncodedTexts
     scores: Tensor
 
     def __len__(self) -> int:
@@ -42,18 +42,18 @@ class Pairs:
 
 def pairs(words: Any, part: str, root: Path, max_length: int) -> Pairs:
     """A part of STS-B from its files, in tokens."""
-    found = glue.load(glue.TASKS["stsb"], part, root)
+    found = glue.load_split(glue.TASKS["stsb"], part, root)
     assert found.second is not None
     assert found.labels is not None
     together = Examples([*found.first, *found.second], None, None)
     return Pairs(encode(together, words, max_length, classes=False, cache=None), torch.tensor(found.labels))
 
 
-def some(data: Encoded, numbers: Tensor) -> Encoded:
+def some(data: EncodedTexts, numbers: Tensor) -> EncodedTexts:
     """Some of the sentences, in this order."""
     rows = [torch.arange(*data.starts[number : number + 2].tolist()) for number in numbers.tolist()]
     where, starts = torch.cat(rows), torch.tensor([0, *map(len, rows)]).cumsum(0)
-    return Encoded(data.ids[where], starts, None if data.types is None else data.types[where], None, data.padding)
+    return EncodedTexts(data.ids[where], starts, None if data.types is None else data.types[where], None, data.padding)
 
 
 def pooled(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def pooled(tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def embed(model: nn.Module, data: Encoded, layers: tuple[int, ...], groups: list[Tensor] | None = None,
+def embed(model: nn.Module, data: EncodedTexts, layers: tuple[int, ...], groups: list[Tensor] | None = None,
           length: int | None = None) -> list[Tensor]:  # fmt: skip
     """Embeddings of all sentences after each of some numbers of blocks, one tensor (sentences, d) each.
 
@@ -74,7 +74,7 @@ def embed(model: nn.Module, data: Encoded, layers: tuple[int, ...], groups: list
         groups: sentences that share a batch, all of them; those of about the same length if they are not given.
         length: to which all are filled up; that of the longest in their batch if it is not given.
     """
-    groups = in_order(data.lengths, BATCH) if groups is None else groups
+    groups = batches_by_length(data.lengths, BATCH) if groups is None else groups
     found: list[list[Tensor]] = [[] for _ in layers]
     for numbers in groups:
         batch = data.batch(numbers, length)
@@ -98,7 +98,7 @@ def quality(embeddings: Tensor, scores: Tensor) -> dict[str, float]:
         "uniformity": float(uc.uniform_loss(embeddings)),
         "mean_cosine": float(uc.mean_cosine(embeddings)),
     }
-    return short(found | figures(("spearman", "pearson"), scores.tolist(), cosines))
+    return short(found | compute_metrics(("spearman", "pearson"), scores.tolist(), cosines))
 
 
 def data_root(given: Path | None) -> Path:

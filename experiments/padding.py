@@ -24,7 +24,7 @@ import uncollapse as uc
 from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, quality, some
 from uncollapse.io.hf_models import Origin, load_tokenizer
-from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.runs.records import fingerprint, short
 
@@ -65,7 +65,7 @@ def cured(model: nn.Module, cure: Cure, at: int) -> Any:
 
 
 @torch.no_grad()
-def last_tokens(model: nn.Module, data: Encoded, length: int | None = None) -> list[Tensor]:
+def last_tokens(model: nn.Module, data: EncodedTexts, length: int | None = None) -> list[Tensor]:
     """The last layer's real tokens (n, d) of each sentence, alone in its batch or all filled up to a length."""
     found: list[Tensor] = []
     for numbers in torch.split(torch.arange(len(data)), 1 if length is None else 32):
@@ -86,7 +86,7 @@ def change(alone: list[Tensor], filled: list[Tensor]) -> dict[str, float]:
     return short({name: float(value) for name, value in found.items()})
 
 
-def shifts(model: nn.Module, data: Encoded, config: Config) -> Iterator[dict[str, Any]]:
+def shifts(model: nn.Module, data: EncodedTexts, config: Config) -> Iterator[dict[str, Any]]:
     """What each length does to the sentences under each cure."""
     for cure in cures(config.scales, config.feature_scales):
         with cured(model, cure, config.at):
@@ -95,7 +95,7 @@ def shifts(model: nn.Module, data: Encoded, config: Config) -> Iterator[dict[str
                 yield {**cure, "length": length, **change(alone, last_tokens(model, data, length))}
 
 
-def chosen(data: Encoded, count: int, longest: int, seed: int) -> Encoded:
+def chosen(data: EncodedTexts, count: int, longest: int, seed: int) -> EncodedTexts:
     """So many different sentences of at most `longest` tokens, drawn by the seed."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
     rows = {tuple(data.ids[data.starts[n] : data.starts[n + 1]].tolist()): n for n in reversed(order)}

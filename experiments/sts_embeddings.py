@@ -23,7 +23,7 @@ from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, pooled, quality
 from uncollapse import backbones
 from uncollapse.io.hf_models import Origin, load_tokenizer
-from uncollapse.lab.data.text.encoded import bucketed
+from uncollapse.lab.data.text.encoded_texts import length_buckets
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.schedules import linear
 from uncollapse.lab.engine.task import Settings, Task
@@ -104,7 +104,7 @@ class Training:
         longer = torch.maximum(*train.sentences.lengths.chunk(2))
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         made = []
-        for numbers in bucketed(longer, self.config.batch, generator):
+        for numbers in length_buckets(longer, self.config.batch, generator):
             both = train.sentences.batch(torch.cat([numbers, numbers + count]))
             made.append(both | {"scores": train.scores[numbers]})
         return made

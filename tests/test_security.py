@@ -20,7 +20,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io import graphs, tensor_files
 from uncollapse.io.planetoid import read_matrix
 from uncollapse.lab.config.fields import build
-from uncollapse.lab.data.image import array_images, packed_images
+from uncollapse.lab.data.image import image_files
 from uncollapse.lab.data.text import running_text
 from uncollapse.lab.engine.checkpoint_files import STATE, _digest
 from uncollapse.lab.engine.checkpoints import Checkpoints
@@ -191,7 +191,7 @@ def test_arrays_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
         lambda: _rows(tmp_path / "x.npy"),
         lambda: _rows(tmp_path / "x.npz"),
         lambda: graphs.load_graph(str(tmp_path / "x.npz"), None),
-        lambda: packed_images.read(tmp_path / "x.npz"),
+        lambda: image_files.read_packed(tmp_path / "x.npz"),
     ):
         with pytest.raises(UsageError):
             read()
@@ -212,8 +212,8 @@ def test_pickles_of_data_sets_are_not_run(tmp_path: Path, trap: Runs, monkeypatc
     for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"):
         (folder / name).write_bytes(pickle.dumps(trap))
     monkeypatch.setattr("socket.socket.connect", lambda *_: (_ for _ in ()).throw(ConnectionRefusedError("no network")))
-    with pytest.raises(UsageError, match="has not a valid folder cifar-10-batches-py"):
-        array_images.of_torchvision("cifar10", tmp_path)
+    with pytest.raises(UsageError, match="folder cifar-10-batches-py"):
+        image_files.load_torchvision("cifar10", tmp_path)
 
 
 def test_folders_of_models_run_no_code(tmp_path: Path, trap: Runs) -> None:
@@ -292,7 +292,7 @@ def test_names_inside_of_archives_write_nothing(tmp_path: Path) -> None:
         made.writestr("../../ca01", "The/at jury/nn\n")
         made.writestr("/ca02", "It/it rained/vbd\n")
     before = set(tmp_path.parent.rglob("*"))
-    assert len(running_text.load("brown", "lines", tmp_path)) == 2
+    assert len(running_text.load_documents("brown", "lines", tmp_path)) == 2
     assert set(tmp_path.parent.rglob("*")) == before
 
 

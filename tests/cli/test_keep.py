@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from tests.lab import slope
-from tests.lab.tiny_text import SENTENCES, tiny_model
 from typer.testing import Result
 
 from uncollapse.errors import NotFiniteError
@@ -116,52 +115,3 @@ def test_a_model_that_cannot_be_kept_is_one_sentence(
     assert (result.exit_code, result.stdout, models(tmp_path)) == (2, "", [])
     assert result.stderr.startswith("Error: The model cannot be kept in runs/slope/2-seed0--")
     assert "No space left on device" in result.stderr
-
-
-def write(folder: Path) -> None:
-    """Sentences with scores, of which the last 16 are for the test."""
-    folder.mkdir()
-    scored = [f"{text}\t{label}" for text, label in SENTENCES[:48]]
-    (folder / "train.tsv").write_text("\n".join(["sentence\tscore", *scored[:32]]), encoding="utf-8")
-    (folder / "dev.tsv").write_text("\n".join(["sentence\tscore", *scored[32:]]), encoding="utf-8")
-    (folder / "test.tsv").write_text("\n".join(["sentence", *(text for text, _ in SENTENCES[48:])]), encoding="utf-8")
-
-
-@pytest.mark.filterwarnings("always:There will be no predictions")
-def test_glue_keeps_its_predictions(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in ("accelerate", "sklearn", "scipy"):
-        pytest.importorskip(library)
-    monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
-    write(tmp_path / "data")
-    flags = [
-        "--task",
-        "data",
-        "--model",
-        tiny_model(tmp_path / "bert"),
-        "--max-length",
-        32,
-        "--epochs",
-        1,
-        "--batch",
-        8,
-    ]
-    command = ["train", "glue", *flags, "--device", "cpu", "--keep"]
-    result = run(*command)
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr.endswith("/model, with predictions for the test rows: own.tsv.\n")
-    (folder,) = (tmp_path / "runs" / "glue").glob("*-data-*/model")
-    header, *lines = (folder / "predictions" / "own.tsv").read_text().splitlines()
-    assert header == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines] == list(map(str, range(16)))
-    model, words = saved_models.load_text(folder)
-    for line, (text, _) in zip(lines, SENTENCES[48:], strict=True):  # one at a time, as the file has them
-        with torch.no_grad():
-            score = model(**words(text, return_tensors="pt")).logits.item()
-        assert float(line.split("\t")[1]) == pytest.approx(score, abs=1e-5)
-    assert len({line.split("\t")[1] for line in lines}) > 8  # else another order would go unseen
-    (tmp_path / "data" / "test.tsv").unlink()
-    result = run(*command, "--again")
-    assert result.exit_code == 0, result.stderr
-    assert "Note: There will be no predictions for own. There is no test.tsv in data." in result.stderr
-    assert result.stderr.endswith("/model.\n")
-    assert not (folder / "predictions").exists()

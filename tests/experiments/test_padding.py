@@ -11,20 +11,20 @@ from torch import nn
 
 from experiments import embedding, padding
 from uncollapse.io.hf_models import Origin, load_tokenizer
-from uncollapse.lab.data.text.encoded import Encoded, encode
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode
 from uncollapse.lab.data.text.glue import Examples
 
 CURE = {"axis": "tokens", "scale": 0.2}
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Encoded]:
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, EncodedTexts]:
     place = str(tiny_model(tmp_path_factory.mktemp("model"), layers=3))
     texts = Examples([text for text, _ in SENTENCES], None, None)
     return embedding.encoder(place), encode(texts, load_tokenizer(Origin(place)), 32, classes=False, cache=None)
 
 
-def shift(parts: tuple[nn.Module, Encoded], cure: dict[str, Any]) -> dict[str, float]:
+def shift(parts: tuple[nn.Module, EncodedTexts], cure: dict[str, Any]) -> dict[str, float]:
     model, data = parts
     with padding.cured(model, cure, 7):
         return padding.change(padding.last_tokens(model, data), padding.last_tokens(model, data, 32))
@@ -70,7 +70,7 @@ def test_chosen_sentences_are_short_and_different(parts: Any) -> None:
     assert rows <= {tuple(row[mask > 0].tolist()) for row, mask in _rows(data)}
 
 
-def _rows(data: Encoded) -> Any:
+def _rows(data: EncodedTexts) -> Any:
     batch = data.batch(torch.arange(len(data)))
     return zip(batch["input_ids"], batch["attention_mask"], strict=True)
 

@@ -10,7 +10,7 @@ from tests.lab.tiny_text import SENTENCES, tiny_model
 
 import uncollapse as uc
 from uncollapse.io.hf_models import Origin, load_tokenizer
-from uncollapse.lab.data.text.encoded import encode
+from uncollapse.lab.data.text.encoded_texts import encode
 from uncollapse.lab.data.text.glue import Examples
 
 

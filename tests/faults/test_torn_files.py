@@ -17,7 +17,7 @@ from torch import nn
 import uncollapse as uc
 from uncollapse.attachment.attach import attachments
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.encoded import encode
+from uncollapse.lab.data.text.encoded_texts import encode
 from uncollapse.lab.data.text.glue_files import Examples
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.contrastive import config as contrastive

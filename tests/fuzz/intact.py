@@ -26,8 +26,8 @@ from uncollapse.io.embedding_files import open_rows
 from uncollapse.io.images import UnreadableError
 from uncollapse.io.planetoid import read_matrix, read_neighbours
 from uncollapse.lab.data.graph import arxiv, heterophilous, splits
-from uncollapse.lab.data.image import array_images, class_lists, depth_maps, packed_images
-from uncollapse.lab.data.text import encoded, glue_files, glue_own, labelled_sentences, running_text
+from uncollapse.lab.data.image import depth_maps, image_files, image_source
+from uncollapse.lab.data.text import encoded_texts, glue_files, labelled_sentences, running_text
 
 RANDOM = numpy.random.default_rng(0)
 ROWS = RANDOM.normal(size=(40, 6)).astype("float32")
@@ -120,29 +120,29 @@ def packed() -> dict[str, Any]:
 
 
 def read_packed(path: Path) -> None:
-    found = packed_images.read(path)
+    found = image_files.read_packed(path)
     for number in range(min(len(found), 50)):
         found.picture(number)
 
 
 def read_tsv(path: Path) -> Any:
-    return glue_files.read(glue_own.own(path.parent), "train", path.parent)
+    return glue_files.read_split(glue_files.own_task(path.parent), "train", path.parent)
 
 
 def read_zip(path: Path) -> Any:
-    return running_text.load("brown", "lines", path.parent)
+    return running_text.load_documents("brown", "lines", path.parent)
 
 
 def read_list(path: Path) -> Any:
-    return class_lists.read(path).classes(("n01", "n02"))
+    return image_source.read_class_list(path).classes(("n01", "n02"))
 
 
 def read_labelled(path: Path) -> Any:
-    return labelled_sentences.load("mr", path.parent)
+    return labelled_sentences.load_task("mr", path.parent)
 
 
 def read_text(path: Path) -> Any:
-    return running_text.load("t.txt", "text", path.parent)
+    return running_text.load_documents("t.txt", "text", path.parent)
 
 
 def read_picture(path: Path) -> Any:
@@ -151,7 +151,7 @@ def read_picture(path: Path) -> Any:
 
 def read_split(path: Path) -> Any:
     y = torch.zeros(40, dtype=torch.long)
-    return splits.choose("contranorm", 0, y, splits.Own((), ()), name="cora", root=path.parents[1])
+    return splits.choose_split("contranorm", 0, y, splits.OwnSplits((), ()), name="cora", root=path.parents[1])
 
 
 def read_arxiv(path: Path) -> Any:
@@ -162,12 +162,12 @@ def read_arxiv(path: Path) -> Any:
             lines = {"node-feat": "1,2\n" * 9, "node-label": "0\n1\n2\n" * 3, "edge": "0,1\n1,2\n"}
             part = "0\n1\n2\n" if "train" in name else "3\n4\n" if "valid" in name else "5\n6\n"
             (folder / name).write_bytes(gzip.compress(lines.get(Path(name).name.split(".")[0], part).encode()))
-    return arxiv.read(folder.parent)
+    return arxiv.read_arxiv(folder.parent)
 
 
 def read_fashion(path: Path) -> Any:
     """torchvision reads these without any sum that is known beforehand."""
-    return array_images.of_torchvision("fashion-mnist", path.parents[2])
+    return image_files.load_torchvision("fashion-mnist", path.parents[2])
 
 
 MODEL = nn.Linear(3, 2)
@@ -210,7 +210,9 @@ CASES = {
         torch_file({"x": torch.ones(5, 2), "edge_index": torch.tensor([[0, 1], [1, 4]])}),
         lambda path: graphs.load_graph(str(path), None),
     ),
-    "heterophilous": Case("texas.npz", npz(**graph()), lambda path: heterophilous.read("texas", path.parent)),
+    "heterophilous": Case(
+        "texas.npz", npz(**graph()), lambda path: heterophilous.read_heterophilous("texas", path.parent)
+    ),
     "split": Case("contranorm_splits/cora.npz", npz(**PARTS), read_split),
     "arxiv": Case("ogbn_arxiv/raw/edge.csv.gz", gzip.compress(b"0,1\n1,2\n2,3\n"), read_arxiv),
     "weights pt": Case("w.pt", torch_file(STATE), load_weights),
@@ -224,13 +226,15 @@ CASES = {
     "labelled": Case("rt-polarity.all", b"0 a bad film\n1 a good film\n" * 3, read_labelled),
     "brown": Case("brown.zip", brown(), read_zip),
     "running text": Case("t.txt", b"Mr. Lee came. He sat.\n\nIt was late!\n", read_text),
-    "scenes": Case("nyu.mat", scenes(), lambda path: depth_maps.read(path, 4, 4)),
-    "scenes packed": Case("nyu.mat", scenes(compression="gzip", chunks=True), lambda path: depth_maps.read(path, 4, 4)),
+    "scenes": Case("nyu.mat", scenes(), lambda path: depth_maps.read_scenes(path, 4, 4)),
+    "scenes packed": Case(
+        "nyu.mat", scenes(compression="gzip", chunks=True), lambda path: depth_maps.read_scenes(path, 4, 4)
+    ),
     "packed pictures": Case("p.npz", npz(**packed()), read_packed, (UsageError, UnreadableError)),
     "kept tokens": Case(
         "t.safetensors",
         safetensors.torch.save({"ids": torch.zeros(4, dtype=torch.int32), "starts": torch.tensor([0, 2, 4])}),
-        lambda path: encoded._kept(path, 2),
+        lambda path: encoded_texts._read_cache(path, 2),
     ),
     **{f"picture {form}": Case("p.png", picture(form), read_picture, IMAGES) for form in decoding.FORMATS},
     **{

@@ -9,7 +9,7 @@ from uncollapse.cli.outcomes import Outcome
 if TYPE_CHECKING:
     from uncollapse.lab.engine.runtime import Session
 
-MODEL, PREDICTIONS = "model", "predictions"
+MODEL = "model"
 
 
 def folder(session: "Session") -> Path | None:
@@ -30,9 +30,7 @@ def words(folder: Path, outcome: Outcome) -> str:
         return f"The model of seed {seed} was not kept: {outcome.record.get('ended')}"
     if not there:
         return f"The model of seed {seed} was not kept: {outcome.record['recipe']} keeps none."
-    answers = sorted(path.name for path in (folder / PREDICTIONS).glob("*.tsv"))
-    more = f", with {PREDICTIONS} for the test rows: {', '.join(answers)}" if answers else ""
-    return f"Kept: {folder}{more}."
+    return f"Kept: {folder}."
 
 
 def _of_an_earlier_run(folder: Path, outcome: Outcome) -> bool:

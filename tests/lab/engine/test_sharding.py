@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch
-from uncollapse.lab.data.image.two_views import Held, HeldBatches
-from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
+from uncollapse.lab.data.image.two_views import ImagesInMemory, MemoryBatches
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.engine.sharding import rows, slice_of
 from uncollapse.lab.engine.task import Shareable
 from uncollapse.lab.experiments.glue.training import Batches as TextBatches
@@ -49,19 +49,19 @@ def noisy(picture: Any) -> Tensor:
     return torch.full((3, 1, 1), float(picture)) + torch.rand(1)
 
 
-def texts() -> Encoded:
+def texts() -> EncodedTexts:
     sizes = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
     ids = torch.arange(int(sizes.sum()), dtype=torch.int32)
     starts = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
-    return Encoded(ids, starts, None, torch.arange(10), 0)
+    return EncodedTexts(ids, starts, None, torch.arange(10), 0)
 
 
 ORDER = [7, 2, 3, 9, 0, 1, 4, 5, 8]
 GROUPS = list(torch.split(torch.tensor(ORDER), 4))
 PAIRS = list(torch.split(torch.tensor(ORDER[:8]).reshape(4, 2), 3))
 MADE: dict[str, Callable[[], Any]] = {
-    "pictures": lambda: Batches(Tones(), ORDER, 4, noisy, seed=3),  # type: ignore[arg-type]
-    "held": lambda: HeldBatches(Held(torch.arange(30).reshape(10, 3, 1, 1), torch.arange(10)), ORDER, 4),
+    "pictures": lambda: ImageBatches(Tones(), ORDER, 4, noisy, seed=3),  # type: ignore[arg-type]
+    "held": lambda: MemoryBatches(ImagesInMemory(torch.arange(30).reshape(10, 3, 1, 1), torch.arange(10)), ORDER, 4),
     "texts": lambda: TextBatches(texts(), GROUPS, fill=8),
     "pairs": lambda: PairBatches(texts(), PAIRS),
 }

@@ -62,9 +62,6 @@ def test_a_text_model_comes_back_with_transformers_and_load_cure(tmp_path: Path,
     assert same(again, model, words)
     assert same(saved_models.load_text(folder)[0], model, words)
     assert glue.Config(**json.loads((folder / "settings.json").read_text())) == config
-    rows = (tmp_path / "data" / "SST-2" / "test.tsv").read_text().splitlines()
-    answers = (folder / "predictions" / "SST-2.tsv").read_text().splitlines()
-    assert [line.split("\t")[0] for line in answers] == [line.split("\t")[0] for line in rows]
 
 
 @pytest.mark.parametrize("at", ["7", "attention.residual"])
@@ -87,7 +84,6 @@ def test_a_deep_encoder_comes_back(tmp_path: Path) -> None:
     again, words = saved_models.load_text(tmp_path / "run" / "model")
     assert again.config.num_hidden_layers == 3
     assert same(again, model, words)
-    assert not (tmp_path / "run" / "model" / "predictions").exists()
 
 
 def test_a_head_of_scores_and_names_of_classes_come_back(tmp_path: Path) -> None:
@@ -111,7 +107,7 @@ def test_a_graph_network_comes_back(tmp_path: Path, norm: str) -> None:
     model, record = gcn_depth.train(config, Session(device="cpu", keep=tmp_path / "model"))
     kept = json.loads((tmp_path / "model" / "config.json").read_text())
     assert kept == json.loads(json.dumps(record["config"]))
-    graph = datasets.load("csbm")
+    graph = datasets.load_graph("csbm")
     again = gcn_depth.build(gcn_depth.Config(**kept), graph).eval()
     again.load_state_dict(safetensors.torch.load_file(tmp_path / "model" / "model.safetensors"))
     with torch.no_grad():

@@ -11,7 +11,7 @@ from tests.lab.experiments.vit.tiny_vision import CLASSES, images, timm, tiny_co
 
 import uncollapse as uc
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.image.augmentation import Look, for_judging
+from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import VisionConfig
@@ -70,7 +70,7 @@ def test_timm_prepares_pictures_as_they_were_judged(tmp_path: Path, crop: str) -
     plain = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
     facts = timm.data.resolve_model_data_config(plain)
     picture = Image.effect_noise((50, 40), 80).convert("RGB")
-    judged: Any = for_judging(Look(32, vit.pretrained_cfg["mean"], vit.pretrained_cfg["std"]), crop=crop)
+    judged: Any = evaluation_transform(InputSpec(32, vit.pretrained_cfg["mean"], vit.pretrained_cfg["std"]), crop=crop)
     assert torch.equal(timm.data.create_transform(**facts)(picture), judged(picture))
     again = saved_models.load_vision(tmp_path / "model")[0]
     found = timm.data.resolve_model_data_config(again)

@@ -128,7 +128,7 @@ def test_a_result_without_its_trial_is_taken(tiny: ModuleType, tmp_path: Path) -
 
 def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen on validation alone: with other test labels, the same trials, the same figures, the same winner."""
-    load, tests = datasets.load, []
+    load, tests = datasets.load_graph, []
     settings = {"nodes": 240, "layers": 3, "hidden": 8, "epochs": 10, "norm_every": 1}
     config = fields.build(gcn_depth.Config, settings)
     for name in ("right", "wrong"):
@@ -139,7 +139,7 @@ def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest
                 wrong = torch.where(graph.test, (graph.y + 1) % graph.classes, graph.y)
                 return dataclasses.replace(graph, y=wrong)
 
-            monkeypatch.setattr(datasets, "load", changed)
+            monkeypatch.setattr(datasets, "load_graph", changed)
         made = searched(gcn_depth.SEARCH, config, settings)
         tried = searches(RECIPES["gcn-depth"], made, tmp_path / name, Most(3))
         records = Results(tmp_path / name / "results").all(RECIPES["gcn-depth"])

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ def keep_text(
     words: Any,
     config: Any,
     labels: tuple[str, ...] = (),
-    more: Callable[[Path], None] | None = None,
 ) -> None:
     """Keep a model of transformers with its tokenizer and its cure, if the session says so.
 
@@ -58,7 +57,6 @@ def keep_text(
         words: its tokenizer.
         config: of the run.
         labels: names of the classes, which the model's configuration then has; none for scores.
-        more: writes what else belongs into the folder.
     """
     if session.keep is None:
         return
@@ -73,8 +71,6 @@ def keep_text(
         if attachments(model):
             save_cure(model, folder)
         _write_settings(folder / SETTINGS, config)
-        if more is not None:
-            more(folder)
     if _has_l2(asdict(config)):
         warnings.warn(
             f"The L2 norms of the model in {session.keep} are no part of transformers. Load it with "

@@ -22,7 +22,7 @@ def test_ogb_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     library.NodePropPredDataset = fetch
     monkeypatch.setitem(sys.modules, "ogb", ModuleType("ogb"))
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", library)
-    graph = datasets.load("arxiv", root=tmp_path)
+    graph = datasets.load_graph("arxiv", root=tmp_path)
     assert graph.edge_index.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [3, 4], [4, 3]]
     assert (graph.y.tolist(), graph.classes, graph.train.tolist()) == ([0, 1, 2, 0, 1], 3, [True] * 3 + [False] * 2)
 
@@ -49,7 +49,7 @@ def test_files_of_arxiv_that_do_not_fit(tmp_path: Path, file: str, content: byte
     else:
         path.write_bytes(content if isinstance(content, bytes) else gzip.compress(content.encode()))
     with pytest.raises(UsageError, match=words):
-        arxiv.read(tmp_path)
+        arxiv.read_arxiv(tmp_path)
 
 
 def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: 
     with pytest.raises(
         UsageError, match=r"the library ogb, which fetches it, is not installed\. .*pip install ogb, put"
     ):
-        arxiv.read(tmp_path)
+        arxiv.read_arxiv(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_why_arxiv_was_not_fetched(
     with pytest.raises(
         UsageError, match=rf"cannot be fetched now \({words}\): .*split/time/test\.csv\.gz.*--data-root"
     ):
-        arxiv.read(tmp_path)
+        arxiv.read_arxiv(tmp_path)

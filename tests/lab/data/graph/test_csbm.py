@@ -7,7 +7,7 @@ import torch
 
 from uncollapse.io import UsageError
 from uncollapse.lab.data.graph.csbm import csbm
-from uncollapse.lab.data.graph.datasets import undirected
+from uncollapse.lab.data.graph.datasets import to_undirected
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_degree_homophily_and_classes(classes: int, homophily: float, degree: fl
     counts = y.bincount()
     assert len(counts) == classes
     assert counts.max() - counts.min() <= 1
-    both = undirected(edges, 20_000)
+    both = to_undirected(edges, 20_000)
     assert both.shape[1] / 20_000 == pytest.approx(degree, rel=0.01)
     # other classes are met equally often
     if homophily < 1:
@@ -44,7 +44,7 @@ def test_the_seed_says_everything() -> None:
 
 def test_neighbours_help_where_features_alone_do_not_suffice() -> None:
     x, edges, y = csbm()
-    both = undirected(edges, len(y))
+    both = to_undirected(edges, len(y))
     smooth = torch.eye(len(y))
     smooth[both[0], both[1]] = 1.0
     smooth = smooth / smooth.sum(1, keepdim=True)

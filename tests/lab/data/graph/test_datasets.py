@@ -38,11 +38,11 @@ def root(tmp_path: Path) -> Path:
 def test_every_graph_with_every_split(root: Path, split: str) -> None:
     for name in graphs.NAMES:
         if (name, split) not in {("arxiv", "60/20/20"), ("arxiv", "48/32/20")}:  # five nodes are too few
-            made_up_graphs.assert_sound(graphs.load(name, split=split, root=root))
+            made_up_graphs.assert_sound(graphs.load_graph(name, split=split, root=root))
 
 
 def test_published_test_nodes_are_all_others(root: Path) -> None:
-    published, public = (graphs.load("cora", split=split, root=root) for split in ("published", "public"))
+    published, public = (graphs.load_graph("cora", split=split, root=root) for split in ("published", "public"))
     assert torch.equal(published.train, public.train)
     assert torch.equal(published.validation, public.validation)
     assert torch.equal(published.test, ~(public.train | public.validation))
@@ -50,7 +50,7 @@ def test_published_test_nodes_are_all_others(root: Path) -> None:
 
 
 def test_chance_is_said_by_the_index() -> None:
-    first, again, other = (graphs.load("csbm", split_index=index).fingerprint() for index in (0, 0, 1))
+    first, again, other = (graphs.load_graph("csbm", split_index=index).fingerprint() for index in (0, 0, 1))
     assert first == again != other
 
 
@@ -62,34 +62,34 @@ def test_a_fingerprint_changes_with_anything(root: Path) -> None:
         {"split": "60/20/20"},
         {"split_index": 1},
     ]
-    found = {graphs.load("texas", root=root, **option).fingerprint() for option in options}
+    found = {graphs.load_graph("texas", root=root, **option).fingerprint() for option in options}
     assert len(found) == len(options)
 
 
 def test_missing_features_are_those_of_validation_and_test_nodes(root: Path) -> None:
-    graph = graphs.load("cora", normalise="standard", missing=1.0, root=root)
+    graph = graphs.load_graph("cora", normalise="standard", missing=1.0, root=root)
     assert torch.equal((graph.x == 0).all(1), graph.validation | graph.test)
-    half = graphs.load("cora", normalise="standard", missing=0.5, root=root)
+    half = graphs.load_graph("cora", normalise="standard", missing=0.5, root=root)
     assert int((half.x == 0).all(1).sum()) == round(0.5 * 512)
 
 
 def test_normalisation(root: Path) -> None:
-    assert torch.allclose(graphs.load("chameleon", root=root).x.sum(1).max(), torch.tensor(1.0))
-    assert float(graphs.load("arxiv", root=root).x[0, 0]) == 0.5
-    assert float(graphs.load("csbm", normalise="unit").x.norm(dim=1).max()) == pytest.approx(1.0)
+    assert torch.allclose(graphs.load_graph("chameleon", root=root).x.sum(1).max(), torch.tensor(1.0))
+    assert float(graphs.load_graph("arxiv", root=root).x[0, 0]) == 0.5
+    assert float(graphs.load_graph("csbm", normalise="unit").x.norm(dim=1).max()) == pytest.approx(1.0)
 
 
 @pytest.mark.skipif(FOLDER is None, reason="UNCOLLAPSE_DATA names the folder that has the data sets")
 @pytest.mark.parametrize("name", FINGERPRINTS)
 def test_results_are_of_these_data(name: str) -> None:
-    graph = graphs.load(name, root=Path(str(FOLDER)))
+    graph = graphs.load_graph(name, root=Path(str(FOLDER)))
     made_up_graphs.assert_sound(graph)
     assert graph.fingerprint() == FINGERPRINTS[name]
 
 
 def test_names_that_are_none() -> None:
     with pytest.raises(UsageError, match=r"one of csbm, karate, cora.* got 'chameleom'. Did you mean 'chameleon'\?"):
-        graphs.load("chameleom")
+        graphs.load_graph("chameleom")
 
 
 def test_graphs_that_are_not_there_say_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +103,9 @@ def test_graphs_that_are_not_there_say_where_to_get_them(tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "ogb", None)
     for name in graphs.NAMES[2:]:
         with pytest.raises(UsageError, match="--data-root") as told:
-            graphs.load(name, root=tmp_path)
+            graphs.load_graph(name, root=tmp_path)
         assert str(tmp_path) in str(told.value)
         assert "GitHub" in str(told.value) or name == "arxiv"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="pip install ogb"):
-        graphs.load("arxiv", root=tmp_path)
+        graphs.load_graph("arxiv", root=tmp_path)

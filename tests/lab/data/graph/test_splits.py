@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.graph.splits import SPLITS, Own, Split, by_class, by_count, choose
+from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_class, split_by_count
 
 Y = torch.arange(100) % 3
 
@@ -20,8 +20,8 @@ def thirds(shift: int) -> Split:
     return Split(part == 0, part == 1, part == 2)
 
 
-OWN = Own((thirds(0),), (thirds(1),))
-TEN = Own(tuple(map(thirds, range(10))), tuple(map(thirds, range(10))), fixed=True)
+OWN = OwnSplits((thirds(0),), (thirds(1),))
+TEN = OwnSplits(tuple(map(thirds, range(10))), tuple(map(thirds, range(10))), fixed=True)
 
 
 def same(a: Split, b: Split) -> bool:
@@ -36,7 +36,7 @@ def test_random_splits_cover_each_node_once_and_train_on_every_class(
     sizes: list[int], seed: int, shares: tuple[float, float]
 ) -> None:
     y = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    split = by_class(y, shares, seed)
+    split = split_by_class(y, shares, seed)
     assert torch.equal(torch.stack(split).sum(0), torch.ones_like(y))
     for label, size in enumerate(sizes):
         counts = [int((mask & (y == label)).sum()) for mask in split]
@@ -46,7 +46,7 @@ def test_random_splits_cover_each_node_once_and_train_on_every_class(
 
 
 def test_by_count_has_as_many_of_each_class() -> None:
-    split = by_count(Y, 5, 20, 0)
+    split = split_by_count(Y, 5, 20, 0)
     assert Y[split.train].bincount().tolist() == [5, 5, 5]
     assert (int(split.validation.sum()), int(split.test.sum())) == (20, 65)
     assert torch.equal(torch.stack(split).sum(0), torch.ones_like(Y))
@@ -54,20 +54,20 @@ def test_by_count_has_as_many_of_each_class() -> None:
 
 @pytest.mark.parametrize("split", ["60/20/20", "48/32/20"])
 def test_random_splits_are_said_by_their_index(tmp_path: Path, split: str) -> None:
-    first, again, other = (choose(split, index, Y, OWN, name="a", root=tmp_path) for index in (0, 0, 1))
+    first, again, other = (choose_split(split, index, Y, OWN, name="a", root=tmp_path) for index in (0, 0, 1))
     assert same(first, again)
     assert not same(first, other)
 
 
 def test_own_splits(tmp_path: Path) -> None:
     for index in (0, 7):
-        assert same(choose("published", index, Y, OWN, name="a", root=tmp_path), thirds(0))
-        assert same(choose("public", index, Y, OWN, name="a", root=tmp_path), thirds(1))
+        assert same(choose_split("published", index, Y, OWN, name="a", root=tmp_path), thirds(0))
+        assert same(choose_split("public", index, Y, OWN, name="a", root=tmp_path), thirds(1))
         for name in ("published", "public", "48/32/20"):
-            assert same(choose(name, index, Y, TEN, name="a", root=tmp_path), thirds(index))
-    assert int(choose("60/20/20", 0, Y, TEN, name="a", root=tmp_path).train.sum()) == 60
+            assert same(choose_split(name, index, Y, TEN, name="a", root=tmp_path), thirds(index))
+    assert int(choose_split("60/20/20", 0, Y, TEN, name="a", root=tmp_path).train.sum()) == 60
     with pytest.raises(UsageError, match=r"a has the splits 0 … 9, got split_index 10"):
-        choose("public", 10, Y, TEN, name="a", root=tmp_path)
+        choose_split("public", 10, Y, TEN, name="a", root=tmp_path)
 
 
 def save_masks(folder: Path, index: int, **changes: Any) -> None:
@@ -81,10 +81,10 @@ def save_masks(folder: Path, index: int, **changes: Any) -> None:
 def test_geom_gcn_files_come_before_chance(tmp_path: Path) -> None:
     for index in range(3):
         save_masks(tmp_path / "geom_gcn_splits", index)
-    assert same(choose("48/32/20", 2, Y, OWN, name="a", root=tmp_path), thirds(2))
-    assert int(choose("48/32/20", 2, Y, OWN, name="b", root=tmp_path).train.sum()) == 48
+    assert same(choose_split("48/32/20", 2, Y, OWN, name="a", root=tmp_path), thirds(2))
+    assert int(choose_split("48/32/20", 2, Y, OWN, name="b", root=tmp_path).train.sum()) == 48
     with pytest.raises(UsageError, match="none for split_index 12"):
-        choose("48/32/20", 12, Y, OWN, name="a", root=tmp_path)
+        choose_split("48/32/20", 12, Y, OWN, name="a", root=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,26 +100,26 @@ def test_geom_gcn_files_come_before_chance(tmp_path: Path) -> None:
 def test_masks_that_are_none(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     save_masks(tmp_path / "geom_gcn_splits", 0, **changes)
     with pytest.raises(UsageError, match=words):
-        choose("48/32/20", 0, Y, OWN, name="a", root=tmp_path)
+        choose_split("48/32/20", 0, Y, OWN, name="a", root=tmp_path)
 
 
 def test_the_split_of_contranorm_is_a_file_of_numbers_of_nodes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a\.npz.*PKU-ML/ContraNorm"):
-        choose("contranorm", 0, Y, OWN, name="a", root=tmp_path)
+        choose_split("contranorm", 0, Y, OWN, name="a", root=tmp_path)
     (tmp_path / "contranorm_splits").mkdir()
     path = tmp_path / "contranorm_splits" / "a.npz"
     numpy.savez(path, train=[5, 1], val=[2], test=[99])
-    split = choose("contranorm", 4, Y, OWN, name="a", root=tmp_path)
+    split = choose_split("contranorm", 4, Y, OWN, name="a", root=tmp_path)
     assert [mask.nonzero().flatten().tolist() for mask in split] == [[1, 5], [2], [99]]
     bad: list[Any] = [[100], [-1], [1, 1], [0.5], [[1]]]
     for train in bad:
         numpy.savez(path, train=train, val=[2], test=[99])
         with pytest.raises(UsageError, match="numbers of nodes below 100, each once"):
-            choose("contranorm", 0, Y, OWN, name="a", root=tmp_path)
+            choose_split("contranorm", 0, Y, OWN, name="a", root=tmp_path)
 
 
 def test_names_and_indices_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=", ".join(SPLITS)):
-        choose("random", 0, Y, OWN, name="a", root=tmp_path)
+        choose_split("random", 0, Y, OWN, name="a", root=tmp_path)
     with pytest.raises(UsageError, match="0 or more"):
-        choose("public", -1, Y, OWN, name="a", root=tmp_path)
+        choose_split("public", -1, Y, OWN, name="a", root=tmp_path)

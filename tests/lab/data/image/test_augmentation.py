@@ -9,10 +9,16 @@ from PIL import Image
 from torch import Tensor
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.image.augmentation import POLICY, Look, for_judging, for_training, posterized
+from uncollapse.lab.data.image.augmentation import (
+    POLICY,
+    InputSpec,
+    evaluation_transform,
+    posterize,
+    training_transform,
+)
 from uncollapse.lab.engine.seeding import seeded
 
-LOOK = Look(16, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+LOOK = InputSpec(16, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
 def picture(width: int = 16, height: int = 16) -> Any:
@@ -24,7 +30,7 @@ def trained(given: Any, seed: int, **changes: Any) -> Tensor:
     settings: dict[str, Any] = {
         "crop": "padded", "least_area": 0.3, "auto_augment": "", "color_jitter": 0.0, "erasing": 0.0
     }  # fmt: skip
-    transform = for_training(LOOK, **(settings | changes))
+    transform = training_transform(LOOK, **(settings | changes))
     with seeded(seed):
         return transform(given)
 
@@ -45,14 +51,14 @@ def test_a_padded_crop_moves_the_picture_or_flips_it() -> None:
 
 
 def test_judging_a_padded_crop_takes_all_of_the_picture() -> None:
-    judged = for_judging(LOOK, crop="padded")
+    judged = evaluation_transform(LOOK, crop="padded")
     assert torch.allclose(judged(picture()), values(picture()), atol=1e-6)
     wide = picture(40, 16)
     assert torch.allclose(judged(wide), values(wide.resize((16, 16), Image.Resampling.BICUBIC)), atol=1e-6)
 
 
 def test_judging_otherwise_takes_the_middle() -> None:
-    found = for_judging(LOOK, crop="resized")(picture(36, 18))
+    found = evaluation_transform(LOOK, crop="resized")(picture(36, 18))
     assert torch.allclose(found, values(picture(36, 18).crop((10, 1, 26, 17))), atol=1e-6)
 
 
@@ -84,9 +90,9 @@ def test_the_strongest_policy_runs() -> None:
 
 def test_posterized() -> None:
     pixels = numpy.asarray(picture())
-    assert not numpy.asarray(posterized(picture(), 0)).any()
-    assert (numpy.asarray(posterized(picture(), 3)) == pixels & 0b11100000).all()
-    assert (numpy.asarray(posterized(picture(), 8)) == pixels).all()
+    assert not numpy.asarray(posterize(picture(), 0)).any()
+    assert (numpy.asarray(posterize(picture(), 3)) == pixels & 0b11100000).all()
+    assert (numpy.asarray(posterize(picture(), 8)) == pixels).all()
 
 
 @pytest.mark.parametrize("policy", ["nonsense", "rand-m9-foo3", "rand-mx3.5.1"])

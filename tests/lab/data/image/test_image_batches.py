@@ -16,10 +16,9 @@ from tests.lab.data.image.made_up_images import content, folder, pack
 from torch import Tensor
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.image import image_sets, packed_images
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, epoch_order
-from uncollapse.lab.data.image.image_processes import GRACE
-from uncollapse.lab.data.image.image_source import Pictures
+from uncollapse.lab.data.image import image_files, image_sets
+from uncollapse.lab.data.image.image_batches import GRACE, ImageBatch, ImageBatches, epoch_order
+from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.seeding import random_state
 
 
@@ -33,8 +32,8 @@ def plain(picture: Any) -> Tensor:
     return torch.from_numpy(numpy.array(picture)).permute(2, 0, 1)
 
 
-def pictures(tmp_path: Path, files: list[bytes] | None = None) -> Pictures:
-    return packed_images.read(pack(tmp_path / "train.npz", files or [content((k, 0, 0)) for k in range(12)]))
+def pictures(tmp_path: Path, files: list[bytes] | None = None) -> Images:
+    return image_files.read_packed(pack(tmp_path / "train.npz", files or [content((k, 0, 0)) for k in range(12)]))
 
 
 def equal(one: list[ImageBatch], other: list[ImageBatch]) -> bool:
@@ -43,41 +42,41 @@ def equal(one: list[ImageBatch], other: list[ImageBatch]) -> bool:
 
 
 def test_labels_go_with_their_pictures(tmp_path: Path) -> None:
-    batches = list(Batches(pictures(tmp_path), [5, 5, 2, 11, 0], 2, plain))
+    batches = list(ImageBatches(pictures(tmp_path), [5, 5, 2, 11, 0], 2, plain))
     assert [len(batch) for batch in batches] == [2, 2, 1]
     assert [int(image[0, 0, 0]) for batch in batches for image in batch.images] == [5, 5, 2, 11, 0]
     assert torch.cat([batch.labels for batch in batches]).tolist() == [2, 2, 2, 2, 0]
     assert batches[0].labels.dtype == torch.int64
-    assert len(Batches(pictures(tmp_path), range(5), 2, plain)) == 3
+    assert len(ImageBatches(pictures(tmp_path), range(5), 2, plain)) == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_processes_change_nothing(tmp_path: Path, workers: int) -> None:
     found, order = pictures(tmp_path), epoch_order(12, 3)
-    alone = list(Batches(found, order, 5, noisy, seed=7))
-    assert equal(alone, list(Batches(found, order, 5, noisy, seed=7, workers=workers)))
-    assert equal(alone[1:], list(Batches(found, order, 5, noisy, seed=7, workers=workers).after(1)))
-    assert not equal(alone, list(Batches(found, order, 5, noisy, seed=8)))
+    alone = list(ImageBatches(found, order, 5, noisy, seed=7))
+    assert equal(alone, list(ImageBatches(found, order, 5, noisy, seed=7, workers=workers)))
+    assert equal(alone[1:], list(ImageBatches(found, order, 5, noisy, seed=7, workers=workers).after(1)))
+    assert not equal(alone, list(ImageBatches(found, order, 5, noisy, seed=8)))
 
 
 def test_a_later_start_and_other_sizes_change_nothing(tmp_path: Path) -> None:
     found = pictures(tmp_path)
-    whole = Batches(found, range(12), 5, noisy, seed=7)
+    whole = ImageBatches(found, range(12), 5, noisy, seed=7)
     for count in range(4):
         assert equal(list(whole)[count:], list(whole.after(count)))
-    apart = torch.cat([batch.images for batch in Batches(found, range(12), 3, noisy, seed=7)])
+    apart = torch.cat([batch.images for batch in ImageBatches(found, range(12), 3, noisy, seed=7)])
     assert torch.equal(torch.cat([batch.images for batch in whole]), apart)
 
 
 def test_a_picture_that_comes_twice_is_augmented_anew(tmp_path: Path) -> None:
-    (batch,) = Batches(pictures(tmp_path), [4, 4], 2, noisy)
+    (batch,) = ImageBatches(pictures(tmp_path), [4, 4], 2, noisy)
     assert not torch.equal(batch.images[0], batch.images[1])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_others_draw_as_if_nothing_had_been(tmp_path: Path, workers: int) -> None:
     tensors, values = random_state()
-    list(Batches(pictures(tmp_path), range(12), 5, noisy, workers=workers))
+    list(ImageBatches(pictures(tmp_path), range(12), 5, noisy, workers=workers))
     after, later = random_state()
     assert values == later
     assert all(torch.equal(tensors[name], after[name]) for name in tensors)
@@ -87,10 +86,10 @@ def test_others_draw_as_if_nothing_had_been(tmp_path: Path, workers: int) -> Non
 def test_unreadable_pictures_are_left_out_and_counted(tmp_path: Path, workers: int) -> None:
     good, torn = content((9, 0, 0)), content(side=64, form="JPEG")[:-100]
     found = pictures(tmp_path, [good, b"", good, good, torn, b"text"])
-    batches = list(Batches(found, range(6), 3, noisy, seed=1, workers=workers))
+    batches = list(ImageBatches(found, range(6), 3, noisy, seed=1, workers=workers))
     assert [(len(batch), batch.skipped) for batch in batches] == [(2, 1), (1, 2)]
     assert [batch.labels.tolist() for batch in batches] == [[0, 2], [0]]
-    sound = Batches(pictures(tmp_path, [good] * 6), range(6), 3, noisy, seed=1)
+    sound = ImageBatches(pictures(tmp_path, [good] * 6), range(6), 3, noisy, seed=1)
     first, second = sound
     assert torch.equal(batches[0].images, first.images[[0, 2]]), "the others are augmented as ever"
     assert torch.equal(batches[1].images, second.images[:1])
@@ -100,7 +99,7 @@ def test_unreadable_pictures_are_left_out_and_counted(tmp_path: Path, workers: i
 def test_a_batch_of_unreadable_pictures(tmp_path: Path, workers: int) -> None:
     found = pictures(tmp_path, [content(), content(), b"", b""])
     counts: list[int] = []
-    full, empty = Batches(found, range(4), 2, plain, workers=workers, count=counts.append)
+    full, empty = ImageBatches(found, range(4), 2, plain, workers=workers, count=counts.append)
     assert (len(full), full.skipped, full.unread) == (2, 0, "")
     assert (len(empty), len(empty.images), empty.skipped) == (0, 0, 2)
     assert empty.unread.startswith("picture 3 of train.npz")
@@ -109,14 +108,14 @@ def test_a_batch_of_unreadable_pictures(tmp_path: Path, workers: int) -> None:
 
 def test_the_batches_behind_the_first_ones_are_counted_too(tmp_path: Path) -> None:
     counts: list[int] = []
-    list(Batches(pictures(tmp_path, [content(), b"", b""]), range(3), 1, plain, count=counts.append).after(1))
+    list(ImageBatches(pictures(tmp_path, [content(), b"", b""]), range(3), 1, plain, count=counts.append).after(1))
     assert counts == [1, 1]
 
 
 def test_a_file_that_vanishes(tmp_path: Path) -> None:
-    found = image_sets.load(".", folder(tmp_path)).train
+    found = image_sets.load_image_set(".", folder(tmp_path)).train
     (tmp_path / "train/dog/1.png").unlink()
-    (batch,) = Batches(found, range(9), 9, plain)
+    (batch,) = ImageBatches(found, range(9), 9, plain)
     assert (len(batch), batch.skipped) == (8, 1)
 
 
@@ -152,11 +151,11 @@ def test_errors_of_processes(
     tmp_path: Path, transform: Callable[[Any], Tensor], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        list(Batches(pictures(tmp_path), range(12), 5, transform, workers=1))
+        list(ImageBatches(pictures(tmp_path), range(12), 5, transform, workers=1))
 
 
 def test_processes_end_with_the_batches(tmp_path: Path) -> None:
-    batches = iter(Batches(pictures(tmp_path), range(12), 1, plain, workers=2))
+    batches = iter(ImageBatches(pictures(tmp_path), range(12), 1, plain, workers=2))
     next(batches)
     assert len(multiprocessing.active_children()) == 2
     del batches  # as when the training is interrupted
@@ -164,7 +163,7 @@ def test_processes_end_with_the_batches(tmp_path: Path) -> None:
 
 
 def test_processes_go_on_for_a_while_when_they_are_told_to_end(tmp_path: Path) -> None:
-    batches = list(Batches(pictures(tmp_path), range(2), 1, told, workers=1))
+    batches = list(ImageBatches(pictures(tmp_path), range(2), 1, told, workers=1))
     assert [batch.images.tolist() for batch in batches] == [[[1, GRACE]], [[1, GRACE]]]
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "torch does not raise where the training happens to be"
 
@@ -174,7 +173,7 @@ def test_pictures_can_be_handed_to_another_process(tmp_path: Path) -> None:
     pack(tmp_path / "packed/val.npz")
     folder(tmp_path / "files")
     for name in ("packed", "files", "digits"):
-        found = image_sets.load(name, tmp_path).train
+        found = image_sets.load_image_set(name, tmp_path).train
         copied = pickle.loads(pickle.dumps(found))
         assert copied.fingerprint() == found.fingerprint()
         assert copied.picture(2).tobytes() == found.picture(2).tobytes()

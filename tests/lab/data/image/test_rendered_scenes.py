@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from uncollapse.lab.data.image import rendered_scenes
-from uncollapse.lab.data.image.rendered_scenes import EYE, FIELD, WALL, rendered
+from uncollapse.lab.data.image import depth_maps
+from uncollapse.lab.data.image.depth_maps import EYE, FIELD, WALL, render_scenes
 
 
 def test_shapes_and_kinds() -> None:
-    scenes = rendered(3, 20, 10)
+    scenes = render_scenes(3, 20, 10)
     assert scenes.images.shape == (3, 3, 20, 20)
     assert scenes.images.dtype == torch.uint8
     assert scenes.depths.shape == (3, 10, 10)
@@ -17,17 +17,17 @@ def test_shapes_and_kinds() -> None:
 
 
 def test_the_same_scenes_whatever_was_drawn_before() -> None:
-    first = rendered(4, 16, 16)
+    first = render_scenes(4, 16, 16)
     torch.rand(3)
-    again = rendered(2, 16, 16)
+    again = render_scenes(2, 16, 16)
     assert torch.equal(first.images[:2], again.images)
     assert torch.equal(first.depths[:2], again.depths)
     assert not torch.equal(first.images[0], first.images[1])
 
 
 def test_floor_and_wall_without_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendered_scenes, "_box", lambda rays, low, high: torch.full(rays.shape[1:], torch.inf))
-    depth = rendered(1, 64, 64).depths[0]
+    monkeypatch.setattr(depth_maps, "_box", lambda rays, low, high: torch.full(rays.shape[1:], torch.inf))
+    depth = render_scenes(1, 64, 64).depths[0]
     wall = float(depth[0, 0])
     assert WALL[0] <= wall <= WALL[1]
     for row in range(64):
@@ -39,4 +39,4 @@ def test_floor_and_wall_without_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_box_by_hand() -> None:
     rays = torch.tensor([[[0.0, 1.0]], [[0.0, 0.0]], [[1.0, 1.0]]])  # ahead, and half right
     low, high = torch.tensor([-0.5, -0.5, 2.0]), torch.tensor([0.5, 0.5, 3.0])
-    assert rendered_scenes._box(rays + 1e-9, low, high).tolist() == [[pytest.approx(2.0), float("inf")]]
+    assert depth_maps._box(rays + 1e-9, low, high).tolist() == [[pytest.approx(2.0), float("inf")]]

@@ -10,8 +10,8 @@ from safetensors.torch import load, save
 from tests.lab.tiny_text import SENTENCES, tokenizer
 
 from uncollapse.io.files import user_cache
-from uncollapse.lab.data.text import encoded
-from uncollapse.lab.data.text.encoded import Encoded, bucketed, encode, in_order
+from uncollapse.lab.data.text import encoded_texts
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, encode, length_buckets
 from uncollapse.lab.data.text.glue import Examples
 
 TEXTS = [text for text, _ in SENTENCES]
@@ -23,7 +23,7 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("the tokenizer was called")
 
 
-def same(one: Encoded, other: Encoded) -> bool:
+def same(one: EncodedTexts, other: EncodedTexts) -> bool:
     pairs = zip(vars(one).values(), vars(other).values(), strict=True)
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
@@ -42,7 +42,7 @@ def words() -> Any:
 def test_a_batch_is_what_the_tokenizer_gives(
     words: Any, monkeypatch: pytest.MonkeyPatch, examples: Examples, chunk: int
 ) -> None:
-    monkeypatch.setattr(encoded, "CHUNK", chunk)
+    monkeypatch.setattr(encoded_texts, "CHUNK", chunk)
     found = encode(examples, words, 12, classes=examples is SINGLES, cache=None)
     numbers = torch.tensor([5, 0, 19, 7])
     texts = [[side[n] for n in numbers.tolist()] for side in (examples.first, examples.second) if side is not None]
@@ -171,7 +171,7 @@ def waste(lengths: torch.Tensor, batches: list[torch.Tensor]) -> int:
 
 def test_buckets_have_each_example_once_in_an_order_of_chance() -> None:
     lengths = skewed()
-    one, again, other = (bucketed(lengths, 32, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    one, again, other = (length_buckets(lengths, 32, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
     assert torch.cat(one).sort().values.tolist() == list(range(3001))
     assert [len(batch) for batch in one].count(32) == 93  # all but one
     assert all(map(torch.equal, one, again))
@@ -183,9 +183,9 @@ def test_buckets_have_each_example_once_in_an_order_of_chance() -> None:
 def test_buckets_fill_up_less() -> None:
     lengths = skewed()
     chance = list(torch.split(torch.randperm(3001, generator=torch.Generator().manual_seed(0)), 32))
-    assert waste(lengths, bucketed(lengths, 32, torch.Generator().manual_seed(0))) < 0.2 * waste(lengths, chance)
+    assert waste(lengths, length_buckets(lengths, 32, torch.Generator().manual_seed(0))) < 0.2 * waste(lengths, chance)
 
 
 def test_an_evaluation_goes_by_length() -> None:
     lengths = torch.tensor([4, 1, 3, 1, 2])
-    assert [batch.tolist() for batch in in_order(lengths, 2)] == [[1, 3], [4, 2], [0]]
+    assert [batch.tolist() for batch in batches_by_length(lengths, 2)] == [[1, 3], [4, 2], [0]]

@@ -65,7 +65,7 @@ def put(path: Path, content: str) -> Path:
 def sst2(root: Path, content: str) -> glue.Examples:
     """The training part of SST-2 from this content."""
     put(root / "SST-2/train.tsv", content)
-    return glue.load(TASKS["sst2"], "train", root)
+    return glue.load_split(TASKS["sst2"], "train", root)
 
 
 @pytest.mark.parametrize("below", ["", "glue"])
@@ -75,7 +75,7 @@ def test_a_part_of_a_task(
     sentences: list[str] | list[tuple[str, str]], labels: list[float] | None,
 ) -> None:  # fmt: skip
     put(tmp_path / below / file, content)
-    found = glue.load(TASKS[task], part, tmp_path)
+    found = glue.load_split(TASKS[task], part, tmp_path)
     texts = list(found.first) if found.second is None else list(zip(found.first, found.second, strict=True))
     assert (texts, found.labels, found.skipped) == (sentences, labels, 0)
 
@@ -127,44 +127,44 @@ def test_files_that_do_not_fit(tmp_path: Path, content: str, words: str) -> None
 def test_scores_of_sts_b(tmp_path: Path, score: str) -> None:
     put(tmp_path / "STS-B/sts-train.csv", f"g\tf\t1\t1\t5\tA\tB\ng\tf\t1\t2\t{score}\tA\tB\n")
     with pytest.raises(UsageError, match=rf"sts-train\.csv, line 2: the score is a number from 0 to 5, got '{score}'"):
-        glue.load(TASKS["stsb"], "train", tmp_path)
+        glue.load_split(TASKS["stsb"], "train", tmp_path)
 
 
 def test_rows_of_qqp_that_lack_columns(tmp_path: Path) -> None:
     head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     put(tmp_path / "QQP/train.tsv", f"{head}1\t1\t2\tA?\n2\t1\t2\tA?\tB?\t1\n3\t1\t2\tC?\t\t0\n")
-    found = glue.load(TASKS["qqp"], "train", tmp_path)
+    found = glue.load_split(TASKS["qqp"], "train", tmp_path)
     assert (found.first, found.second, found.labels, found.skipped) == (["A?", "C?"], ["B?", ""], [1, 0], 1)
     put(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\tA?\n1\t\tB?\n\n3\tC?\tD?\n")
-    found = glue.load(TASKS["qqp"], "test", tmp_path)  # answers go by the number of the row: none may be lost
+    found = glue.load_split(TASKS["qqp"], "test", tmp_path)  # answers go by the number of the row: none may be lost
     assert (found.first, found.second, found.skipped) == (["A?", "", "", "C?"], ["", "B?", "", "D?"], 0)
     put(tmp_path / "QQP/dev.tsv", f"{head}1\t1\t2\tA?\n")
     with pytest.raises(UsageError, match=r"dev\.tsv has no examples, only damaged rows"):
-        glue.load(TASKS["qqp"], "dev", tmp_path)
+        glue.load_split(TASKS["qqp"], "dev", tmp_path)
 
 
 def test_test_parts_keep_labels_that_are_there(tmp_path: Path) -> None:
     put(tmp_path / "MRPC/test.tsv", f"{MRPC}\n1\t7\t8\tA\tB\n")
-    assert glue.load(TASKS["mrpc"], "test", tmp_path).labels == [1]
+    assert glue.load_split(TASKS["mrpc"], "test", tmp_path).labels == [1]
 
 
 def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
     put(tmp_path / "SST-2/train.tsv", "").write_bytes("sentence\tlabel\ncafé\t1\n".encode("latin-1"))
     with pytest.raises(UsageError, match=r"train\.tsv is no text in UTF-8: .* at byte 18\. Save it in UTF-8"):
-        glue.load(TASKS["sst2"], "train", tmp_path)
+        glue.load_split(TASKS["sst2"], "train", tmp_path)
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no folder .*nowhere; give --data-root"):
-        glue.load(TASKS["rte"], "train", tmp_path / "nowhere")
+        glue.load_split(TASKS["rte"], "train", tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"no train\.tsv of rte in .*RTE or .*glue.RTE\. Give --data-root .* hub"):
-        glue.load(TASKS["rte"], "train", tmp_path)
+        glue.load_split(TASKS["rte"], "train", tmp_path)
     with pytest.raises(UsageError, match=r"no train\.tsv or sts-train\.csv of stsb"):
-        glue.load(TASKS["stsb"], "train", tmp_path)
+        glue.load_split(TASKS["stsb"], "train", tmp_path)
     with pytest.raises(
         UsageError, match=r"mnli has no part 'dev'. Did you mean 'dev_matched'\? There are: train, dev_matched"
     ):
-        glue.load(TASKS["mnli"], "dev", tmp_path)
+        glue.load_split(TASKS["mnli"], "dev", tmp_path)
 
 
 @pytest.mark.skipif(FOLDER is None, reason="UNCOLLAPSE_DATA names the folder that has the data sets")
@@ -174,6 +174,6 @@ def test_what_is_missing(tmp_path: Path) -> None:
 )
 def test_the_real_files(task: str, sizes: tuple[int, ...]) -> None:
     assert FOLDER is not None
-    parts = [glue.load(TASKS[task], part, Path(FOLDER)) for part in ("train", "dev", "test")]
+    parts = [glue.load_split(TASKS[task], part, Path(FOLDER)) for part in ("train", "dev", "test")]
     assert tuple(map(len, parts)) == sizes
     assert all(part.skipped == 0 for part in parts)

@@ -63,12 +63,12 @@ def test_parts_of_a_task(hub: Any, name: str) -> None:
     calls = hub(table(columns, classes, labels))
     task = TASKS[name]
     for part in ("train", *task.dev):
-        found = glue.load(task, part, None)
+        found = glue.load_split(task, part, None)
         assert list(found.first) == [f"{columns[0]} 0", f"{columns[0]} 1"]
         assert found.second == ([f"{columns[1]} 0", f"{columns[1]} 1"] if len(columns) > 1 else None)
         assert found.labels == labels
     hub(table(columns, classes, [-1, -1]))
-    assert glue.load(task, list(task.files)[-1], None).labels is None
+    assert glue.load_split(task, list(task.files)[-1], None).labels is None
     dev = ["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]
     assert calls == [("nyu-mll/glue", name, split) for split in ("train", *dev)]
 
@@ -81,7 +81,7 @@ def test_the_order_of_the_classes_is_that_of_files() -> None:
 
 def test_public_labels_of_a_test_part_are_kept(hub: Any) -> None:
     hub(table(PAIR, CONFIGS["mrpc"][1], [0, 1]))
-    assert glue.load(TASKS["mrpc"], "test", None).labels == [0, 1]
+    assert glue.load_split(TASKS["mrpc"], "test", None).labels == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_public_labels_of_a_test_part_are_kept(hub: Any) -> None:
 def test_tables_that_changed(hub: Any, made: Callable[[], Any], words: str) -> None:
     hub(made())
     with pytest.raises(UsageError, match=rf"nyu-mll/glue has {words}.*; give --data-root"):
-        glue.load(TASKS["rte"], "train", None)
+        glue.load_split(TASKS["rte"], "train", None)
 
 
 class OfItsHttpClient(Exception):  # noqa: N818 - such libraries have errors that are no OSError
@@ -119,7 +119,7 @@ def test_what_cannot_be_fetched(hub: Any, error: Exception) -> None:
     with pytest.raises(
         UsageError, match=rf"^rte cannot be fetched from .* \({type(error).__name__}\)\. Give --data-root"
     ):
-        glue.load(TASKS["rte"], "train", None)
+        glue.load_split(TASKS["rte"], "train", None)
 
 
 def test_without_a_connection_it_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -127,7 +127,7 @@ def test_without_a_connection_it_is_asked_once(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     with pytest.raises(UsageError, match="cannot be fetched") as caught:  # the real load_dataset, which then is offline
-        glue.load(TASKS["rte"], "train", None)
+        glue.load_split(TASKS["rte"], "train", None)
     assert "Offline" in str(caught.value.__cause__)
     assert datasets.config.HF_HUB_OFFLINE is False
 
@@ -135,5 +135,5 @@ def test_without_a_connection_it_is_asked_once(monkeypatch: pytest.MonkeyPatch, 
 def test_own_data_are_not_asked_of_the_hub(hub: Any, tmp_path: Path) -> None:
     calls = hub(table(PAIR, ENTAILMENT, [0, 1]))
     (tmp_path / "train.tsv").write_text("sentence\tlabel\na\tx\nb\ty\n")
-    assert glue.load(glue.find(str(tmp_path)), "train", None).first == ["a", "b"]
+    assert glue.load_split(glue.find_task(str(tmp_path)), "train", None).first == ["a", "b"]
     assert calls == []

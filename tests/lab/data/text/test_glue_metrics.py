@@ -8,7 +8,7 @@ import torch
 
 from uncollapse.errors import NotFiniteError
 from uncollapse.lab.data.text.glue import TASKS
-from uncollapse.lab.data.text.glue_metrics import METRICS, figures
+from uncollapse.lab.data.text.glue_metrics import METRICS, compute_metrics
 from uncollapse.lab.experiments.glue import training as sentence_training
 
 Numbers = Sequence[float]
@@ -93,20 +93,20 @@ def test_every_figure_has_a_reference() -> None:
 @pytest.mark.parametrize("name", ["accuracy", "f1", "macro_f1", "matthews"])
 @pytest.mark.parametrize("case", CLASSES)
 def test_figures_of_classes(name: str, case: str) -> None:
-    assert figures((name,), *CLASSES[case])[name] == pytest.approx(NAIVE[name](*CLASSES[case]), abs=1e-12)
+    assert compute_metrics((name,), *CLASSES[case])[name] == pytest.approx(NAIVE[name](*CLASSES[case]), abs=1e-12)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["spearman", "pearson"])
 @pytest.mark.parametrize("case", SCORES)
 def test_figures_of_scores(name: str, case: str) -> None:
-    assert figures((name,), *SCORES[case])[name] == pytest.approx(NAIVE[name](*SCORES[case]), abs=1e-12)
+    assert compute_metrics((name,), *SCORES[case])[name] == pytest.approx(NAIVE[name](*SCORES[case]), abs=1e-12)
 
 
 def test_macro_f1_of_many_classes() -> None:
     generator = torch.Generator().manual_seed(0)
     truth, answers = (torch.randint(0, 5, (60,), generator=generator).tolist() for _ in range(2))
-    found = figures(("macro_f1", "accuracy"), truth, answers)
+    found = compute_metrics(("macro_f1", "accuracy"), truth, answers)
     assert found["macro_f1"] == pytest.approx(naive_macro_f1(truth, answers), abs=1e-12)
     assert found["accuracy"] == pytest.approx(naive_accuracy(truth, answers), abs=1e-12)
 
@@ -114,7 +114,7 @@ def test_macro_f1_of_many_classes() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_outputs_that_are_not_finite(bad: float) -> None:
     with pytest.raises(NotFiniteError, match="outputs are not finite: 1 of 3"):
-        figures(("spearman",), [1.0, 2.0, 3.0], [0.5, bad, 1.0])
+        compute_metrics(("spearman",), [1.0, 2.0, 3.0], [0.5, bad, 1.0])
     logits = torch.tensor([[0.1, 0.2], [bad, 0.0]])
     with pytest.raises(NotFiniteError, match="outputs are not finite: 1 of 4"):
         sentence_training.answers(logits, TASKS["rte"])

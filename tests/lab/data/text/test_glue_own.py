@@ -23,11 +23,11 @@ def folder(root: Path, train: str, dev: str | None = None, test: str | None = No
 def test_classes_by_name(tmp_path: Path) -> None:
     root = folder(tmp_path, "id sentence label\n0 dull bad\n1 fine so-so\n2 joy 10\n3 mess bad\n",
                   "label sentence\nso-so well\n10 ten\n", "sentence\nwho?\nnobody")  # fmt: skip
-    task = glue.find(str(root))
+    task = glue.find_task(str(root))
     assert (task.labels, task.outputs, task.scores) == (("10", "bad", "so-so"), 3, False)
     assert task.metrics == ("accuracy", "macro_f1")
     assert task.dev == ("dev",)
-    train, dev, test = (glue.load(task, part, root) for part in ("train", "dev", "test"))
+    train, dev, test = (glue.load_split(task, part, root) for part in ("train", "dev", "test"))
     assert (train.first, train.second, train.labels) == (["dull", "fine", "joy", "mess"], None, [1, 2, 0, 1])
     assert (dev.first, dev.labels) == (["well", "ten"], [2, 0])
     assert (test.first, test.labels) == (["who?", "nobody"], None)
@@ -35,9 +35,9 @@ def test_classes_by_name(tmp_path: Path) -> None:
 
 def test_pairs_with_scores(tmp_path: Path) -> None:
     root = folder(tmp_path, "sentence1 score sentence2\nA -1.5e3 B\nC 7 D\n")
-    task = glue.find(str(root))
+    task = glue.find_task(str(root))
     assert (task.outputs, task.scores, task.metrics) == (1, True, ("spearman", "pearson"))
-    train = glue.load(task, "train", root)
+    train = glue.load_split(task, "train", root)
     assert (train.first, train.second, train.labels) == (["A", "C"], ["B", "D"], [-1500, 7])
 
 
@@ -45,7 +45,7 @@ def test_pairs_with_scores(tmp_path: Path) -> None:
 def test_scores_are_finite(tmp_path: Path, score: str) -> None:
     root = folder(tmp_path, f"sentence score\na 1\nb {score}\n")
     with pytest.raises(UsageError, match=rf"train\.tsv, line 3: the score is a finite number, got '{score}'"):
-        glue.load(glue.find(str(root)), "train", root)
+        glue.load_split(glue.find_task(str(root)), "train", root)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_scores_are_finite(tmp_path: Path, score: str) -> None:
 )
 def test_training_files_that_do_not_fit(tmp_path: Path, train: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        glue.find(str(folder(tmp_path, train)))
+        glue.find_task(str(folder(tmp_path, train)))
 
 
 def test_a_hundred_classes_are_allowed(tmp_path: Path) -> None:
     root = folder(tmp_path, "sentence label\n" + "".join(f"a {n}\n" for n in range(100)))
-    assert glue.find(str(root)).outputs == 100
+    assert glue.find_task(str(root)).outputs == 100
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_a_hundred_classes_are_allowed(tmp_path: Path) -> None:
 def test_rows_that_do_not_fit(tmp_path: Path, train: str, words: str) -> None:
     root = folder(tmp_path, f"sentence label\n{train}")
     with pytest.raises(UsageError, match=rf"train\.tsv.* {words}"):
-        glue.load(glue.find(str(root)), "train", root)
+        glue.load_split(glue.find_task(str(root)), "train", root)
 
 
 def test_a_label_that_was_not_trained(tmp_path: Path) -> None:
     root = folder(tmp_path, "sentence label\na x\nb y\n", "sentence label\na x\nb z\n")
     with pytest.raises(UsageError, match=r"dev\.tsv, line 3: .* one of x, y, as in the training file, got 'z'"):
-        glue.load(glue.find(str(root)), "dev", root)
+        glue.load_split(glue.find_task(str(root)), "dev", root)
 
 
 def test_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a folder with your own train\.tsv .*got 'rt'\. Did you mean 'rte'"):
-        glue.find("rt")
+        glue.find_task("rt")
     with pytest.raises(UsageError, match=r"no train\.tsv in .*Give --task the folder that has your train\.tsv"):
-        glue.find(str(tmp_path))
+        glue.find_task(str(tmp_path))
     root = folder(tmp_path, "sentence label\na x\nb y\n")
     with pytest.raises(UsageError, match=r"no dev\.tsv in"):
-        glue.load(glue.find(str(root)), "dev", root)
+        glue.load_split(glue.find_task(str(root)), "dev", root)
 
 
 @pytest.mark.parametrize("target", ["label", "score"])

@@ -17,7 +17,7 @@ def put(path: Path, text: bytes) -> None:
 @pytest.mark.parametrize("folder", ["sentences", "."])
 def test_a_task_in_one_file(tmp_path: Path, folder: str) -> None:
     put(tmp_path / folder / "rt-polarity.all", b"0 dull . \n1 a caf\xe9 \x85 joy\n0 \n\n")
-    found = labelled_sentences.load("mr", tmp_path)
+    found = labelled_sentences.load_task("mr", tmp_path)
     assert list(found.sentences) == ["dull .", "a café … joy", ""]  # \x85 is no end of a line here
     assert list(found.labels) == [0, 1, 0]
     assert (found.tests, len(found)) == (0, 3)
@@ -26,21 +26,21 @@ def test_a_task_in_one_file(tmp_path: Path, folder: str) -> None:
 def test_trec_has_its_own_test_part(tmp_path: Path) -> None:
     put(tmp_path / "TREC.train.all", b"0 How ?\n5 When ?\n")
     put(tmp_path / "TREC.test.all", b"5 How far ?\n")
-    found = labelled_sentences.load("trec", tmp_path)
+    found = labelled_sentences.load_task("trec", tmp_path)
     assert (list(found.sentences), list(found.labels), found.tests) == (["How ?", "When ?", "How far ?"], [0, 5, 5], 1)
 
 
 def test_topics_are_held_out_of_the_help() -> None:
-    found = labelled_sentences.load("topics", None)
+    found = labelled_sentences.load_task("topics", None)
     assert set(Counter(found.labels)) == set(range(5))
     assert min(Counter(found.labels).values()) >= 10
     assert len(set(found.sentences)) == len(found)  # none in two classes
-    texts = running_text.topics()
+    texts = running_text.help_topics()
     assert all(
         text in texts[labelled_sentences.TOPICS[n]] for text, n in zip(found.sentences, found.labels, strict=True)
     )
-    assert labelled_sentences.held_out(("mr", "topics")) == set(found.sentences)
-    assert labelled_sentences.held_out(("mr",)) == frozenset()
+    assert labelled_sentences.sentences_to_exclude(("mr", "topics")) == set(found.sentences)
+    assert labelled_sentences.sentences_to_exclude(("mr",)) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_topics_are_held_out_of_the_help() -> None:
 def test_what_is_no_task_is_told(tmp_path: Path, content: bytes, words: str) -> None:
     put(tmp_path / "custrev.all", content)
     with pytest.raises(UsageError, match=words):
-        labelled_sentences.load("cr", tmp_path)
+        labelled_sentences.load_task("cr", tmp_path)
 
 
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"There is no subj\.all in .*sentences or "):
-        labelled_sentences.load("subj", tmp_path)
+        labelled_sentences.load_task("subj", tmp_path)
     with pytest.raises(UsageError, match=r"give --data-root the folder that has mpqa\.all"):
-        labelled_sentences.load("mpqa", None)
+        labelled_sentences.load_task("mpqa", None)
     with pytest.raises(UsageError, match=r"There is no task 'sst'\. There are: mr, cr"):
-        labelled_sentences.load("sst", tmp_path)
+        labelled_sentences.load_task("sst", tmp_path)
     put(tmp_path / "subj.all", b"0 a\n1 b\n")
     monkeypatch.setattr(labelled_sentences, "LARGEST", 4)
     with pytest.raises(UsageError, match="has 8 bytes; a task of sentences has 4 at most"):
-        labelled_sentences.load("subj", tmp_path)
+        labelled_sentences.load_task("subj", tmp_path)

@@ -31,7 +31,7 @@ def test_brown_is_read_from_nltks_zip_without_its_tags(tmp_path: Path, place: st
     packed(
         tmp_path / place, {"brown/ca02": CA02, "brown/ca01": CA01, "brown/cats.txt": "ca01 news", "brown/README": "x"}
     )
-    assert running_text.load("brown", "lines", tmp_path) == JURY
+    assert running_text.load_documents("brown", "lines", tmp_path) == JURY
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["brown.zip"]  # nothing is unpacked
 
 
@@ -39,7 +39,7 @@ def test_brown_is_read_from_unpacked_files_too(tmp_path: Path) -> None:
     put(tmp_path / "brown" / "ca01", CA01)
     put(tmp_path / "brown" / "ca02", CA02)
     put(tmp_path / "brown" / "cats.txt", "ca01 news")
-    assert running_text.load("brown", "lines", tmp_path) == JURY
+    assert running_text.load_documents("brown", "lines", tmp_path) == JURY
 
 
 def test_a_corpus_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,16 +48,16 @@ def test_a_corpus_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(running_text, "LARGEST", 8)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(UsageError, match=r"brown\.zip has 47 bytes, and 8 are the most"):
-        running_text.load("brown", "lines", tmp_path)
+        running_text.load_documents("brown", "lines", tmp_path)
     with pytest.raises(UsageError, match="10 bytes, and 8 are the most"):
-        running_text.load("own.txt", "lines", tmp_path)
+        running_text.load_documents("own.txt", "lines", tmp_path)
 
 
 def test_a_torn_zip_is_told(tmp_path: Path) -> None:
     path = packed(tmp_path / "brown.zip", {"brown/ca01": CA01})
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(UsageError, match=r"brown\.zip is not a valid \.zip file"):
-        running_text.load("brown", "lines", tmp_path)
+        running_text.load_documents("brown", "lines", tmp_path)
 
 
 def test_wikitext_has_an_article_a_document_without_headings(tmp_path: Path) -> None:
@@ -65,19 +65,23 @@ def test_wikitext_has_an_article_a_document_without_headings(tmp_path: Path) -> 
     text = lobster + " = Du Fu = \n A poet . \n"
     put(tmp_path / "wikitext2" / "valid.txt", text)
     put(tmp_path / "wikitext2" / "README", "not text")
-    found = running_text.load("wikitext2", "lines", tmp_path)
+    found = running_text.load_documents("wikitext2", "lines", tmp_path)
     assert found == [("It lives .", "It eats H. gammarus .", "Why ?", "Yes ."), ("A poet .",)]
 
 
 def test_own_files_with_a_sentence_a_line(tmp_path: Path) -> None:
     put(tmp_path / "books" / "b.txt", "Third.\r\n")
     put(tmp_path / "books" / "a.txt", "One. Still one.\r\nTwo.\r\n\r\n\r\nNew.\r\n")
-    assert running_text.load("books", "lines", tmp_path) == [("One. Still one.", "Two."), ("New.",), ("Third.",)]
+    assert running_text.load_documents("books", "lines", tmp_path) == [
+        ("One. Still one.", "Two."),
+        ("New.",),
+        ("Third.",),
+    ]
 
 
 def test_own_running_text_is_split(tmp_path: Path) -> None:
     put(tmp_path / "a.txt", "One is\nhere. Two!\n\nThree.")
-    assert running_text.load("a.txt", "text", tmp_path) == [("One is here.", "Two!", "Three.")]
+    assert running_text.load_documents("a.txt", "text", tmp_path) == [("One is here.", "Two!", "Three.")]
 
 
 @pytest.mark.parametrize(
@@ -90,21 +94,21 @@ def test_own_running_text_is_split(tmp_path: Path) -> None:
     ],
 )
 def test_sentences_end_at_stops(text: str, found: list[str]) -> None:
-    assert running_text.sentences(text) == found
+    assert running_text.split_sentences(text) == found
 
 
 def test_the_help_of_python_is_prose() -> None:
-    topics = running_text.topics()
+    topics = running_text.help_topics()
     assert len(topics) > 50
     every = [sentence for document in topics.values() for sentence in document]
     assert len(every) > 2000
     assert not any(">>>" in sentence or "====" in sentence for sentence in every)
-    assert running_text.load("pydoc", "lines", None) == [*topics.values()]
+    assert running_text.load_documents("pydoc", "lines", None) == [*topics.values()]
 
 
 def test_old_encodings_are_read(tmp_path: Path) -> None:
     put(tmp_path / "a.txt", "caf\xe9 \x96 \x81".encode("latin-1"))
-    assert running_text.load("a.txt", "lines", tmp_path) == [("café – \ufffd",)]
+    assert running_text.load_documents("a.txt", "lines", tmp_path) == [("café – \ufffd",)]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +125,9 @@ def test_what_is_not_there_is_told(tmp_path: Path, name: str, words: str) -> Non
     (tmp_path / "empty").mkdir()
     put(tmp_path / "blank.txt", " \n\n ")
     with pytest.raises(UsageError, match=words):
-        running_text.load(name, "lines", tmp_path)
+        running_text.load_documents(name, "lines", tmp_path)
 
 
 def test_a_corpus_needs_a_folder() -> None:
     with pytest.raises(UsageError, match="give --data-root the folder that has it, or take --data pydoc"):
-        running_text.load("brown", "lines", None)
+        running_text.load_documents("brown", "lines", None)

@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.vocabulary import PADDING, UNKNOWN, Vocabulary, known_share, words_of
+from uncollapse.lab.data.text.vocabulary import PADDING, UNKNOWN, Vocabulary, known_word_share, split_words
 
 
 @pytest.mark.parametrize(
     "sentence", ["It's fine; don't!", "it 's fine ; do n't !", "It 's fine ; do n 't !", "it’s fine; don’t!"]
 )
 def test_words_come_out_alike_however_they_were_parted(sentence: str) -> None:
-    assert words_of(sentence) == ["it", "'s", "fine", ";", "do", "n't", "!"]
+    assert split_words(sentence) == ["it", "'s", "fine", ";", "do", "n't", "!"]
 
 
 def test_quotes_are_one_word() -> None:
-    assert words_of("`` Oh '' “ah”") == ['"', "oh", '"', '"', "ah", '"']
+    assert split_words("`` Oh '' “ah”") == ['"', "oh", '"', '"', "ah", '"']
 
 
 def test_the_most_frequent_words_are_known() -> None:
@@ -32,7 +32,7 @@ def test_sentences_become_numbers_that_are_cut_and_filled_up() -> None:
     assert batch["input_ids"].tolist() == [[3, 2, UNKNOWN], [UNKNOWN, PADDING, PADDING], [2, PADDING, PADDING]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
     assert batch["labels"].tolist() == [1, 0, 1]
-    assert known_share(rows) == pytest.approx(3 / 5)
+    assert known_word_share(rows) == pytest.approx(3 / 5)
 
 
 def test_a_vocabulary_needs_room_for_words() -> None:

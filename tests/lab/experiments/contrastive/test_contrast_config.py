@@ -114,7 +114,7 @@ def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) 
 
     found = pictures(40)
     found.labels[30:] = -1  # without labels
-    monkeypatch.setattr(image_sets, "load", lambda *_: ImageSet("made", found, pictures(6), {}))
+    monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", found, pictures(6), {}))
     config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
     data = contrastive.load(config, Session())
     assert (len(data.learned), len(data.parts["train"]), len(data.parts["validation"])) == (37, 27, 3)

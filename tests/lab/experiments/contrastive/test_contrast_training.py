@@ -9,7 +9,7 @@ from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_sets
-from uncollapse.lab.data.image.image_source import ImageSet, Pictures
+from uncollapse.lab.data.image.image_source import Images, ImageSet
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
@@ -20,7 +20,7 @@ from uncollapse.lab.experiments.contrastive.training import Training
 TINY: dict[str, Any] = {"width": 0.02, "dim": 4, "side": 16, "judged": "whole"}
 
 
-def training(train: Pictures, validation: Pictures, test: Pictures) -> Training:
+def training(train: Images, validation: Images, test: Images) -> Training:
     config = contrast.Config(**TINY)
     parts = {"train": train, "validation": validation, "test": test}
     data = Data(ImageSet("made", train, test, {}), train, parts)
@@ -39,7 +39,7 @@ def test_pairs_leave_out_no_picture(at_once: int, monkeypatch: pytest.MonkeyPatc
 def test_pictures_that_cannot_be_read_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contrast_training, "JUDGED", 4)
     source = Growing(9, broken=(2, 5))  # of different sizes: not held in memory
-    torn = Pictures.all_of(source, torch.arange(9) % 3, ("red", "green", "blue"))
+    torn = Images.all_of(source, torch.arange(9) % 3, ("red", "green", "blue"))
     made = training(pictures(6), torn, pictures(6, broken=(1,)))
     for _ in range(2):
         assert len(made.pairs(made.encoder, "validation")[0]) == 7
@@ -58,6 +58,6 @@ def test_a_part_of_which_nothing_can_be_read() -> None:
 
 @pytest.mark.parametrize("settings", [{"holdout": 0.01}, {"examples": 4, "holdout": 0.5}])
 def test_too_few_pictures_are_told_before_training(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_sets, "load", lambda *_: ImageSet("made", pictures(100), pictures(6), {}))
+    monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", pictures(100), pictures(6), {}))
     with pytest.raises(UsageError, match="judged with 5 train and 2 validation pictures or more, got"):
         contrastive.load(contrast.Config(**TINY | settings), Session())

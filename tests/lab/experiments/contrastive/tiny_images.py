@@ -7,7 +7,7 @@ import numpy
 import torch
 
 from uncollapse.errors import import_optional
-from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
+from uncollapse.lab.data.image.image_source import Images, UnreadableError
 
 CLASSES = ("red", "green", "blue")
 
@@ -34,6 +34,6 @@ class Made:
         return f"{self.count}-{self.broken}-{self.seed}"
 
 
-def pictures(count: int, broken: Sequence[int] = (), seed: int = 0) -> Pictures:
+def pictures(count: int, broken: Sequence[int] = (), seed: int = 0) -> Images:
     """So many of them."""
-    return Pictures.all_of(Made(count, broken, seed), torch.arange(count) % 3, CLASSES)
+    return Images.all_of(Made(count, broken, seed), torch.arange(count) % 3, CLASSES)

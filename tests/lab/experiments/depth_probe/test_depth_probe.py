@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.image.rendered_scenes import rendered
+from uncollapse.lab.data.image.depth_maps import render_scenes
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.depth_probe import recipe as depth_probe
 from uncollapse.lab.experiments.depth_probe.recipe import Config
@@ -30,7 +30,7 @@ def outcome(config: Config, **session: Any) -> dict[str, Any]:
 
 def mat(path: Path, count: int, nearer: float = 1.0) -> Path:
     """A file in NYU's layout: (n, 3, width, height) and (n, width, height)."""
-    scenes = rendered(count, 32, 32)
+    scenes = render_scenes(count, 32, 32)
     with h5py.File(path, "w") as file:
         file["images"] = scenes.images.transpose(-1, -2).numpy()
         file["depths"] = nearer * scenes.depths.transpose(-1, -2).numpy()

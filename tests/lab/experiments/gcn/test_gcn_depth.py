@@ -42,7 +42,7 @@ def test_the_record_is_json_and_says_how_to_repeat_it() -> None:
     assert not model.training
     assert json.loads(json.dumps(record)) == record
     assert Config(**record["config"]) == TINY
-    graph = datasets.load("csbm")
+    graph = datasets.load_graph("csbm")
     assert record["data"]["fingerprint"] == graph.fingerprint()
     assert record["figures"] == {**gcn_depth.accuracies(model, graph), "epoch": 3}
     assert [entry["epoch"] for entry in record["epochs"]] == [1, 2, 3]
@@ -54,7 +54,7 @@ def test_the_record_is_json_and_says_how_to_repeat_it() -> None:
 
 
 def test_accuracies_are_of_the_right_nodes() -> None:
-    graph = datasets.load("csbm")
+    graph = datasets.load_graph("csbm")
 
     class Oracle(torch.nn.Linear):
         def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from PIL import Image
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.data.image.array_images import Arrays
+from uncollapse.lab.data.image.image_files import ArrayImages
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
@@ -154,14 +154,14 @@ def test_kill_9_and_on_to_the_same_end(tmp_path: Path, whole: dict[str, Any]) ->
 
 def test_pictures_of_steps_that_were_done_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, asked = replace(SMALL, holdout=0.0, repeats=1), 0
-    real = Arrays.picture
+    real = ArrayImages.picture
 
-    def counted(self: Arrays, number: int) -> Any:
+    def counted(self: ArrayImages, number: int) -> Any:
         nonlocal asked
         asked += 1
         return real(self, number)
 
-    monkeypatch.setattr(Arrays, "picture", counted)
+    monkeypatch.setattr(ArrayImages, "picture", counted)
     with pytest.raises(KeyboardInterrupt):
         outcome(config, checkpoints=tmp_path, progress=pressed(5))
     assert asked == SHOWN + 5 * 40  # what is diagnosed before, and five steps of two batches

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.data.image.augmentation import for_judging
-from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
+from uncollapse.lab.data.image.augmentation import evaluation_transform
+from uncollapse.lab.data.image.image_source import Images, UnreadableError
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.task import Settings
@@ -58,14 +58,14 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def made(parts: dict[str, Pictures] | None = None, session: Session | None = None, **changes: Any) -> Training:
+def made(parts: dict[str, Images] | None = None, session: Session | None = None, **changes: Any) -> Training:
     config = replace(PLAIN, **changes)
     return Training(vision.build(config, len(CLASSES)), config, parts or PARTS, session or Session(device="cpu"))
 
 
-def by_hand(training: Training, part: Pictures) -> float:
+def by_hand(training: Training, part: Images) -> float:
     """The accuracy, picture by picture."""
-    transform, hits = for_judging(training.look, crop=training.config.crop), []
+    transform, hits = evaluation_transform(training.look, crop=training.config.crop), []
     for place in range(len(part)):
         try:
             image = transform(part.picture(place))

@@ -17,7 +17,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io.download import cause, missing_files
 from uncollapse.io.loading import silence_libraries
 from uncollapse.io.tensor_files import check_unpacked
-from uncollapse.lab.data.graph.splits import Split, masks
+from uncollapse.lab.data.graph.splits import Split, split_from_masks
 
 BLOCK, SPARE = 2**22, 2**26  # bytes that are unpacked at a time, and that a small file may unpack to
 NAME = "ogbn_arxiv"  # of its folder
@@ -37,7 +37,7 @@ class Arxiv(NamedTuple):
     split: Split
 
 
-def read(root: Path) -> Arxiv:
+def read_arxiv(root: Path) -> Arxiv:
     """Read it from `ogbn_arxiv` under the root, where ogb puts it if it is not there.
 
     ogb itself cannot read its own copy of the graph without an open unpickler.
@@ -54,7 +54,7 @@ def read(root: Path) -> Arxiv:
     if not 0 <= min(y.min(), edges.min()) <= max(y.max(), edges.max()) < nodes:
         raise UsageError(f"{folder} has labels or edges below 0 or above its {nodes} nodes.")
     places = [numpy.isin(numpy.arange(nodes), _numbers(folder / file, "i8")) for file in FILES[3:]]
-    split = masks(places, nodes, folder)
+    split = split_from_masks(places, nodes, folder)
     return Arxiv(torch.from_numpy(x), torch.from_numpy(edges).T, torch.from_numpy(y).squeeze(1), split)
 
 
@@ -68,7 +68,7 @@ def _numbers(path: Path, kind: str) -> NDArray[Any]:
         raise
     except Exception as error:  # a torn file makes gzip, zlib and numpy raise several kinds
         raise UsageError(
-            f"{path} is no intact file of ogbn-arxiv. Remove {path.parents[1]} and get it again."
+            f"{path} is not a valid file of ogbn-arxiv. Remove {path.parents[1]} and get it again."
         ) from error
 
 
@@ -93,7 +93,7 @@ def _fetch(root: Path, folder: Path) -> None:
         ogb: Any = importlib.import_module("ogb.nodeproppred")
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{folder} is not there, and {_why(error)}. Install it with pip install ogb, {advice}"
+            f"{folder} is not there, and {_why_not_importable(error)}. Install it with pip install ogb, {advice}"
         ) from error
     try:
         with silence_libraries(), redirect_stdout(io.StringIO()):  # it prints
@@ -103,7 +103,7 @@ def _fetch(root: Path, folder: Path) -> None:
         raise UsageError(f"{folder} is not there and cannot be fetched now ({words}): {advice}") from error
 
 
-def _why(error: ModuleNotFoundError) -> str:
+def _why_not_importable(error: ModuleNotFoundError) -> str:
     """What is the matter with ogb."""
     library = "the library ogb, which fetches it,"
     own = (error.name or "").partition(".")[0] == "ogb"

@@ -13,12 +13,10 @@ from uncollapse.io import graphs
 from uncollapse.io.files import expand_user, user_cache
 from uncollapse.lab.data.graph import arxiv, heterophilous
 from uncollapse.lab.data.graph.csbm import csbm
-from uncollapse.lab.data.graph.features import NORMALISATIONS, hide
-from uncollapse.lab.data.graph.features import normalise as normalised
-from uncollapse.lab.data.graph.splits import SPLITS, Own, Split, by_count, choose
+from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_count
 from uncollapse.lab.runs.records import fingerprint
 
-__all__ = ["NAMES", "NORMALISATIONS", "SPLITS", "Graph", "Source", "load", "undirected"]
+__all__ = ["NAMES", "NORMALISATIONS", "SPLITS", "Graph", "GraphSource", "load_graph", "to_undirected"]
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,16 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Source:
+class GraphSource:
     """A data set as it comes: x (n, d), edges (2, E) in any direction, classes y (n,), and its own splits."""
 
     x: Tensor
     edges: Tensor
     y: Tensor
-    own: Own
+    own: OwnSplits
 
 
-def load(
+def load_graph(
     name: str,
     *,
     split: str = "published",
@@ -67,9 +65,9 @@ def load(
 
     Args:
         name: one of `NAMES`; csbm and karate need no files.
-        split: one of `SPLITS`, see `splits.choose`.
+        split: one of `SPLITS`, see `splits.choose_split`.
         split_index: which of several splits; also what random splits, missing features and csbm are drawn by.
-        normalise: one of `NORMALISATIONS`, see `features.normalise`.
+        normalise: one of `NORMALISATIONS`, see `normalise_features`.
         missing: share of the nodes that are not for training whose features are set to zero.
         root: the folder that has the data sets, or gets them.
         drawn: arguments of `csbm`, for that graph: its size and so on.
@@ -83,13 +81,13 @@ def load(
         raise UsageError(f"data must be one of {', '.join(NAMES)}, got {name!r}.{hint}")
     folder = expand_user(root or user_cache())
     source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
-    masks = choose(split, split_index, source.y, source.own, name=name, root=folder)
-    x = normalised(source.x, normalise)
-    x = hide(x, ~masks.train, missing, split_index)
-    return Graph(name, x, undirected(source.edges, len(source.y)), source.y, *masks)
+    masks = choose_split(split, split_index, source.y, source.own, name=name, root=folder)
+    x = normalise_features(source.x, normalise)
+    x = hide_features(x, ~masks.train, missing, split_index)
+    return Graph(name, x, to_undirected(source.edges, len(source.y)), source.y, *masks)
 
 
-def undirected(edges: Tensor, nodes: int) -> Tensor:
+def to_undirected(edges: Tensor, nodes: int) -> Tensor:
     """Both directions of every edge once, without self-loops, sorted."""
     both = torch.cat([edges, edges.flip(0)], 1)
     both = both[:, both[0] != both[1]]
@@ -97,43 +95,86 @@ def undirected(edges: Tensor, nodes: int) -> Tensor:
     return torch.stack([codes // nodes, codes % nodes])
 
 
-def _csbm(seed: int, drawn: Mapping[str, Any]) -> Source:
+def _csbm(seed: int, drawn: Mapping[str, Any]) -> GraphSource:
     x, edges, y = csbm(**drawn, seed=seed)
-    own = (by_count(y, 20, 140, seed),)
-    return Source(x, edges, y, Own(own, own))
+    own = (split_by_count(y, 20, 140, seed),)
+    return GraphSource(x, edges, y, OwnSplits(own, own))
 
 
-def _karate(name: str, root: Path, seed: int) -> Source:
+def _karate(name: str, root: Path, seed: int) -> GraphSource:
     """Its four labelled nodes are for training; half of the others, by the seed, for validation."""
     data, _ = graphs.load_graph(name, None)
     others = (~data.train_mask).nonzero().squeeze(1)
     others = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))]
     validation = torch.zeros_like(data.train_mask).index_fill(0, others[: len(others) // 2], True)
     own = (Split(data.train_mask, validation, ~(data.train_mask | validation)),)
-    return Source(data.x, data.edge_index, data.y, Own(own, own))
+    return GraphSource(data.x, data.edge_index, data.y, OwnSplits(own, own))
 
 
-def _planetoid(name: str, root: Path, seed: int) -> Source:
+def _planetoid(name: str, root: Path, seed: int) -> GraphSource:
     data = graphs.load_planetoid(name, root)
     public = Split(data.train, data.validation, data.test)
     published = public._replace(test=~(data.train | data.validation))
-    return Source(data.x, data.edge_index, data.y, Own((published,), (public,)))
+    return GraphSource(data.x, data.edge_index, data.y, OwnSplits((published,), (public,)))
 
 
-def _heterophilous(name: str, root: Path, seed: int) -> Source:
-    data = heterophilous.read(name, root)
-    return Source(data.x, data.edges, data.y, Own(data.splits, data.splits, fixed=True))
+def _heterophilous(name: str, root: Path, seed: int) -> GraphSource:
+    data = heterophilous.read_heterophilous(name, root)
+    return GraphSource(data.x, data.edges, data.y, OwnSplits(data.splits, data.splits, fixed=True))
 
 
-def _arxiv(name: str, root: Path, seed: int) -> Source:
-    data = arxiv.read(root)
-    return Source(data.x, data.edges, data.y, Own((data.split,), (data.split,)))
+def _arxiv(name: str, root: Path, seed: int) -> GraphSource:
+    data = arxiv.read_arxiv(root)
+    return GraphSource(data.x, data.edges, data.y, OwnSplits((data.split,), (data.split,)))
 
 
-SOURCES: dict[str, Callable[[str, Path, int], Source]] = {
+SOURCES: dict[str, Callable[[str, Path, int], GraphSource]] = {
     "karate": _karate,
     **dict.fromkeys(graphs.PLANETOID, _planetoid),
     **dict.fromkeys(heterophilous.LOADERS, _heterophilous),
     "arxiv": _arxiv,
 }
 NAMES = ("csbm", *SOURCES)
+
+
+NORMALISATIONS = ("auto", "rows", "unit", "standard", "none")
+
+
+def normalise_features(x: Tensor, how: str) -> Tensor:
+    """Features (n, d) on a common scale.
+
+    - rows: the absolute values of each node sum to one;
+    - unit: each node has length one;
+    - standard: each feature has mean zero and variance one over all nodes;
+    - none: as they are;
+    - auto: rows where no value is negative (bags of words), none otherwise.
+
+    Nodes without features, and features that are the same everywhere, become zero.
+
+    >>> normalise(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), "rows")
+    tensor([[0.7500, 0.2500],
+            [0.0000, 0.0000]])
+    """
+    if how not in NORMALISATIONS:
+        hint = did_you_mean(how, NORMALISATIONS)
+        raise UsageError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {how!r}.{hint}")
+    if how == "auto":
+        how = "rows" if bool((x >= 0).all()) else "none"
+    if how == "rows":
+        return x / x.abs().sum(1, keepdim=True).clamp(min=1e-12)
+    if how == "unit":
+        return torch.nn.functional.normalize(x, dim=1, eps=1e-12)
+    if how == "standard":
+        centred = x - x.mean(0)
+        varies = x.amax(0) > x.amin(0)  # rounding leaves a variance where there is none
+        return torch.where(varies, centred / centred.square().mean(0).sqrt().clamp(min=1e-12), 0.0)
+    return x
+
+
+def hide_features(x: Tensor, nodes: Tensor, share: float, seed: int) -> Tensor:
+    """Set the features of a share of some nodes (mask) to zero, drawn by the seed: PairNorm's missing features."""
+    if not 0.0 <= share <= 1.0:
+        raise UsageError(f"missing must be a share between 0 and 1, got {share}.")
+    candidates = nodes.nonzero().squeeze(1)
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+    return x.index_fill(0, candidates[order[: round(share * len(candidates))]], 0.0)

@@ -14,12 +14,12 @@ from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import download
 from uncollapse.io.loading import silence_libraries
 from uncollapse.io.tensor_files import read_npz
-from uncollapse.lab.data.graph.splits import Split, masks
+from uncollapse.lab.data.graph.splits import Split, split_from_masks
 
 ARRAYS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
 
 
-class Loader(NamedTuple):
+class PygLoader(NamedTuple):
     """How PyG gets a graph: its class, where the folder of raw files is below the root, and the class's arguments."""
 
     dataset: str
@@ -28,20 +28,20 @@ class Loader(NamedTuple):
     settings: dict[str, Any]
 
 
-def _webkb(name: str) -> Loader:
-    return Loader("WebKB", ".", f"{name}/raw", {"name": name})
+def _webkb(name: str) -> PygLoader:
+    return PygLoader("WebKB", ".", f"{name}/raw", {"name": name})
 
 
-def _wikipedia(name: str) -> Loader:
-    return Loader("WikipediaNetwork", ".", f"{name}/geom_gcn/raw", {"name": name, "geom_gcn_preprocess": True})
+def _wikipedia(name: str) -> PygLoader:
+    return PygLoader("WikipediaNetwork", ".", f"{name}/geom_gcn/raw", {"name": name, "geom_gcn_preprocess": True})
 
 
-LOADERS: dict[str, Loader | None] = {
+LOADERS: dict[str, PygLoader | None] = {
     "chameleon": _wikipedia("chameleon"),
     "squirrel": _wikipedia("squirrel"),
     "chameleon_filtered": None,
     "squirrel_filtered": None,
-    "actor": Loader("Actor", "actor", "actor/raw", {}),
+    "actor": PygLoader("Actor", "actor", "actor/raw", {}),
     "cornell": _webkb("cornell"),
     "texas": _webkb("texas"),
     "wisconsin": _webkb("wisconsin"),
@@ -57,22 +57,22 @@ class Heterophilous(NamedTuple):
     splits: tuple[Split, ...]
 
 
-def read(name: str, root: Path) -> Heterophilous:
+def read_heterophilous(name: str, root: Path) -> Heterophilous:
     """A graph by name, from `heterophilous/NAME.npz` or `NAME.npz` under the root, or else by PyG's loader."""
     places = [folder / f"{name}.npz" for folder in (root / "heterophilous", root)]
     there = next((path for path in places if path.is_file()), None)
     if there is not None:
-        return _checked(read_npz(there, ARRAYS), there)
+        return _check_arrays(read_npz(there, ARRAYS), there)
     loader = LOADERS[name]
     if loader is None:
         raise UsageError(
             f"{name} is not there. Get {name}.npz from the project yandex-research/heterophilous-graphs on GitHub and "
             f"put it into {root / 'heterophilous'}, or name the folder that has it with --data-root."
         )
-    return _pyg(loader, name, root)
+    return _load_with_pyg(loader, name, root)
 
 
-def _checked(arrays: dict[str, NDArray[Any]], path: Path) -> Heterophilous:
+def _check_arrays(arrays: dict[str, NDArray[Any]], path: Path) -> Heterophilous:
     x, y, edges = (arrays[key] for key in ("node_features", "node_labels", "edges"))
     nodes = len(x) if x.ndim == 2 else 0
     if nodes == 0 or not numpy.isfinite(x).all():
@@ -90,11 +90,11 @@ def _checked(arrays: dict[str, NDArray[Any]], path: Path) -> Heterophilous:
         torch.from_numpy(x.astype("float32")),
         torch.from_numpy(edges.astype("int64")).T,
         torch.from_numpy(y.astype("int64")),
-        tuple(masks(split, nodes, path) for split in zip(*parts, strict=True)),
+        tuple(split_from_masks(split, nodes, path) for split in zip(*parts, strict=True)),
     )
 
 
-def _pyg(loader: Loader, name: str, root: Path) -> Heterophilous:
+def _load_with_pyg(loader: PygLoader, name: str, root: Path) -> Heterophilous:
     """Read by PyG in a folder of its own: it writes beside what it reads."""
     dataset = getattr(import_optional("torch_geometric.datasets", "pyg"), loader.dataset)
     folder = root / loader.raw
@@ -109,6 +109,6 @@ def _pyg(loader: Loader, name: str, root: Path) -> Heterophilous:
             with silence_libraries():
                 data = dataset(str(Path(scratch) / loader.top), **loader.settings)[0]
         except Exception as error:  # a torn text can make its reader raise anything
-            raise UsageError(f"{folder} has no intact raw files of {name}. Get them again from {page}.") from error
+            raise UsageError(f"{folder} has no valid raw files of {name}. Get them again from {page}.") from error
     found = (data.x, data.y, data.edge_index.T, data.train_mask.T, data.val_mask.T, data.test_mask.T)
-    return _checked({key: tensor.numpy() for key, tensor in zip(ARRAYS, found, strict=True)}, folder)
+    return _check_arrays({key: tensor.numpy() for key, tensor in zip(ARRAYS, found, strict=True)}, folder)

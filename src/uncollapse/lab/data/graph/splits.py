@@ -26,7 +26,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnSplits:
     """The splits that come with a data set: one, or one for each index.
 
     published: those that ContraNorm's published code uses. public: those of the data set itself. fixed: the public ones
@@ -38,7 +38,7 @@ class Own:
     fixed: bool = False
 
 
-def choose(split: str, index: int, y: Tensor, own: Own, *, name: str, root: Path) -> Split:
+def choose_split(split: str, index: int, y: Tensor, own: OwnSplits, *, name: str, root: Path) -> Split:
     """A split by name.
 
     - published: what ContraNorm's published code uses: Planetoid's public training and validation nodes with every
@@ -61,11 +61,11 @@ def choose(split: str, index: int, y: Tensor, own: Own, *, name: str, root: Path
     if files:
         return _geom_gcn(files, index, len(y))
     if split in SHARES and not (own.fixed and split == "48/32/20"):
-        return by_class(y, SHARES[split], index)
-    return _at(own.published if split == "published" else own.public, index, name)
+        return split_by_class(y, SHARES[split], index)
+    return _split_at(own.published if split == "published" else own.public, index, name)
 
 
-def by_class(y: Tensor, shares: tuple[float, float], seed: int) -> Split:
+def split_by_class(y: Tensor, shares: tuple[float, float], seed: int) -> Split:
     """Draw shares of each class for training and validation; the rest is for test. Every class has a training node."""
     random = torch.Generator().manual_seed(seed)
     part = torch.full_like(y, 2)
@@ -78,7 +78,7 @@ def by_class(y: Tensor, shares: tuple[float, float], seed: int) -> Split:
     return Split(part == 0, part == 1, part == 2)
 
 
-def by_count(y: Tensor, train: int, validation: int, seed: int) -> Split:
+def split_by_count(y: Tensor, train: int, validation: int, seed: int) -> Split:
     """Draw as many training nodes of each class, validation nodes among the others, and leave the rest for test."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     chosen = torch.cat([order[y[order] == label][:train] for label in torch.unique(y)])
@@ -87,7 +87,7 @@ def by_count(y: Tensor, train: int, validation: int, seed: int) -> Split:
     return Split(part == 0, part == 1, part == 2)
 
 
-def masks(arrays: Sequence[NDArray[Any]], nodes: int, where: Path) -> Split:
+def split_from_masks(arrays: Sequence[NDArray[Any]], nodes: int, where: Path) -> Split:
     """Three arrays of truth values, checked: of the right length, without overlap, with nodes in each."""
     for array in arrays:
         if array.shape != (nodes,) or not numpy.isin(array, (0, 1)).all():
@@ -102,7 +102,7 @@ def masks(arrays: Sequence[NDArray[Any]], nodes: int, where: Path) -> Split:
     return split
 
 
-def _at(own: tuple[Split, ...], index: int, name: str) -> Split:
+def _split_at(own: tuple[Split, ...], index: int, name: str) -> Split:
     if len(own) > 1 and index >= len(own):
         raise UsageError(f"{name} has the splits 0 … {len(own) - 1}, got split_index {index}.")
     return own[index if len(own) > 1 else 0]
@@ -113,7 +113,7 @@ def _geom_gcn(files: list[Path], index: int, nodes: int) -> Split:
     if wanted is None:
         raise UsageError(f"{files[0].parent} has {files[0].name} … {files[-1].name}, but none for split_index {index}.")
     arrays = read_npz(wanted, ("train_mask", "val_mask", "test_mask"))
-    return masks(list(arrays.values()), nodes, wanted)
+    return split_from_masks(list(arrays.values()), nodes, wanted)
 
 
 def _contranorm(path: Path, nodes: int) -> Split:
@@ -127,4 +127,4 @@ def _contranorm(path: Path, nodes: int) -> Split:
         bad = array.ndim != 1 or array.dtype.kind not in "iu" or len(numpy.unique(array)) != len(array)
         if bad or (len(array) and not 0 <= array.min() <= array.max() < nodes):
             raise UsageError(f"{path} must have in {key} numbers of nodes below {nodes}, each once.")
-    return masks([numpy.isin(numpy.arange(nodes), array) for array in arrays.values()], nodes, path)
+    return split_from_masks([numpy.isin(numpy.arange(nodes), array) for array in arrays.values()], nodes, path)

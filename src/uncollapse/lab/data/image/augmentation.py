@@ -13,7 +13,7 @@ POLICY = "rand-m9-mstd0.5-inc1"  # DeiT's
 
 
 @dataclass(frozen=True)
-class Look:
+class InputSpec:
     """What a model wants of a picture: its side, and the mean and deviation of each channel."""
 
     side: int
@@ -22,14 +22,14 @@ class Look:
     interpolation: str = "bicubic"
 
 
-def for_training(
-    look: Look,
+def training_transform(
+    look: InputSpec,
     *,
-    crop: str,
-    least_area: float,
-    auto_augment: str,
-    color_jitter: float,
-    erasing: float,
+    crop: str = "resized",
+    least_area: float = 0.08,
+    auto_augment: str = "",
+    color_jitter: float = 0.0,
+    erasing: float = 0.0,
     flip: float = 0.5,
 ) -> Transform:
     """Random crops and flips, with RandAugment, jitter of colours and random erasing where they are wanted.
@@ -61,13 +61,13 @@ def for_training(
     except (AssertionError, ValueError, IndexError) as error:  # of timm, about the policy
         raise UsageError(f"auto_augment must be a policy of timm such as {POLICY}, got {auto_augment!r}.") from error
     if crop == "padded":
-        made.transforms[0] = _padded(look)
-    _mend_posterize(made)
+        made.transforms[0] = _padded_crop(look)
+    _fix_posterize(made)
     transform: Transform = made
     return transform
 
 
-def for_judging(look: Look, *, crop: str) -> Transform:
+def evaluation_transform(look: InputSpec, *, crop: str) -> Transform:
     """The middle of the picture, or for padded crops all of it."""
     transform: Transform = _data().create_transform(
         look.side,
@@ -80,14 +80,14 @@ def for_judging(look: Look, *, crop: str) -> Transform:
     return transform
 
 
-def _padded(look: Look) -> Any:
+def _padded_crop(look: InputSpec) -> Any:
     vision: Any = import_optional("torchvision.transforms", "timm")
     mode = vision.InterpolationMode(look.interpolation)
     resize = vision.Resize((look.side, look.side), interpolation=mode)
     return vision.Compose([resize, vision.RandomCrop(look.side, padding=look.side // BORDER)])
 
 
-def posterized(picture: Any, bits: int, **_: Any) -> Any:
+def posterize(picture: Any, bits: int, **_: Any) -> Any:
     """Keep so many bits of each channel, as timm does; of none a black picture is left.
 
     timm asks for none at the highest strength, as the policies were published; Pillow used to take it and now refuses.
@@ -98,13 +98,13 @@ def posterized(picture: Any, bits: int, **_: Any) -> Any:
     return augmentations.posterize(picture, bits)
 
 
-def _mend_posterize(made: Any) -> None:
+def _fix_posterize(made: Any) -> None:
     """Let the operations of a policy, however timm keeps them, go through `posterized`."""
     for transform in made.transforms:
         policies = getattr(transform, "policy", [getattr(transform, "ops", [])])
         for operation in (operation for policy in policies for operation in policy):
             if getattr(operation, "name", "").startswith("Posterize"):
-                operation.aug_fn = posterized
+                operation.aug_fn = posterize
 
 
 def _data() -> Any:

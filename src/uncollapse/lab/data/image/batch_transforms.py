@@ -24,7 +24,7 @@ KERNEL = 0.1  # of a blur, as a share of the side
 Step = Callable[[Tensor], Tensor]
 
 
-def composed(steps: Sequence[torch.nn.Module]) -> Step:
+def compose(steps: Sequence[torch.nn.Module]) -> Step:
     """Several transforms in a row, these and torchvision's own."""
     torchvision_ops.declare()
     v2: Any = import_optional("torchvision.transforms.v2", "timm")
@@ -32,7 +32,7 @@ def composed(steps: Sequence[torch.nn.Module]) -> Step:
     return made
 
 
-class ResizedCrop(torch.nn.Module):
+class RandomResizedCrop(torch.nn.Module):
     """A random part of each image, of a random area and shape, scaled to (side, side).
 
     As `v2.RandomResizedCrop(antialias=False)`, but that a part which would reach beyond the image is cut, where
@@ -50,7 +50,7 @@ class ResizedCrop(torch.nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(b, 3, height, width) -> (b, 3, side, side)."""
         boxes = self.boxes(len(images), images.shape[-2], images.shape[-1], images.device)
-        return cropped(images, boxes, self.side)
+        return resized_crop(images, boxes, self.side)
 
     def boxes(self, count: int, height: int, width: int, device: torch.device) -> Tensor:
         """(count, 4): top, left, height and width of the parts, in whole pixels."""
@@ -65,7 +65,7 @@ class ResizedCrop(torch.nn.Module):
         return torch.stack([top, left, tall, wide], 1)
 
 
-def cropped(images: Tensor, boxes: Tensor, side: int) -> Tensor:
+def resized_crop(images: Tensor, boxes: Tensor, side: int) -> Tensor:
     """The parts of images that boxes (b, 4) of top, left, height and width say, scaled bilinearly to (side, side)."""
     height, width = images.shape[-2:]
     top, left, tall, wide = boxes.to(images.dtype).unbind(1)
@@ -79,7 +79,7 @@ def cropped(images: Tensor, boxes: Tensor, side: int) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-class Flip(torch.nn.Module):
+class RandomHorizontalFlip(torch.nn.Module):
     """Mirrors a share of the images, as `v2.RandomHorizontalFlip`."""
 
     def __init__(self, chance: float = 0.5) -> None:
@@ -92,7 +92,7 @@ class Flip(torch.nn.Module):
         return torch.where(drawn[:, None, None, None], images.flip(-1), images)
 
 
-class Jitter(torch.nn.Module):
+class ColorJitter(torch.nn.Module):
     """Brightness, contrast, saturation and hue of each image, changed at random in an order drawn for the batch.
 
     As `v2.ColorJitter`. Factors are drawn from 1 − strength to 1 + strength, and a turn of the hue from −hue to hue.
@@ -116,10 +116,10 @@ class Jitter(torch.nn.Module):
         changed = torch.rand(count, device=device) < self.chance
         factors, turns = torch.where(changed, factors, 1.0), torch.where(changed, turns, 0.0)
         steps: list[Step] = [
-            lambda x: brightened(x, factors[0]),
-            lambda x: contrasted(x, factors[1]),
-            lambda x: saturated(x, factors[2]),
-            lambda x: turned(x, turns),
+            lambda x: adjust_brightness(x, factors[0]),
+            lambda x: adjust_contrast(x, factors[1]),
+            lambda x: adjust_saturation(x, factors[2]),
+            lambda x: adjust_hue(x, turns),
         ]
         for at in torch.randperm(4).tolist():
             if self.strength if at < 3 else self.hue:
@@ -127,7 +127,7 @@ class Jitter(torch.nn.Module):
         return images
 
 
-class Grey(torch.nn.Module):
+class RandomGrayscale(torch.nn.Module):
     """Takes the colours out of a share of the images, as `v2.RandomGrayscale`."""
 
     def __init__(self, chance: float = 0.2) -> None:
@@ -137,10 +137,10 @@ class Grey(torch.nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images of the same shape."""
         drawn = torch.rand(len(images), device=images.device) < self.chance
-        return torch.where(drawn[:, None, None, None], brightness(images).expand_as(images), images)
+        return torch.where(drawn[:, None, None, None], rgb_to_grayscale(images).expand_as(images), images)
 
 
-class Blur(torch.nn.Module):
+class RandomGaussianBlur(torch.nn.Module):
     """Blurs a share of the images, each by a Gaussian of a width of its own, as `v2.GaussianBlur`."""
 
     def __init__(self, side: int, chance: float = 0.5) -> None:
@@ -152,35 +152,35 @@ class Blur(torch.nn.Module):
         drawn = torch.rand(len(images), device=images.device) < self.chance
         low, high = SPREAD
         spread = low + (high - low) * torch.rand(len(images), device=images.device)
-        return torch.where(drawn[:, None, None, None], blurred(images, spread, self.reach), images)
+        return torch.where(drawn[:, None, None, None], gaussian_blur(images, spread, self.reach), images)
 
 
-def brightness(images: Tensor) -> Tensor:
+def rgb_to_grayscale(images: Tensor) -> Tensor:
     """(b, 1, h, w): the grey picture."""
     red, green, blue = images.unbind(-3)
     return (GREY[0] * red + GREY[1] * green + GREY[2] * blue).unsqueeze(-3)
 
 
-def brightened(images: Tensor, factors: Tensor) -> Tensor:
+def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
     """Each image times its factor."""
     return (images * factors[:, None, None, None]).clamp(0, 1)
 
 
-def contrasted(images: Tensor, factors: Tensor) -> Tensor:
+def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Each image away from, or towards, the mean brightness of all its pixels."""
-    return _blended(images, brightness(images).mean((-3, -2, -1), keepdim=True), factors)
+    return _blend(images, rgb_to_grayscale(images).mean((-3, -2, -1), keepdim=True), factors)
 
 
-def saturated(images: Tensor, factors: Tensor) -> Tensor:
+def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
     """Each image away from, or towards, its grey picture."""
-    return _blended(images, brightness(images), factors)
+    return _blend(images, rgb_to_grayscale(images), factors)
 
 
-def _blended(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
+def _blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
     return torch.lerp(other.expand_as(images), images, factors[:, None, None, None]).clamp(0, 1)
 
 
-def turned(images: Tensor, turns: Tensor) -> Tensor:
+def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
     """Each image with its hue turned by a share of the circle."""
     red, green, blue = images.unbind(-3)
     top, low = images.amax(-3), images.amin(-3)
@@ -195,7 +195,7 @@ def turned(images: Tensor, turns: Tensor) -> Tensor:
     return top.unsqueeze(-3) - span.unsqueeze(-3) * torch.minimum(sixth, 4 - sixth).clamp(0, 1)
 
 
-def blurred(images: Tensor, spread: Tensor, reach: int) -> Tensor:
+def gaussian_blur(images: Tensor, spread: Tensor, reach: int) -> Tensor:
     """Each image blurred by a Gaussian of its own width, in pixels; the border is mirrored outside."""
     count, channels = images.shape[:2]
     at = torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype)

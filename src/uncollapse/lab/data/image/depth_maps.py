@@ -32,12 +32,12 @@ class Scenes(NamedTuple):
     depths: Tensor
 
 
-def read(path: Path, side: int, map_side: int, count: int = 0) -> Scenes:
+def read_scenes(path: Path, side: int, map_side: int, count: int = 0) -> Scenes:
     """The pictures and depths of a labelled .mat file: the square in the middle of each, at smaller sizes.
 
     count: take only so many, the first ones; 0: all.
     """
-    with _opened(path) as (images, depths):
+    with _open_arrays(path) as (images, depths):
         there = images.shape[0]
         if count > there:
             raise UsageError(f"{path} has {there} pictures, too few for {count}.")
@@ -46,19 +46,19 @@ def read(path: Path, side: int, map_side: int, count: int = 0) -> Scenes:
             raise UsageError(f"{count} pictures of {side} pixels are too many for the memory; take a smaller side.")
         step = max(1, min(AT_ONCE, PIXELS // (images.shape[2] * images.shape[3])))
         groups = (slice(at, min(at + step, count)) for at in range(0, count, step))
-        parts = [_reduced(path, images, depths, group, side, map_side) for group in groups]
+        parts = [_read_group(path, images, depths, group, side, map_side) for group in groups]
     return Scenes(torch.cat([part.images for part in parts]), torch.cat([part.depths for part in parts]))
 
 
-def digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """16 hexadecimal digits of a labelled .mat file's shape, its first picture and its last."""
-    with _opened(path) as (images, depths):
+    with _open_arrays(path) as (images, depths):
         ends = [torch.from_numpy(array[at]) for array in (images, depths) for at in (0, -1)]
         return fingerprint([torch.tensor(images.shape), *ends])
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+def _open_arrays(path: Path) -> Iterator[tuple[Any, Any]]:
     """The arrays of images and depths, and sentences in the place of what HDF5 says of a torn file."""
     h5py: Any = import_optional("h5py", "data")
     if not path.is_file():
@@ -101,7 +101,7 @@ def _check(path: Path, images: Any, depths: Any) -> None:
     check_unpacked(path, images.nbytes + depths.nbytes)
 
 
-def _reduced(path: Path, images: Any, depths: Any, group: slice, side: int, map_side: int) -> Scenes:
+def _read_group(path: Path, images: Any, depths: Any, group: slice, side: int, map_side: int) -> Scenes:
     """A few scenes: turned from MATLAB's order, cut to the square in the middle, and made smaller."""
     pixels = torch.from_numpy(images[group]).transpose(-1, -2)
     metres = torch.from_numpy(depths[group].astype("float32")).transpose(-1, -2)
@@ -112,11 +112,11 @@ def _reduced(path: Path, images: Any, depths: Any, group: slice, side: int, map_
             f"depths in {path} must be metres above 0 at every pixel; those of picture {wrong} are not. "
             "NYU's `depths` are filled in, its `rawDepths` are not."
         )
-    small = resized(square(pixels.float()), side).round().clamp(0, 255).to(torch.uint8)
-    return Scenes(small, resized(square(metres)[:, None], map_side)[:, 0])
+    small = resize_maps(center_square(pixels.float()), side).round().clamp(0, 255).to(torch.uint8)
+    return Scenes(small, resize_maps(center_square(metres)[:, None], map_side)[:, 0])
 
 
-def square(maps: Tensor) -> Tensor:
+def center_square(maps: Tensor) -> Tensor:
     """The middle (..., s, s) of maps (..., h, w)."""
     height, width = maps.shape[-2:]
     side = min(height, width)
@@ -124,6 +124,68 @@ def square(maps: Tensor) -> Tensor:
     return maps[..., top : top + side, left : left + side]
 
 
-def resized(maps: Tensor, side: int) -> Tensor:
+def resize_maps(maps: Tensor, side: int) -> Tensor:
     """Maps (n, c, s, s) at another size; when it is smaller, each pixel is a mean of those that it covers."""
     return F.interpolate(maps, (side, side), mode="bilinear", antialias=True)
+
+
+SEED = 0  # the scenes are the same in every run
+EYE, FIELD = 1.4, 0.7  # metres of the camera above the floor, and half of the width that it sees at one metre
+WALL, BOXES = (4.0, 9.0), 4  # metres to the wall, and the most boxes
+LAMP, NOISE = 6.0, 0.02  # metres at which the light is half as strong, and the camera's noise
+
+
+def render_scenes(count: int, side: int, map_side: int) -> Scenes:
+    """So many scenes. The first ones are the same however many there are."""
+    found = [_scene(number, side) for number in range(count)]
+    images, depths = (torch.stack(parts) for parts in zip(*found, strict=True))
+    return Scenes(images, resize_maps(depths[:, None], map_side)[:, 0])
+
+
+def _scene(number: int, side: int) -> tuple[Tensor, Tensor]:
+    """A picture (3, side, side) of bytes, and the distance along the camera's axis (side, side) in metres."""
+    draw = torch.Generator().manual_seed(1_000_003 * SEED + number)
+    rays = _rays(side)
+    wall = _between(*WALL, draw)
+    surfaces = [(_plane(rays[1], -EYE), 0.8), (_plane(rays[2], float(wall)), 1.0)]  # depths, and how light falls on it
+    boxes = int(torch.randint(1, BOXES + 1, (), generator=draw))
+    surfaces += [(_box(rays, *_place(float(wall), draw)), 0.6) for _ in range(boxes)]
+    colours = 0.25 + 0.75 * torch.rand(len(surfaces), 3, generator=draw)
+    depth, nearest = torch.stack([surface for surface, _ in surfaces]).min(0)
+    light = torch.tensor([share for _, share in surfaces])[nearest] / (1 + (depth / LAMP).square())
+    picture = colours[nearest].permute(2, 0, 1) * light
+    picture = picture + NOISE * torch.randn(picture.shape, generator=draw)
+    return (255 * picture.clamp(0, 1)).round().to(torch.uint8), depth
+
+
+def _rays(side: int) -> Tensor:
+    """(3, side, side): right, up and ahead by 1, where each pixel looks."""
+    at = FIELD * ((2 * torch.arange(side) + 1) / side - 1)
+    up, right = torch.meshgrid(-at, at, indexing="ij")
+    return torch.stack([right, up, torch.ones_like(up)])
+
+
+def _plane(towards: Tensor, distance: float) -> Tensor:
+    """Depths at which rays reach a plane; infinite where they never do."""
+    depth = distance / towards
+    return torch.where(depth > 0, depth, torch.inf)
+
+
+def _box(rays: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Depths at which rays enter a box with these corners (3,); infinite where they miss it."""
+    ends = torch.stack([corner[:, None, None] / rays for corner in (low, high)])
+    enter, leave = ends.amin(0).amax(0), ends.amax(0).amin(0)
+    return torch.where((enter <= leave) & (enter > 0), enter, torch.inf)
+
+
+def _place(wall: float, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The corners of a box that stands on the floor, between the camera and the wall."""
+    size = 0.3 + 1.2 * torch.rand(3, generator=draw)
+    ahead = float(_between(1.5, max(1.6, wall - float(size[2])), draw))
+    aside = float(_between(-0.9, 0.9, draw)) * FIELD * ahead - float(size[0]) / 2
+    low = torch.tensor([aside, -EYE, ahead])
+    return low, low + size
+
+
+def _between(low: float, high: float, draw: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand((), generator=draw)

@@ -6,6 +6,8 @@ processes, and not on where a run that was interrupted goes on.
 
 import copy
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,12 +16,11 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.lab.data.image.image_processes import read_ahead
-from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
+from uncollapse.lab.data.image.image_source import Images, UnreadableError
 from uncollapse.lab.engine.seeding import aside
 from uncollapse.lab.engine.sharding import slice_of
 
@@ -63,7 +64,7 @@ def epoch_order(count: int, seed: int, repeats: int = 1) -> list[int]:
     return list(sampler)
 
 
-class Batches:
+class ImageBatches:
     """The batches of an epoch, made when they are asked for.
 
     Args:
@@ -80,7 +81,7 @@ class Batches:
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: Images,
         order: Sequence[int],
         size: int,
         transform: Transform,
@@ -96,13 +97,13 @@ class Batches:
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
 
-    def after(self, count: int) -> "Batches":
+    def after(self, count: int) -> "ImageBatches":
         """Those behind the first few, without making them."""
         rest = copy.copy(self)
         rest.first = count
         return rest
 
-    def share(self, number: int, count: int) -> "Batches":
+    def share(self, number: int, count: int) -> "ImageBatches":
         """Those of one of several processes, which reads no other pictures; they look as they would in one process."""
         own = copy.copy(self)
         own.part = number, count
@@ -122,7 +123,7 @@ class Batches:
 class _Reader(Dataset[ImageBatch | UsageError]):
     """Places in the order -> a batch, or the error that says what is wrong."""
 
-    def __init__(self, pictures: Pictures, order: Sequence[int], transform: Transform, seed: int) -> None:
+    def __init__(self, pictures: Images, order: Sequence[int], transform: Transform, seed: int) -> None:
         self.pictures, self.order, self.transform, self.seed = pictures, order, transform, seed
 
     def __getitem__(self, places: Sequence[int]) -> ImageBatch | UsageError:
@@ -142,7 +143,7 @@ class _Reader(Dataset[ImageBatch | UsageError]):
             except UnreadableError as error:
                 unread = str(error)
                 continue
-            _seed(_mixed(self.seed, place))
+            _seed(_mix_seed(self.seed, place))
             images.append(self.transform(picture))
             found.append(at)
         stacked = torch.stack(images) if images else torch.empty(0, 3, 0, 0)
@@ -156,9 +157,75 @@ def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _mixed(seed: int, place: int) -> int:
+def _mix_seed(seed: int, place: int) -> int:
     """A seed for each place, which has nothing to do with that of the next one."""
     value = (seed * 0x9E3779B97F4A7C15 + place + 1) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (value ^ (value >> 31)) >> 1
+
+
+AHEAD = 4  # batches that each process has ready
+GRACE = 10  # seconds that a process goes on when it is told to end
+
+
+def read_ahead(reader: Dataset[Any], keys: Sequence[Any], workers: int) -> Iterator[Any]:
+    """What a reader gives for each key, in their order. A UsageError that it gives is raised here.
+
+    Args:
+        reader: key -> what is wanted. It gives an error back rather than raising it: on its way from another process a
+            raised one loses its own words.
+        keys: of what is wanted.
+        workers: processes that read; 0 reads in this one, when something is asked for.
+    """
+    several: dict[str, Any] = {"prefetch_factor": AHEAD, "worker_init_fn": _init_worker} if workers else {}
+    if workers and sys.platform == "linux":
+        several["multiprocessing_context"] = "fork"  # pictures in memory are shared then, not copied
+    generator = torch.Generator().manual_seed(0)  # else torch's own would be drawn from
+    started = _start(
+        DataLoader(reader, batch_size=None, sampler=keys, num_workers=workers, generator=generator, **several)
+    )
+    try:
+        for found in _check_alive(started, workers) if workers else started:
+            if isinstance(found, UsageError):
+                raise found
+            yield found
+    finally:
+        if workers:  # an error keeps what raised it, and without this its processes, until the garbage is collected
+            getattr(started, "_shutdown_workers", lambda: None)()
+
+
+def _init_worker(_: int) -> None:
+    """In a process that begins: Ctrl-C and the word to end, which often come to all, are for the one that trains.
+
+    That one may want another batch before it stops, and it ends the others then.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    can_wait = hasattr(signal, "alarm")  # not on Windows
+    signal.signal(signal.SIGTERM, (lambda *_: signal.alarm(GRACE)) if can_wait else signal.SIG_DFL)
+
+
+def _start(loader: "DataLoader[Any]") -> Iterator[Any]:
+    """Start the processes. When one dies, whoever asks for a batch is told.
+
+    torch would catch the signal that tells of it, and raise wherever the training happens to be: that is taken back.
+    """
+    child = getattr(signal, "SIGCHLD", None)  # not on Windows
+    before = None if child is None else signal.getsignal(child)
+    started = iter(loader)
+    if child is not None and signal.getsignal(child) is not before:
+        signal.signal(child, before)
+    return started
+
+
+def _check_alive(started: Iterator[Any], workers: int) -> Iterator[Any]:
+    """All that the processes make, or an error that says that one of them has died."""
+    try:
+        yield from started
+    except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+            raise
+        raise UsageError(
+            f"One of the {workers} processes that read pictures came to a sudden end. Mostly memory ran out, or in a "
+            "container the shared memory in /dev/shm: fewer workers need less, and with 0 there are no such processes."
+        ) from error

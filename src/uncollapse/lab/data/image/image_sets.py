@@ -5,16 +5,18 @@ from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.io.files import expand_user, user_cache
-from uncollapse.lab.data.image import array_images, class_lists, image_folders, packed_images
-from uncollapse.lab.data.image.class_lists import ClassList
-from uncollapse.lab.data.image.image_source import ImageSet, Pictures
+from uncollapse.lab.data.image import image_files, image_source
+from uncollapse.lab.data.image.image_source import ClassList, Images, ImageSet
 
-NAMES = ("digits", *array_images.LOADERS)  # sets that need no folder of the user's: they are fetched, or installed
+NAMES = (
+    "digits",
+    *image_files.TORCHVISION_SETS,
+)  # sets that need no folder of the user's: they are fetched, or installed
 WITHOUT_LABELS = "stl10"
 PACKED = "train.npz and val.npz or test.npz (arrays data, offsets, labels and classes)"
 
 
-def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = False) -> ImageSet:
+def load_image_set(data: str, root: Path | None, class_list: str = "", unlabelled: bool = False) -> ImageSet:
     """The set that `data` names, with what a result says of it in `facts`.
 
     Args:
@@ -26,68 +28,68 @@ def load(data: str, root: Path | None, class_list: str = "", unlabelled: bool = 
     """
     if unlabelled and (data != WITHOUT_LABELS or class_list):
         raise UsageError(f"Only the whole of {WITHOUT_LABELS} has pictures without labels; leave out --unlabelled.")
-    wanted = class_lists.read(expand_user(class_list)) if class_list else None
+    wanted = image_source.read_class_list(expand_user(class_list)) if class_list else None
     top = expand_user(root or (user_cache() if data in NAMES else Path()))
     folder = top / expand_user(data)
     if (folder / "train").is_dir() and not (folder / "train.npz").is_file():
-        train, test, part = image_folders.read(folder, wanted)
+        train, test, part = image_files.read_folder(folder, wanted)
         facts: dict[str, Any] = {"kind": "folder", "judged_by": part}
     else:
-        train, test, facts = _whole(data, top, folder, unlabelled)
-        train, test = _chosen(folder, train, test, wanted)
+        train, test, facts = _load_all_classes(data, top, folder, unlabelled)
+        train, test = _select_classes(folder, train, test, wanted)
     if wanted is not None:
         facts["class_list"] = wanted.facts(train.classes)
     return ImageSet(folder.resolve().name, train, test, facts)
 
 
-def load_plain(data: str, root: Path | None) -> ImageSet | None:
+def load_unlabelled(data: str, root: Path | None) -> ImageSet | None:
     """The pictures of a folder without parts and classes, to learn from only; None if `data` is no such folder."""
     folder = expand_user((root or Path()) / data)
     if data in NAMES or not folder.is_dir() or (folder / "train").is_dir() or (folder / "train.npz").is_file():
         return None
-    found = image_folders.plain(folder)
+    found = image_files.read_unlabelled(folder)
     if found is None:
         return None
     return ImageSet(folder.resolve().name, found, found.chosen(found.numbers[:0]), {"kind": "folder without classes"})
 
 
-def _whole(data: str, top: Path, folder: Path, unlabelled: bool) -> tuple[Pictures, Pictures, dict[str, Any]]:
+def _load_all_classes(data: str, top: Path, folder: Path, unlabelled: bool) -> tuple[Images, Images, dict[str, Any]]:
     """A set that comes with all of its classes."""
     if (folder / "train.npz").is_file():
-        part = next((part for part in image_folders.PARTS if (folder / f"{part}.npz").is_file()), None)
+        part = next((part for part in image_files.TEST_SPLITS if (folder / f"{part}.npz").is_file()), None)
         if part is None:
             raise UsageError(f"{folder} has train.npz, but neither val.npz nor test.npz beside it.")
-        train, test = (packed_images.read(folder / f"{name}.npz") for name in ("train", part))
+        train, test = (image_files.read_packed(folder / f"{name}.npz") for name in ("train", part))
         return train, test, {"kind": "packed", "judged_by": part}
     if data == "digits":
-        return *array_images.digits(), {"kind": "scikit-learn"}
+        return *image_files.load_digits(), {"kind": "scikit-learn"}
     if data in NAMES:
-        return *array_images.of_torchvision(data, top, unlabelled), {"kind": "torchvision"}
-    raise UsageError(_absent(data, top, folder))
+        return *image_files.load_torchvision(data, top, unlabelled), {"kind": "torchvision"}
+    raise UsageError(_not_found(data, top, folder))
 
 
-def _chosen(folder: Path, train: Pictures, test: Pictures, wanted: ClassList | None) -> tuple[Pictures, Pictures]:
+def _select_classes(folder: Path, train: Images, test: Images, wanted: ClassList | None) -> tuple[Images, Images]:
     """The pictures of the classes that are wanted."""
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))
-        what = f"differ in {class_lists.listed(odd)}" if odd else "have them in another order"
+        what = f"differ in {image_source.quote_names(odd)}" if odd else "have them in another order"
         raise UsageError(f"{folder} must have the same classes to learn and to be judged by; its parts {what}.")
     if len(train.classes) < 2:
-        raise UsageError(f"{folder} must have two classes or more, got {class_lists.listed(train.classes)}.")
+        raise UsageError(f"{folder} must have two classes or more, got {image_source.quote_names(train.classes)}.")
     if wanted is None:
         return train, test
     classes = wanted.classes(train.classes)
-    parts = tuple(class_lists.of_classes(part, classes) for part in (train, test))
+    parts = tuple(image_source.select_classes(part, classes) for part in (train, test))
     if not all(map(len, parts)):
         raise UsageError(f"{folder} has no pictures of the classes in {wanted.path} to learn from or be judged by.")
     return parts[0], parts[1]
 
 
-def _absent(data: str, top: Path, folder: Path) -> str:
+def _not_found(data: str, top: Path, folder: Path) -> str:
     """Why there are no pictures."""
     if not top.is_dir():
         return f"There is no folder {top}; give --data-root the one that has the data, or take --data digits."
-    layout = f"A folder has {image_folders.LAYOUT}, or {PACKED}."
+    layout = f"A folder has {image_files.LAYOUT}, or {PACKED}."
     if folder.is_dir():
         return f"{folder.resolve()} does not have pictures where they are looked for. {layout}"
     hint = did_you_mean(data, NAMES)

@@ -18,16 +18,16 @@ from torch import Tensor
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.data.image import batch_transforms as changes
-from uncollapse.lab.data.image.augmentation import Look
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, Transform, epoch_order
-from uncollapse.lab.data.image.image_source import Pictures, UnreadableError
+from uncollapse.lab.data.image.augmentation import InputSpec
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, Transform, epoch_order
+from uncollapse.lab.data.image.image_source import Images, UnreadableError
 from uncollapse.lab.engine.sharding import slice_of
 
 HELD = 4 * 2**30  # bytes of pictures that are held in memory
 
 
 @dataclass(frozen=True)
-class Changes:
+class ViewAugmentation:
     """What may happen to a picture. Chances are those that it happens at all; see `batch_augmenting`."""
 
     least_area: float = 0.08
@@ -38,26 +38,26 @@ class Changes:
     grey: float = 0.2
     blur: float = 0.0
 
-    def steps(self, look: Look, crop: bool) -> Callable[[Tensor], Tensor]:
+    def steps(self, look: InputSpec, crop: bool) -> Callable[[Tensor], Tensor]:
         """The changes of a batch of bytes (b, 3, h, w), which then has the model's mean and deviation."""
         v2: Any = _transforms()
-        steps: list[torch.nn.Module] = [changes.ResizedCrop(look.side, self.least_area)] if crop else []
-        steps += [changes.Flip(self.flip)] if self.flip else []
-        steps += [changes.Jitter(self.jitter, self.hue, self.jitter_chance)] if self.jitter or self.hue else []
-        steps += [changes.Grey(self.grey)] if self.grey else []
-        steps += [changes.Blur(look.side, self.blur)] if self.blur else []
-        made = changes.composed([*steps, v2.Normalize(look.mean, look.std)])
+        steps: list[torch.nn.Module] = [changes.RandomResizedCrop(look.side, self.least_area)] if crop else []
+        steps += [changes.RandomHorizontalFlip(self.flip)] if self.flip else []
+        steps += [changes.ColorJitter(self.jitter, self.hue, self.jitter_chance)] if self.jitter or self.hue else []
+        steps += [changes.RandomGrayscale(self.grey)] if self.grey else []
+        steps += [changes.RandomGaussianBlur(look.side, self.blur)] if self.blur else []
+        made = changes.compose([*steps, v2.Normalize(look.mean, look.std)])
         return lambda images: made(images.float() / 255)
 
 
-class Held(NamedTuple):
+class ImagesInMemory(NamedTuple):
     """Pictures in memory: images (n, 3, h, w) of bytes and labels (n,)."""
 
     images: Tensor
     labels: Tensor
 
 
-class Views:
+class TwoViews:
     """The views of some pictures.
 
     Args:
@@ -70,14 +70,14 @@ class Views:
 
     def __init__(
         self,
-        pictures: Pictures,
-        look: Look,
-        changed: Changes,
+        pictures: Images,
+        look: InputSpec,
+        changed: ViewAugmentation,
         workers: int = 0,
         count: Callable[[int], None] | None = None,
     ) -> None:
         self.pictures, self.look, self.changed, self.workers, self.count = pictures, look, changed, workers, count
-        self.held = hold(pictures)
+        self.held = load_into_memory(pictures)
         if self.held is not None and count is not None and len(self.held.labels) < len(pictures):
             count(len(pictures) - len(self.held.labels))
         self._steps = changed.steps(look, crop=self.held is not None)
@@ -85,7 +85,7 @@ class Views:
     def __len__(self) -> int:
         return len(self.pictures) if self.held is None else len(self.held.labels)
 
-    def batches(self, seed: int, size: int, whole: bool = False) -> "HeldBatches | Batches":
+    def batches(self, seed: int, size: int, whole: bool = False) -> "MemoryBatches | ImageBatches":
         """All pictures in a random order; those that do not fill a batch are left out, unless there are no others.
 
         whole: leave out none.
@@ -94,9 +94,9 @@ class Views:
         if not whole:
             order = order[: len(order) // size * size or len(order)]
         if self.held is not None:
-            return HeldBatches(self.held, order, size)
+            return MemoryBatches(self.held, order, size)
         transform = _two_crops(self.look, self.changed)
-        return Batches(self.pictures, order, size, transform, seed, self.workers, self.count)
+        return ImageBatches(self.pictures, order, size, transform, seed, self.workers, self.count)
 
     def pair(self, batch: ImageBatch, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Two views (b, 3, side, side) of each picture of a batch, as the model wants them."""
@@ -106,24 +106,24 @@ class Views:
             return self._steps(first), self._steps(second)
 
 
-class HeldBatches:
+class MemoryBatches:
     """Batches of pictures that are in memory. order: their places. part: as of `Batches`."""
 
     def __init__(
-        self, held: Held, order: Sequence[int], size: int, first: int = 0, part: tuple[int, int] = (0, 1)
+        self, held: ImagesInMemory, order: Sequence[int], size: int, first: int = 0, part: tuple[int, int] = (0, 1)
     ) -> None:
         self.held, self.order, self.size, self.first, self.part = held, order, size, first, part
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
 
-    def after(self, count: int) -> "HeldBatches":
+    def after(self, count: int) -> "MemoryBatches":
         """Those behind the first few."""
         rest = copy.copy(self)
         rest.first = count
         return rest
 
-    def share(self, number: int, count: int) -> "HeldBatches":
+    def share(self, number: int, count: int) -> "MemoryBatches":
         """Those of one of several processes."""
         own = copy.copy(self)
         own.part = number, count
@@ -135,7 +135,7 @@ class HeldBatches:
             yield ImageBatch(self.held.images[places], self.held.labels[places])
 
 
-def hold(pictures: Pictures) -> Held | None:
+def load_into_memory(pictures: Images) -> ImagesInMemory | None:
     """All pictures but those that cannot be read; None if their sizes differ or they are too many for the memory."""
     images: NDArray[numpy.uint8] | None = None
     places: list[int] = []
@@ -154,10 +154,10 @@ def hold(pictures: Pictures) -> Held | None:
         places.append(at)
     if images is None:
         raise UsageError(f"None of the {len(pictures)} pictures can be read.")
-    return Held(torch.from_numpy(images[: len(places)]), pictures.labels[places])
+    return ImagesInMemory(torch.from_numpy(images[: len(places)]), pictures.labels[places])
 
 
-def _two_crops(look: Look, changed: Changes) -> Transform:
+def _two_crops(look: InputSpec, changed: ViewAugmentation) -> Transform:
     """A picture -> bytes (2, 3, side, side): two random parts of it."""
     v2: Any = _transforms()
     crop = v2.RandomResizedCrop(look.side, scale=(changed.least_area, 1.0), antialias=True)

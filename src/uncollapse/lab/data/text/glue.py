@@ -1,18 +1,32 @@
 """The tasks of GLUE, from files in its own layout or from the hub, and the user's own data in that layout."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from uncollapse.errors import UsageError, did_you_mean
+from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io.files import expand_user
-from uncollapse.lab.data.text import glue_hub
-from uncollapse.lab.data.text.glue_files import Examples, read
-from uncollapse.lab.data.text.glue_own import own
-from uncollapse.lab.data.text.glue_tasks import NAMES, OWN, TASKS, Columns, Glue
+from uncollapse.io.hf_models import TIMEOUT
+from uncollapse.lab.data.text.glue_files import Examples, own_task, read_split
+from uncollapse.lab.data.text.glue_tasks import NAMES, OWN, TASKS, Columns, GlueTask
 
-__all__ = ["NAMES", "OWN", "TASKS", "Columns", "Examples", "Glue", "check", "find", "load", "own", "read"]
+__all__ = [
+    "NAMES",
+    "OWN",
+    "TASKS",
+    "Columns",
+    "Examples",
+    "GlueTask",
+    "check_task",
+    "find_task",
+    "load_split",
+    "own_task",
+    "read_split",
+]
 
 
-def check(name: str) -> None:
+def check_task(name: str) -> None:
     """Raise unless it names a task of GLUE or a folder."""
     if name not in TASKS and not expand_user(name).is_dir():
         hint = did_you_mean(name, TASKS)
@@ -22,13 +36,13 @@ def check(name: str) -> None:
         )
 
 
-def find(name: str) -> Glue:
+def find_task(name: str) -> GlueTask:
     """A task of GLUE by its name, or what the training file in a folder makes of it."""
-    check(name)
-    return TASKS[name] if name in TASKS else own(expand_user(name))
+    check_task(name)
+    return TASKS[name] if name in TASKS else own_task(expand_user(name))
 
 
-def load(task: Glue, part: str, root: Path | None) -> Examples:
+def load_split(task: GlueTask, part: str, root: Path | None) -> Examples:
     """A part of a task: from the files below `root`, or from the hub if no folder is given.
 
     The user's own data are read from their own folder.
@@ -37,5 +51,60 @@ def load(task: Glue, part: str, root: Path | None) -> Examples:
         hint = did_you_mean(part, task.files)
         raise UsageError(f"{task.name} has no part {part!r}.{hint} There are: {', '.join(task.files)}.")
     if task.name == OWN:
-        return read(task, part, Path(task.folder))
-    return glue_hub.fetch(task, part) if root is None else read(task, part, root)
+        return read_split(task, part, Path(task.folder))
+    return fetch_split(task, part) if root is None else read_split(task, part, root)
+
+
+HUB = "nyu-mll/glue"
+HIDDEN = -1  # stands there for a label that is not public
+
+
+def fetch_split(task: GlueTask, part: str) -> Examples:
+    """A part of a task, from the hub or from what was fetched before."""
+    datasets: Any = import_optional("datasets", "text")
+    try:
+        with _offline_if_unreachable(datasets):
+            table = datasets.load_dataset(HUB, task.name, split=part.replace("dev", "validation"))
+    except Exception as error:  # offline: an OSError, one of the library's own, or of its HTTP client
+        raise UsageError(
+            f"{task.name} cannot be fetched from {HUB} ({type(error).__name__}). Give --data-root the folder of GLUE's "
+            "own files, or connect and try again."
+        ) from error
+    lacking = [name for name in (*task.hub_columns, "label") if name not in table.column_names]
+    if lacking:
+        raise UsageError(f"{HUB} has no column {', '.join(lacking)} in {task.name}; give --data-root GLUE's own files.")
+    first, *second = (list(table[column]) for column in task.hub_columns)
+    return Examples(first, second[0] if second else None, _hub_labels(task, part, table))
+
+
+@contextmanager
+def _offline_if_unreachable(datasets: Any) -> Iterator[None]:
+    """If the hub does not answer, only what was fetched before is looked for: no half minute of attempts."""
+    import huggingface_hub
+
+    offline = datasets.config.HF_HUB_OFFLINE
+    api: Any = huggingface_hub.HfApi()
+    try:
+        api.dataset_info(HUB, timeout=TIMEOUT)
+    except Exception:
+        datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _hub_labels(task: GlueTask, part: str, table: Any) -> list[float] | None:
+    """Numbers of classes in the order of `task.labels`, scores, or nothing if they are hidden."""
+    labels = list(table["label"])
+    if part.startswith("test") and HIDDEN in labels:
+        return None
+    names = getattr(table.features["label"], "names", None)
+    by_words = not task.scores and not task.labels[0].isdigit()
+    least, most = task.bounds if task.scores else (0, len(task.labels) - 1)
+    if (by_words and tuple(names or ()) != task.labels) or not all(least <= label <= most for label in labels):
+        raise UsageError(
+            f"{HUB} has other labels in {task.name} than {', '.join(task.labels) or 'scores'}; give --data-root GLUE's "
+            "own files."
+        )
+    return labels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.glue_tasks import LARGEST, OWN, Columns, Glue
+from uncollapse.lab.data.text.glue_tasks import LARGEST, OWN, PAIR, PLAIN, SINGLE, Columns, GlueTask
 
 Row = tuple[int, list[str]]  # the number of a line, and its columns
 
@@ -35,25 +35,25 @@ class Examples:
         return Examples([self.first[n] for n in numbers], second, labels, self.skipped)
 
 
-def read(task: Glue, part: str, root: Path) -> Examples:
+def read_split(task: GlueTask, part: str, root: Path) -> Examples:
     """A part of a task from its file below `root`; of a test part every row is kept, for answers go by their number."""
     path = path_of(task, part, root)
-    lines = rows(path)
+    lines = read_rows(path)
     is_test = part.startswith("test")
     if path.name in task.unnamed:
         columns = task.unnamed[path.name]
     else:
-        columns = _named(task, path, lines[0][1], optional=is_test)
+        columns = _find_columns(task, path, lines[0][1], optional=is_test)
         lines = lines[1:]
-    lines, skipped = _whole(task, path, columns, lines, is_test)
+    lines, skipped = _complete_rows(task, path, columns, lines, is_test)
     if not lines:
         raise UsageError(f"{path} has no examples, only {'damaged rows' if skipped else 'the names of its columns'}.")
     first, *second = ([row[int(at)].strip() for _, row in lines] for at in columns.sentences)
-    labels = None if columns.label is None else _labels(task, path, int(columns.label), lines)
+    labels = None if columns.label is None else _read_labels(task, path, int(columns.label), lines)
     return Examples(first, second[0] if second else None, labels, skipped)
 
 
-def path_of(task: Glue, part: str, root: Path) -> Path:
+def path_of(task: GlueTask, part: str, root: Path) -> Path:
     """The file of a part: in `root/<Folder>` or `root/glue/<Folder>`, the user's own data in `root`."""
     is_own = task.name == OWN
     folders = [root] if is_own else [root / task.folder, root / "glue" / task.folder]
@@ -72,7 +72,7 @@ def path_of(task: Glue, part: str, root: Path) -> Path:
     )
 
 
-def rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     """The lines of a file, without empty ones at its end; at least one."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").rstrip("\r\n").split("\n")
@@ -87,7 +87,7 @@ def rows(path: Path) -> list[Row]:
     return [(number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1)]
 
 
-def _named(task: Glue, path: Path, names: list[str], *, optional: bool) -> Columns:
+def _find_columns(task: GlueTask, path: Path, names: list[str], *, optional: bool) -> Columns:
     """The numbers of a task's columns in a file that names them in its first line."""
     names = [name.strip() for name in names]
     wanted = [str(name) for name in task.columns.sentences]
@@ -108,7 +108,9 @@ def _named(task: Glue, path: Path, names: list[str], *, optional: bool) -> Colum
     return Columns(tuple(found[:count]), found[count] if len(found) > count else None)
 
 
-def _whole(task: Glue, path: Path, columns: Columns, lines: list[Row], is_test: bool) -> tuple[list[Row], int]:
+def _complete_rows(
+    task: GlueTask, path: Path, columns: Columns, lines: list[Row], is_test: bool
+) -> tuple[list[Row], int]:
     """The rows that have all their columns, and how many were skipped."""
     needed = (*columns.sentences, *(() if columns.label is None else (columns.label,)))
     least = 1 + max(int(column) for column in needed)
@@ -124,7 +126,7 @@ def _whole(task: Glue, path: Path, columns: Columns, lines: list[Row], is_test: 
     return kept, len(lines) - len(kept)
 
 
-def _labels(task: Glue, path: Path, column: int, lines: list[Row]) -> list[float]:
+def _read_labels(task: GlueTask, path: Path, column: int, lines: list[Row]) -> list[float]:
     numbers = {name: number for number, name in enumerate(task.labels)}
     least, most = task.bounds
     found: list[float] = []
@@ -137,7 +139,7 @@ def _labels(task: Glue, path: Path, column: int, lines: list[Row]) -> list[float
     return found
 
 
-def _allowed(task: Glue) -> str:
+def _allowed(task: GlueTask) -> str:
     if task.scores:
         least, most = task.bounds
         return f"the score is a {'finite number' if most == LARGEST else f'number from {least:g} to {most:g}'}"
@@ -156,3 +158,43 @@ def _number(word: str) -> float | None:
 def _start(row: list[str]) -> str:
     text = " | ".join(row)
     return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+MOST_CLASSES = 100  # classes: more of them are numbers, or texts, that went into the wrong column
+
+
+def own_task(root: Path) -> GlueTask:
+    """The task in `train.tsv`, `dev.tsv` and, without labels, `test.tsv` of a folder.
+
+    The first line of each names its columns: `sentence`, or `sentence1` and `sentence2`, and `label` for classes or
+    `score` for numbers. Other columns are not read. The classes are those of the training file, in sorted order.
+    """
+    path = path_of(GlueTask(OWN, str(root), Columns(SINGLE), files=PLAIN), "train", root)
+    (_, names), *lines = read_rows(path)
+    names = [name.strip() for name in names]
+    sentences = [columns for columns in (SINGLE, PAIR) if set(columns) <= set(names)]
+    targets = [name for name in ("label", "score") if name in names]
+    if len(sentences) != 1 or len(targets) != 1:
+        raise UsageError(
+            f"{path}, line 1, should name the columns sentence, or sentence1 and sentence2, and label (classes) or "
+            f"score (numbers), with tabs between them; it has {', '.join(map(repr, names[:12]))}."
+        )
+    columns = Columns(sentences[0], targets[0])
+    if targets == ["score"]:
+        return GlueTask(OWN, str(root), columns, (), ("spearman", "pearson"), PLAIN)
+    labels = _own_classes(path, names.index("label"), lines)
+    return GlueTask(OWN, str(root), columns, labels, ("accuracy", "macro_f1"), PLAIN)
+
+
+def _own_classes(path: Path, column: int, lines: list[Row]) -> tuple[str, ...]:
+    words = {row[column].strip(): number for number, row in reversed(lines) if len(row) > column}
+    if "" in words:
+        raise UsageError(f"{path}, line {words['']}, has no label; give it one or take the line out.")
+    if len(words) > MOST_CLASSES:
+        raise UsageError(
+            f"{path} has {len(words)} different labels, at most {MOST_CLASSES} are allowed; name the column score if "
+            "they are numbers."
+        )
+    if lines and len(words) < 2:
+        raise UsageError(f"{path} has only the label {', '.join(map(repr, words))}; two classes or more can be learnt.")
+    return tuple(sorted(words)) or ("",)  # without any line the reader says so

@@ -54,7 +54,7 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
 }
 
 
-def figures(names: Sequence[str], truth: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
+def compute_metrics(names: Sequence[str], truth: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
     """Some figures of answers beside the truth; both are numbers of classes, or scores.
 
     >>> figures(("f1", "accuracy"), [1, 1, 0, 0], [1, 0, 0, 0])

@@ -15,14 +15,14 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Glue:
+class GlueTask:
     """A task.
 
     folder: of its files. columns: of the files with labels; those of a test part may lack the label. labels: names of
     the classes, in the order of their numbers; none for scores. metrics: figures, of which the first is the paper's.
     files: the file of each part, or several of which one must be there. unnamed: columns of files without a first line
-    of names. bounds: least and largest score. skips: rows of its own files lack columns, and are left out. answers:
-    what the GLUE server calls the predictions of each test part. hub_columns: the sentences' on the hub.
+    of names. bounds: least and largest score. skips: rows of its own files lack columns, and are left out.
+    hub_columns: the sentences' on the hub.
     """
 
     name: str
@@ -34,7 +34,6 @@ class Glue:
     unnamed: Mapping[str, Columns] = field(default_factory=dict)
     bounds: tuple[float, float] = (-LARGEST, LARGEST)
     skips: bool = False
-    answers: Mapping[str, str] = field(default_factory=dict)
     hub_columns: tuple[str, ...] = ()
 
     @property
@@ -63,10 +62,10 @@ STS = Columns((5, 6), 4)
 MRPC = ("#1 String", "#2 String")
 QUESTIONS = ("question1", "question2")
 
-TASKS: Mapping[str, Glue] = {
+TASKS: Mapping[str, GlueTask] = {
     task.name: task
     for task in (
-        Glue(
+        GlueTask(
             "cola",
             "CoLA",
             Columns(SINGLE, "label"),
@@ -74,16 +73,13 @@ TASKS: Mapping[str, Glue] = {
             ("matthews", "accuracy"),
             PLAIN,
             unnamed={"train.tsv": COLA, "dev.tsv": COLA},
-            answers={"test": "CoLA"},
             hub_columns=SINGLE,
         ),
-        Glue("sst2", "SST-2", Columns(SINGLE, "label"), BINARY, ("accuracy",), PLAIN,
-             answers={"test": "SST-2"}, hub_columns=SINGLE),
-        Glue("mrpc", "MRPC", Columns(MRPC, "Quality"), BINARY, ("f1", "accuracy"), PLAIN,
-             answers={"test": "MRPC"}, hub_columns=PAIR),
-        Glue("qqp", "QQP", Columns(QUESTIONS, "is_duplicate"), BINARY, ("f1", "accuracy"), PLAIN, skips=True,
-             answers={"test": "QQP"}, hub_columns=QUESTIONS),
-        Glue(
+        GlueTask("sst2", "SST-2", Columns(SINGLE, "label"), BINARY, ("accuracy",), PLAIN, hub_columns=SINGLE),
+        GlueTask("mrpc", "MRPC", Columns(MRPC, "Quality"), BINARY, ("f1", "accuracy"), PLAIN, hub_columns=PAIR),
+        GlueTask("qqp", "QQP", Columns(QUESTIONS, "is_duplicate"), BINARY, ("f1", "accuracy"), PLAIN, skips=True,
+             hub_columns=QUESTIONS),
+        GlueTask(
             "stsb",
             "STS-B",
             Columns(PAIR, "score"),
@@ -91,24 +87,20 @@ TASKS: Mapping[str, Glue] = {
             files={part: (f"{part}.tsv", f"sts-{part}.csv") for part in PLAIN},
             unnamed={f"sts-{part}.csv": STS for part in PLAIN},
             bounds=(0.0, 5.0),
-            answers={"test": "STS-B"},
             hub_columns=PAIR,
         ),
-        Glue(
+        GlueTask(
             "mnli",
             "MNLI",
             Columns(PAIR, "gold_label"),
             ("entailment", "neutral", "contradiction"),
             files={part: (f"{part}.tsv",) for part in MNLI},
-            answers={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"},
             hub_columns=("premise", "hypothesis"),
         ),
-        Glue("qnli", "QNLI", Columns(("question", "sentence"), "label"), ENTAILMENT, ("accuracy",), PLAIN,
-             answers={"test": "QNLI"}, hub_columns=("question", "sentence")),
-        Glue("rte", "RTE", Columns(PAIR, "label"), ENTAILMENT, ("accuracy",), PLAIN,
-             answers={"test": "RTE"}, hub_columns=PAIR),
-        Glue("wnli", "WNLI", Columns(PAIR, "label"), BINARY, ("accuracy",), PLAIN,
-             answers={"test": "WNLI"}, hub_columns=PAIR),
+        GlueTask("qnli", "QNLI", Columns(("question", "sentence"), "label"), ENTAILMENT, ("accuracy",), PLAIN,
+             hub_columns=("question", "sentence")),
+        GlueTask("rte", "RTE", Columns(PAIR, "label"), ENTAILMENT, ("accuracy",), PLAIN, hub_columns=PAIR),
+        GlueTask("wnli", "WNLI", Columns(PAIR, "label"), BINARY, ("accuracy",), PLAIN, hub_columns=PAIR),
     )
 }  # fmt: skip
 OWN = "own"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.data.text.running_text import decoded, topics
+from uncollapse.lab.data.text.running_text import decode_text, help_topics
 
 FILES: dict[str, tuple[str, ...]] = {
     "mr": ("rt-polarity.all",),
@@ -25,7 +25,7 @@ TAIL = 1 / 3  # of each topic: no encoder is trained on its sentences
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSentences:
     """Sentences and the numbers of their classes. tests: how many of the last ones are for the test; 0: ten folds."""
 
     sentences: Sequence[str]
@@ -36,7 +36,7 @@ class Labelled:
         return len(self.labels)
 
 
-def load(name: str, root: Path | None) -> Labelled:
+def load_task(name: str, root: Path | None) -> LabelledSentences:
     """A task by name: from `root/sentences` or `root`, or "topics", which needs no files."""
     if name == "topics":
         return _topics()
@@ -47,13 +47,13 @@ def load(name: str, root: Path | None) -> Labelled:
     parts = [_read(_path(file, root)) for file in FILES[name]]
     tests = len(parts[1]) if len(parts) > 1 else 0
     lines = [line for part in parts for line in part]
-    found = Labelled([text for _, text in lines], [label for label, _ in lines], tests)
+    found = LabelledSentences([text for _, text in lines], [label for label, _ in lines], tests)
     if len(set(found.labels)) < 2:
         raise UsageError(f"{FILES[name][0]} of {name} has only one class; there must be two or more.")
     return found
 
 
-def held_out(tasks: Sequence[str]) -> frozenset[str]:
+def sentences_to_exclude(tasks: Sequence[str]) -> frozenset[str]:
     """Sentences that an encoder must not be trained on, because a task is made of the same text."""
     return frozenset(_topics().sentences) if "topics" in tasks else frozenset()
 
@@ -70,7 +70,7 @@ def _path(file: str, root: Path) -> Path:
 
 def _read(path: Path) -> list[tuple[int, str]]:
     # only at line feeds: in the old encodings of these files other bytes would count as ends of lines too
-    lines = decoded(path.read_bytes()).split("\n")
+    lines = decode_text(path.read_bytes()).split("\n")
     found = []
     for number, line in enumerate(lines, 1):
         label, _, sentence = line.strip().partition(" ")
@@ -86,9 +86,9 @@ def _read(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def _topics() -> Labelled:
+def _topics() -> LabelledSentences:
     """Which topic of Python's help a sentence is from: the last third of a few large ones."""
-    texts = topics()
+    texts = help_topics()
     missing = [topic for topic in TOPICS if topic not in texts]
     if missing:
         raise UsageError(f"The help of this Python has no topic {missing[0]!r}, of which the task is made.")
@@ -100,4 +100,4 @@ def _topics() -> Labelled:
     for number, topic in enumerate(TOPICS):
         tail = texts[topic][-round(TAIL * len(texts[topic])) :]
         found += [(sentence, number) for sentence in dict.fromkeys(tail) if owners[sentence] == {number}]
-    return Labelled([sentence for sentence, _ in found], [number for _, number in found])
+    return LabelledSentences([sentence for sentence, _ in found], [number for _, number in found])

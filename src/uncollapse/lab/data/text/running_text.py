@@ -27,7 +27,7 @@ RULE = re.compile(r"[*=\-~^\"'+ ]+")  # a line under a heading, or of a table
 LEAST = 3  # words of a sentence of Python's help: less is a heading or a piece of code
 
 
-def load(name: str, split: str, root: Path | None) -> list[Document]:
+def load_documents(name: str, split: str, root: Path | None) -> list[Document]:
     """The documents of a corpus by name, or of text files below `root`, each with a sentence or more.
 
     Args:
@@ -37,18 +37,18 @@ def load(name: str, split: str, root: Path | None) -> list[Document]:
         root: the folder that has the data sets.
     """
     if name == "pydoc":
-        return [*topics().values()]
+        return [*help_topics().values()]
     if root is None:
         raise UsageError(f"{name} is read from files: give --data-root the folder that has it, or take --data pydoc.")
     known = {"brown": _brown, "wikitext2": _wikitext}
-    documents = known[name](root) if name in known else _own(root / name, split)
+    documents = known[name](root) if name in known else _own_files(root / name, split)
     found = [document for document in documents if document]
     if not found:
         raise UsageError(f"{name} in {root} has no sentences.")
     return found
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Split running text into sentences, at stops that a capital or a number follows.
 
     >>> sentences('Mr. Lee came at 5 p.m. and sat. "Why?" It was late.')
@@ -62,7 +62,7 @@ def sentences(text: str) -> list[str]:
     return [part for part in (*found, text[start:].strip()) if part]
 
 
-def topics() -> Mapping[str, Document]:
+def help_topics() -> Mapping[str, Document]:
     """What `help()` of this Python says of its topics: real English that comes with every CPython, code left out.
 
     The words differ a little from version to version of Python.
@@ -80,7 +80,7 @@ def _prose(text: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", text):
         lines = paragraph.splitlines()
         is_code = ">>>" in paragraph or any(line.strip() and RULE.fullmatch(line) for line in lines)
-        for sentence in [] if is_code else sentences(" ".join(line.strip(" *") for line in lines)):
+        for sentence in [] if is_code else split_sentences(" ".join(line.strip(" *") for line in lines)):
             if len(sentence.split()) >= LEAST and sentence[-1] in ".!?:":
                 yield sentence
 
@@ -96,7 +96,7 @@ def _brown_files(root: Path) -> Iterator[str]:
     packed = [root / "brown" / "brown.zip", root / "brown.zip", root / "corpora" / "brown.zip"]
     for place in packed:
         if place.is_file():
-            return _zipped(place)
+            return _read_zip(place)
     for folder in (root / "brown", root / "corpora" / "brown"):
         files = sorted(path for path in folder.glob("c*") if BROWN_FILE.fullmatch(path.name))
         if files:
@@ -104,7 +104,7 @@ def _brown_files(root: Path) -> Iterator[str]:
     raise UsageError(f"There is no Brown corpus in {root}: neither brown/brown.zip of NLTK nor its files brown/ca01 ….")
 
 
-def _zipped(path: Path) -> Iterator[str]:
+def _read_zip(path: Path) -> Iterator[str]:
     with file_errors(path, ".zip file"), zipfile.ZipFile(path) as file:
         entries = sorted((e for e in file.infolist() if BROWN_FILE.fullmatch(e.filename)), key=lambda e: e.filename)
         size = sum(entry.file_size for entry in entries)
@@ -112,7 +112,7 @@ def _zipped(path: Path) -> Iterator[str]:
         check_unpacked(path, size, SPARE)
         for entry in entries:
             with file.open(entry) as text:  # no more than the size that it says: it may be wrong
-                yield _decoded(text.read(entry.file_size))
+                yield _decode_lines(text.read(entry.file_size))
 
 
 def _wikitext(root: Path) -> Iterator[Document]:
@@ -131,7 +131,7 @@ def _wikitext(root: Path) -> Iterator[Document]:
         yield tuple(article)
 
 
-def _own(path: Path, split: str) -> Iterator[Document]:
+def _own_files(path: Path, split: str) -> Iterator[Document]:
     if not path.exists():
         raise UsageError(f"There is no {path}. data is one of {', '.join(NAMES)}, a text file or a folder of them.")
     files = _text_files(path)
@@ -140,7 +140,7 @@ def _own(path: Path, split: str) -> Iterator[Document]:
     for text in _texts(files):
         if split == "text":
             paragraphs = re.split(r"\n\s*\n", text)
-            yield tuple(found for part in paragraphs for found in sentences(" ".join(part.split())))
+            yield tuple(found for part in paragraphs for found in split_sentences(" ".join(part.split())))
         else:
             blocks = re.split(r"\n[^\S\n]*\n", text)
             yield from (tuple(line.strip() for line in block.split("\n") if line.strip()) for block in blocks)
@@ -155,7 +155,7 @@ def _texts(files: Iterable[Path]) -> Iterator[str]:
     _check_size(files[0].parent, sum(path.stat().st_size for path in files))
     for path in files:
         try:
-            yield _decoded(path.read_bytes())
+            yield _decode_lines(path.read_bytes())
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
 
@@ -165,11 +165,11 @@ def _check_size(path: Path, size: int) -> None:
         raise UsageError(f"The text in {path} has {size:,} bytes, and {LARGEST:,} are the most; take a part of it.")
 
 
-def _decoded(raw: bytes) -> str:
-    return decoded(raw).replace("\r\n", "\n")
+def _decode_lines(raw: bytes) -> str:
+    return decode_text(raw).replace("\r\n", "\n")
 
 
-def decoded(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Text in UTF-8 or, where it is none, in Windows-1252, as old collections have it."""
     try:
         return raw.decode("utf-8-sig")

@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<padding>", "<unknown>")
@@ -19,7 +19,7 @@ QUOTES = re.compile(r"``|''|[“”]")
 WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|\w+|[^\w\s]")
 
 
-def words_of(sentence: str) -> list[str]:
+def split_words(sentence: str) -> list[str]:
     """The words and signs of a sentence in lower case; endings with an apostrophe are words of their own.
 
     Collections that were parted into words and those that were not come out alike.
@@ -45,7 +45,7 @@ class Vocabulary:
         """
         if size <= len(SPECIAL):
             raise UsageError(f"A vocabulary has more than {len(SPECIAL)} words, got {size}.")
-        counts = Counter(chain.from_iterable(map(words_of, sentences)))
+        counts = Counter(chain.from_iterable(map(split_words, sentences)))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls((*SPECIAL, *ranked[: size - len(SPECIAL)]))
 
@@ -57,14 +57,16 @@ class Vocabulary:
         """The number of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
-    def encode(self, sentences: Sequence[str], most: int, labels: Sequence[int] | None = None) -> Encoded:
+    def encode(self, sentences: Sequence[str], most: int, labels: Sequence[int] | None = None) -> EncodedTexts:
         """Sentences as numbers of words, the first `most` of each; one without any word is one unknown word."""
-        rows = [[self.numbers.get(word, UNKNOWN) for word in words_of(text)[:most]] or [UNKNOWN] for text in sentences]
+        rows = [
+            [self.numbers.get(word, UNKNOWN) for word in split_words(text)[:most]] or [UNKNOWN] for text in sentences
+        ]
         starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
         ids = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int32)
-        return Encoded(ids, starts, None, None if labels is None else torch.tensor(labels), PADDING)
+        return EncodedTexts(ids, starts, None, None if labels is None else torch.tensor(labels), PADDING)
 
 
-def known_share(rows: Encoded) -> float:
+def known_word_share(rows: EncodedTexts) -> float:
     """The share of words that the vocabulary has."""
     return float((rows.ids != UNKNOWN).float().mean()) if len(rows.ids) else 1.0

@@ -13,7 +13,7 @@ from torch import nn
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
 from uncollapse.lab.config.fields import setting
-from uncollapse.lab.data.text.glue import Glue
+from uncollapse.lab.data.text.glue import GlueTask
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.task import Task
@@ -66,7 +66,7 @@ class Config(TextConfig):
             raise UsageError(f"width and heads are the pretrained model's where start is {self.start}; leave them out.")
 
 
-def build(config: Config, origin: Origin, task: Glue) -> nn.Module:
+def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     """The model at its start, with the outputs that its task needs."""
     labels = task.outputs
     with seeded(config.seed):

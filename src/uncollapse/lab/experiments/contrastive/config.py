@@ -9,9 +9,9 @@ import torch
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.image import image_sets
-from uncollapse.lab.data.image.augmentation import Look
-from uncollapse.lab.data.image.image_source import ImageSet, Pictures, split
-from uncollapse.lab.data.image.two_views import Changes
+from uncollapse.lab.data.image.augmentation import InputSpec
+from uncollapse.lab.data.image.image_source import Images, ImageSet, split_images
+from uncollapse.lab.data.image.two_views import ViewAugmentation
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
@@ -94,14 +94,16 @@ class EncoderConfig:
             raise UsageError(f"falls are shares of the training, between 0 and 1, got {self.falls}.")
 
     @property
-    def look(self) -> Look:
+    def look(self) -> InputSpec:
         """What the encoder wants of a picture."""
-        return Look(self.side, MEAN, STD, "bilinear")
+        return InputSpec(self.side, MEAN, STD, "bilinear")
 
     @property
-    def changes(self) -> Changes:
+    def changes(self) -> ViewAugmentation:
         """What may happen to a view."""
-        return Changes(self.least_area, self.flip, self.jitter, self.hue, self.jitter_chance, self.grey, self.blur)
+        return ViewAugmentation(
+            self.least_area, self.flip, self.jitter, self.hue, self.jitter_chance, self.grey, self.blur
+        )
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class Data:
     """The pictures of a run. learned: what the encoder sees. parts: with labels; train, validation, test."""
 
     set: ImageSet
-    learned: Pictures
-    parts: Mapping[str, Pictures]
+    learned: Images
+    parts: Mapping[str, Images]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -141,11 +143,11 @@ def load(config: EncoderConfig, session: Session, labelled: bool = True) -> Data
 
     labelled: there must be classes to judge by; else a folder of nothing but pictures does, and has no part "test".
     """
-    found = None if labelled or config.class_list else image_sets.load_plain(config.data, session.data_root)
+    found = None if labelled or config.class_list else image_sets.load_unlabelled(config.data, session.data_root)
     if found is None:
-        found = image_sets.load(config.data, session.data_root, config.class_list, config.unlabelled)
+        found = image_sets.load_image_set(config.data, session.data_root, config.class_list, config.unlabelled)
     is_labelled = found.train.labels >= 0
-    parts = split(found.train.chosen(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
+    parts = split_images(found.train.chosen(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
     if any(len(parts[part]) < least for part, least in FEWEST.items()):  # said before it is trained
         wanted = " and ".join(f"{least} {part}" for part, least in FEWEST.items())
         got = " and ".join(str(len(parts[part])) for part in FEWEST)
@@ -154,7 +156,7 @@ def load(config: EncoderConfig, session: Session, labelled: bool = True) -> Data
     if config.unlabelled:
         numbers = torch.cat([learned.numbers, found.train.numbers[~is_labelled]])
         labels = torch.cat([learned.labels, found.train.labels[~is_labelled]])
-        learned = Pictures(learned.source, numbers, labels, learned.classes)
+        learned = Images(learned.source, numbers, labels, learned.classes)
     return Data(found, learned, parts | ({"test": found.test} if len(found.test) else {}))
 
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose_activations
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.data.image.augmentation import for_judging
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch
-from uncollapse.lab.data.image.two_views import HeldBatches, Views
+from uncollapse.lab.data.image.augmentation import evaluation_transform
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
+from uncollapse.lab.data.image.two_views import MemoryBatches, TwoViews
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.schedules import steps as falling
@@ -46,7 +46,7 @@ class Training:
         self.encoder = encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.config, self.data, self.session, self._loss = config, data, session, loss
         self.skipped: dict[str, int] = {}
-        self._known: dict[str, Views] = {}
+        self._known: dict[str, TwoViews] = {}
 
     def task(self) -> Task:
         """What is trained, and how."""
@@ -60,11 +60,11 @@ class Training:
         return Task(self.encoder, optimiser, self.batches, self.loss, self.evaluate, schedule, "images", "gathered")
 
     @property
-    def views(self) -> Views:
+    def views(self) -> TwoViews:
         """Those that it learns from."""
         return self._of("learned")
 
-    def batches(self, epoch: int) -> HeldBatches | Batches:
+    def batches(self, epoch: int) -> MemoryBatches | ImageBatches:
         """Those of an epoch."""
         if len(self.views) < 2:
             raise UsageError(f"Pairs need two pictures to be told apart; there are {len(self.views)} to learn from.")
@@ -152,9 +152,11 @@ class Training:
     def _readable(self, part: str) -> Iterator[ImageBatch]:
         """The pictures of a part as they are judged; those that cannot be read are left out, and counted."""
         pictures = self.data.parts[part]
-        transform = for_judging(self.config.look, crop="resized" if self.config.judged == "centre" else "padded")
+        transform = evaluation_transform(
+            self.config.look, crop="resized" if self.config.judged == "centre" else "padded"
+        )
         skipped, unread = 0, ""
-        for batch in Batches(pictures, range(len(pictures)), JUDGED, transform, workers=self.session.workers):
+        for batch in ImageBatches(pictures, range(len(pictures)), JUDGED, transform, workers=self.session.workers):
             skipped, unread = skipped + batch.skipped, batch.unread or unread
             if len(batch):
                 yield batch
@@ -163,18 +165,18 @@ class Training:
         if skipped:
             self.skipped[part] = skipped
 
-    def _of(self, part: str) -> Views:
+    def _of(self, part: str) -> TwoViews:
         if part not in self._known:
             self._known[part] = self._views(part)
         return self._known[part]
 
-    def _views(self, part: str) -> Views:
+    def _views(self, part: str) -> TwoViews:
         pictures = self.data.learned if part == "learned" else self.data.parts[part]
 
         def count(skipped: int) -> None:
             self.skipped[part] = self.skipped.get(part, 0) + skipped
 
-        return Views(pictures, self.config.look, self.config.changes, self.session.workers, count)
+        return TwoViews(pictures, self.config.look, self.config.changes, self.session.workers, count)
 
 
 def learn(training: Training, experiment: str) -> History:

@@ -13,9 +13,8 @@ from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io.files import expand_user
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.image import depth_maps
-from uncollapse.lab.data.image.depth_maps import Scenes
+from uncollapse.lab.data.image.depth_maps import Scenes, render_scenes
 from uncollapse.lab.data.image.image_batches import epoch_order
-from uncollapse.lab.data.image.rendered_scenes import rendered
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.seeding import seeded
@@ -100,16 +99,20 @@ def place(config: DepthConfig, session: Session) -> Path:
 
 def digest(config: DepthConfig, session: Session) -> str:
     """Digits that change when the scenes or the encoder do."""
-    own = fingerprint(rendered(2, SIDE, SIDE)) if config.data == RENDERED else depth_maps.digest(place(config, session))
+    own = (
+        fingerprint(render_scenes(2, SIDE, SIDE))
+        if config.data == RENDERED
+        else depth_maps.file_digest(place(config, session))
+    )
     return f"{own[:8]}-{start(config).fingerprint[:8]}"
 
 
 def load(config: DepthConfig, session: Session, side: int) -> dict[str, Scenes]:
     """The scenes to learn from, "train", and those that judge, "test": the last ones, mostly of other rooms."""
     if config.data == RENDERED:
-        scenes = rendered(config.examples or SCENES, side, config.map_side)
+        scenes = render_scenes(config.examples or SCENES, side, config.map_side)
     else:
-        scenes = depth_maps.read(place(config, session), side, config.map_side, config.examples)
+        scenes = depth_maps.read_scenes(place(config, session), side, config.map_side, config.examples)
     held = round(config.holdout * len(scenes.images))
     train = len(scenes.images) - held
     if held < 1 or train < 2:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity, setting
-from uncollapse.lab.data.graph import datasets, features, splits
+from uncollapse.lab.data.graph import datasets, splits
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
@@ -49,7 +49,7 @@ class Config:
     data: str = setting("csbm", "The graph.", choices=datasets.NAMES)
     split: str = setting("published", "Which nodes are for training, validation and test.", choices=splits.SPLITS)
     split_index: int = setting(0, "Which of the splits of this kind.", least=0, most=2**31)
-    normalise: str = setting("auto", "How features are normalised.", choices=features.NORMALISATIONS)
+    normalise: str = setting("auto", "How features are normalised.", choices=datasets.NORMALISATIONS)
     missing: float = setting(0.0, "Share of the other nodes than those for training whose features are zero.", **SHARE)
     nodes: int = setting(600, "csbm: its size.", least=180)
     degree: float = setting(8.0, "csbm: edges of a node.", least=0)
@@ -156,7 +156,7 @@ def _train(config: Config, session: Session) -> tuple[nn.Module, dict[str, Any]]
 
 def load(config: Config, session: Session) -> datasets.Graph:
     """The graph of a run."""
-    return datasets.load(
+    return datasets.load_graph(
         config.data,
         split=config.split,
         split_index=config.split_index,

@@ -16,7 +16,7 @@ from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.io.text_batches import token_limit
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.text import glue
-from uncollapse.lab.data.text.encoded import Encoded, encode
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.models.text_classifier import cure, place_of
 from uncollapse.lab.runs.records import fingerprint
@@ -90,10 +90,10 @@ class Data:
     skipped: damaged rows that were left out. task: what is learnt from them.
     """
 
-    parts: Mapping[str, Encoded]
+    parts: Mapping[str, EncodedTexts]
     tokenizer: Any
     skipped: int
-    task: glue.Glue
+    task: glue.GlueTask
 
     def fingerprint(self) -> str:
         """16 hex digits that change when any token or label does."""
@@ -102,7 +102,7 @@ class Data:
 
 
 def prepared(
-    config: Config, session: Session, build: Callable[[Config, Origin, glue.Glue], nn.Module]
+    config: Config, session: Session, build: Callable[[Config, Origin, glue.GlueTask], nn.Module]
 ) -> tuple[nn.Module, Data]:
     """The model of a run at its start, and its data. build: makes the model, cure and all."""
     origin = start_of(config)
@@ -132,9 +132,9 @@ def data_fingerprint(config: TextConfig, session: Session) -> str | None:
 
 def load(config: TextConfig, session: Session, origin: Origin) -> Data:
     """The data of a run, in tokens of its model."""
-    task = glue.find(config.task)
+    task = glue.find_task(config.task)
     words = load_tokenizer(origin)
-    whole = glue.load(task, "train", session.data_root)
+    whole = glue.load_split(task, "train", session.data_root)
     if config.examples > len(whole):
         raise UsageError(f"{config.task} has {len(whole)} training examples, got examples {config.examples}.")
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(SPLIT_SEED))
@@ -145,13 +145,13 @@ def load(config: TextConfig, session: Session, origin: Origin) -> Data:
         raise UsageError(f"holdout {config.holdout} of {len(order)} examples leaves a part empty.")
     if held:
         texts["validation"] = whole.chosen(order[:held].tolist())
-    texts |= {part: glue.load(task, part, session.data_root) for part in task.dev}
+    texts |= {part: glue.load_split(task, part, session.data_root) for part in task.dev}
     parts = {name: encoded(part, words, config, task) for name, part in texts.items()}
     skipped = whole.skipped + sum(texts[part].skipped for part in task.dev)
     return Data(parts, words, skipped, task)
 
 
-def encoded(part: glue.Examples, words: Any, config: TextConfig, task: glue.Glue) -> Encoded:
+def encoded(part: glue.Examples, words: Any, config: TextConfig, task: glue.GlueTask) -> EncodedTexts:
     """Examples in tokens, from the cache if they are there."""
     return encode(part, words, config.max_length, classes=not task.scores, cache=user_cache())
 

@@ -16,15 +16,14 @@ from typing import Any
 from torch import nn
 
 from uncollapse.io.hf_models import Origin, load_classifier
-from uncollapse.lab.data.text import glue_server
-from uncollapse.lab.data.text.glue import Examples, Glue
+from uncollapse.lab.data.text.glue import GlueTask
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.glue import config as sentences
-from uncollapse.lab.experiments.glue.config import Data, TextConfig, data_fingerprint
+from uncollapse.lab.experiments.glue.config import TextConfig, data_fingerprint
 from uncollapse.lab.experiments.glue.paper import GLUE, MISMATCHED, MISMATCHED_ALBERT, TABLE_1, TABLE_ALBERT, published
-from uncollapse.lab.experiments.glue.training import Training, answers, logits_of, trained
+from uncollapse.lab.experiments.glue.training import Training, trained
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
@@ -41,7 +40,7 @@ class Config(TextConfig):
     """A run."""
 
 
-def build(config: Config, origin: Origin, task: Glue) -> nn.Module:
+def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     """The model at its start, with the outputs that its task needs."""
     with seeded(config.seed):
         model = load_classifier(origin, task.outputs)
@@ -59,22 +58,9 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
     session = session or Session()
     with threads(session.threads):
         model, data = sentences.prepared(config, session, build)
-        tests = {} if session.keep is None else glue_server.parts_of(data.task, session.data_root)
         _, made = trained(NAME, Training(model, config, data), session)
-        _keep(model, config, session, data, tests)
+        saved_models.keep_text(session, model, data.tokenizer, config, data.task.labels)
         return model, made
-
-
-def _keep(model: nn.Module, config: Config, session: Session, data: Data, tests: Mapping[str, Examples]) -> None:
-    """The model, and its predictions for the server of GLUE."""
-
-    def predict(folder: Path) -> None:
-        parts = {part: sentences.encoded(each, data.tokenizer, config, data.task) for part, each in tests.items()}
-        logits = {part: logits_of(model, tokens, config) for part, tokens in parts.items()}
-        found = {part: answers(each, data.task) for part, each in logits.items()}
-        glue_server.write_all(folder, data.task, found)
-
-    saved_models.keep_text(session, model, data.tokenizer, config, data.task.labels, predict)
 
 
 def name_of(config: Config) -> str:

@@ -16,9 +16,9 @@ from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.data.text.encoded import Encoded, bucketed, in_order
-from uncollapse.lab.data.text.glue import Glue
-from uncollapse.lab.data.text.glue_metrics import figures
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, length_buckets
+from uncollapse.lab.data.text.glue import GlueTask
+from uncollapse.lab.data.text.glue_metrics import compute_metrics
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.schedules import linear
@@ -40,7 +40,9 @@ class Batches:
     part: the number of this process and how many there are; each makes its part of every batch.
     """
 
-    def __init__(self, data: Encoded, numbers: list[Tensor], fill: int = 1, part: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self, data: EncodedTexts, numbers: list[Tensor], fill: int = 1, part: tuple[int, int] = (0, 1)
+    ) -> None:
         self.data, self.numbers, self.fill, self.part, self.lengths = data, numbers, fill, part, data.lengths
 
     def __len__(self) -> int:
@@ -84,7 +86,7 @@ class Training:
         if self.config.padding == "counted":
             order = torch.randperm(len(train), generator=generator)
             return Batches(train, list(torch.split(order, size)), EIGHT)
-        return Batches(train, bucketed(train.lengths, size, generator))
+        return Batches(train, length_buckets(train.lengths, size, generator))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Of the task, with the uniformity loss where that is the cure."""
@@ -153,7 +155,7 @@ def optimiser(model: nn.Module, config: TextConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, fused=True)
 
 
-def logits_of(model: nn.Module, data: Encoded, config: TextConfig) -> Tensor:
+def logits_of(model: nn.Module, data: EncodedTexts, config: TextConfig) -> Tensor:
     """What the model says of all examples, in their order; it is left in evaluation mode.
 
     Where padding counts, batches are those of the published code: as the examples come, filled up to a multiple of 8.
@@ -162,12 +164,12 @@ def logits_of(model: nn.Module, data: Encoded, config: TextConfig) -> Tensor:
     if config.padding == "counted":
         groups = list(torch.split(torch.arange(len(data)), config.batch))
         return torch.cat([outputs(model, batch) for batch in Batches(data, groups, EIGHT)])
-    groups = in_order(data.lengths, 2 * config.batch)
+    groups = batches_by_length(data.lengths, 2 * config.batch)
     found = torch.cat([outputs(model, batch) for batch in Batches(data, groups)])
     return found[torch.cat(groups).argsort()]
 
 
-def answers(logits: Tensor, task: Glue) -> list[float]:
+def answers(logits: Tensor, task: GlueTask) -> list[float]:
     """Numbers of classes, or scores."""
     bad = int((~logits.isfinite()).sum())
     if bad:  # a largest class would be found all the same
@@ -176,18 +178,18 @@ def answers(logits: Tensor, task: Glue) -> list[float]:
     return chosen
 
 
-def scores(model: nn.Module, data: Encoded, config: TextConfig, task: Glue) -> dict[str, float]:
+def scores(model: nn.Module, data: EncodedTexts, config: TextConfig, task: GlueTask) -> dict[str, float]:
     """The figures of the task on examples with labels."""
     assert data.labels is not None
-    return figures(task.metrics, data.labels.tolist(), answers(logits_of(model, data, config), task))
+    return compute_metrics(task.metrics, data.labels.tolist(), answers(logits_of(model, data, config), task))
 
 
-def always(data: Encoded, task: Glue) -> float:
+def always(data: EncodedTexts, task: GlueTask) -> float:
     """The task's main figure of a model that says the same of all examples, the most frequent class: a dead one."""
     assert data.labels is not None
     labels = data.labels.tolist()
     ((most, _),) = Counter(labels).most_common(1)
-    return figures(task.metrics[:1], labels, [most] * len(labels))[task.metrics[0]]
+    return compute_metrics(task.metrics[:1], labels, [most] * len(labels))[task.metrics[0]]
 
 
 def named(part: str, found: Mapping[str, float]) -> dict[str, float]:
@@ -195,7 +197,7 @@ def named(part: str, found: Mapping[str, float]) -> dict[str, float]:
     return {f"{part}_{name}" if number else part: found[name] for number, name in enumerate(found)}
 
 
-def diagnosis(model: nn.Module, data: Encoded) -> Diagnosis:
+def diagnosis(model: nn.Module, data: EncodedTexts) -> Diagnosis:
     """Layer by layer, on the first examples."""
     numbers = list(torch.split(torch.arange(min(SHOWN, len(data))), 16))
     batches = [{k: v for k, v in batch.items() if k != "labels"} for batch in Batches(data, numbers)]

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import setting
-from uncollapse.lab.data.image.augmentation import for_training
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, epoch_order
-from uncollapse.lab.data.image.image_source import Pictures
+from uncollapse.lab.data.image.augmentation import training_transform
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
+from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
@@ -57,7 +57,7 @@ class OnlineProbe:
         experiment: the identity of the run.
     """
 
-    def __init__(self, encoder: Any, config: Any, pictures: Pictures, session: Session, experiment: str) -> None:
+    def __init__(self, encoder: Any, config: Any, pictures: Images, session: Session, experiment: str) -> None:
         self.encoder, self.config, self.pictures = encoder.eval(), config, pictures
         self.layer = encoder.names[-2]
         places = {"checkpoints": session.checkpoints, "tracked": session.tracked}
@@ -78,10 +78,10 @@ class OnlineProbe:
         settings = Settings(config.probe_epochs, config.seed, precision=config.precision)
         fit(task, settings, self.session, self.experiment)
 
-    def batches(self, epoch: int) -> Batches:
+    def batches(self, epoch: int) -> ImageBatches:
         """Those of an epoch: random crops, mirrored as often as the encoder's views are."""
         seed = 1_000_003 * self.config.seed + epoch
-        transform = for_training(
+        transform = training_transform(
             self.config.look,
             crop="resized",
             least_area=LEAST_AREA,
@@ -91,7 +91,7 @@ class OnlineProbe:
             erasing=0.0,
         )
         order = epoch_order(len(self.pictures), seed)
-        return Batches(self.pictures, order, self.config.probe_batch, transform, seed, self.session.workers)
+        return ImageBatches(self.pictures, order, self.config.probe_batch, transform, seed, self.session.workers)
 
     def loss(self, head: nn.Module, batch: ImageBatch) -> Tensor:
         """Of the labels of a batch."""

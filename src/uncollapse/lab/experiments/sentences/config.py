@@ -9,7 +9,7 @@ from torch import Tensor
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.text import labelled_sentences, running_text
-from uncollapse.lab.data.text.encoded import Encoded
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.data.text.vocabulary import Vocabulary
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
@@ -85,7 +85,7 @@ class PairsConfig(ObjectiveConfig):
 class Part:
     """Sentences of documents in their order. sizes: how many each document has."""
 
-    rows: Encoded
+    rows: EncodedTexts
     sizes: Tensor
 
     @property
@@ -99,7 +99,7 @@ class Data:
     """The parts "train" and "validation", the tasks by name, and the words that they are written in."""
 
     parts: Mapping[str, Part]
-    tasks: Mapping[str, tuple[Encoded, int]]  # with the number of its last sentences that are for the test
+    tasks: Mapping[str, tuple[EncodedTexts, int]]  # with the number of its last sentences that are for the test
     vocabulary: Vocabulary
 
     def fingerprint(self) -> str:
@@ -112,8 +112,8 @@ class Data:
 
 def load(config: PairsConfig, session: Session) -> Data:
     """The documents and the tasks of a run, as numbers of words."""
-    hidden = labelled_sentences.held_out(config.tasks)
-    texts = running_text.load(config.data, config.split, session.data_root)
+    hidden = labelled_sentences.sentences_to_exclude(config.tasks)
+    texts = running_text.load_documents(config.data, config.split, session.data_root)
     documents = [piece for text in texts for piece in _pieces(text, hidden)]
     held = max(1, round(config.holdout * len(documents)))
     if len(documents) <= held:
@@ -127,7 +127,7 @@ def load(config: PairsConfig, session: Session) -> Data:
         parts[name] = Part(rows, torch.tensor([len(document) for document in its]))
     tasks = {}
     for name in config.tasks:
-        task = labelled_sentences.load(name, session.data_root)
+        task = labelled_sentences.load_task(name, session.data_root)
         tasks[name] = known.encode(task.sentences, READ, task.labels), task.tests
     return Data(parts, tasks, known)
 

@@ -15,7 +15,7 @@ from torch import nn
 from uncollapse.diagnosis.run import diagnose_activations
 from uncollapse.io import files
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.data.text.vocabulary import known_share
+from uncollapse.lab.data.text.vocabulary import known_word_share
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.task import History, Settings
@@ -114,7 +114,7 @@ def _facts(config: Config, data: Data) -> dict[str, Any]:
     tasks = {}
     for name, (rows, tests) in data.tasks.items():
         assert rows.labels is not None
-        shares = short({"known": known_share(rows), "always": probes.always(rows.labels, tests)})
+        shares = short({"known": known_word_share(rows), "always": probes.always(rows.labels, tests)})
         tasks[name] = {"sentences": len(rows), **shares}
     words_known = len(data.vocabulary)
     return {"name": config.data, "fingerprint": data.fingerprint(), "words": words_known, **parts, "tasks": tasks}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.data.text.encoded import Encoded, in_order
+from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.sharding import slice_of
 from uncollapse.lab.engine.task import Task
@@ -57,7 +57,7 @@ class PairBatch:
 class Batches:
     """Batches of pairs, made when they are asked for."""
 
-    def __init__(self, rows: Encoded, groups: Sequence[Tensor]) -> None:
+    def __init__(self, rows: EncodedTexts, groups: Sequence[Tensor]) -> None:
         self.rows, self.groups = rows, groups
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class Training:
         return x, y
 
     @torch.no_grad()
-    def layers(self, rows: Encoded, which: Tensor | None = None, names: Sequence[str] = ()) -> dict[str, Tensor]:
+    def layers(self, rows: EncodedTexts, which: Tensor | None = None, names: Sequence[str] = ()) -> dict[str, Tensor]:
         """The pooled rows (n, d) of some layers, or of all, in the order of the sentences, without half precision.
 
         which: numbers of the sentences; all, if not given.
@@ -156,7 +156,7 @@ class Training:
         self.encoders.eval()
         device = next(self.encoders.parameters()).device
         chosen = torch.arange(len(rows)) if which is None else which
-        groups = in_order(rows.lengths[chosen], JUDGED)
+        groups = batches_by_length(rows.lengths[chosen], JUDGED)
         found: dict[str, list[Tensor]] = {}
         for group in groups:
             made = rows.batch(chosen[group])

@@ -7,7 +7,7 @@ from typing import Any
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.image import image_sets
-from uncollapse.lab.data.image.image_source import ImageSet, Pictures, split
+from uncollapse.lab.data.image.image_source import Images, ImageSet, split_images
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.experiments.vit import start_weights
@@ -187,7 +187,7 @@ class Data:
     """The pictures of a run: train, validation if some are held back, test."""
 
     set: ImageSet
-    parts: Mapping[str, Pictures]
+    parts: Mapping[str, Images]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -202,8 +202,8 @@ class Data:
 
 def load(config: VisionConfig, session: Session) -> Data:
     """The pictures of a run."""
-    found = image_sets.load(config.data, session.data_root, config.class_list)
-    parts = split(found.train, config.examples, config.holdout, SPLIT_SEED)
+    found = image_sets.load_image_set(config.data, session.data_root, config.class_list)
+    parts = split_images(found.train, config.examples, config.holdout, SPLIT_SEED)
     return Data(found, parts | {"test": found.test})
 
 

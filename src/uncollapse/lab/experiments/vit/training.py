@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
-from uncollapse.lab.data.image.augmentation import Look, for_judging, for_training
-from uncollapse.lab.data.image.image_batches import Batches, ImageBatch, epoch_order
-from uncollapse.lab.data.image.image_source import Pictures
+from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform, training_transform
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
+from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.task import Task
@@ -32,7 +32,7 @@ class Training:
     skipped: pictures that could not be read, by the part that they belong to; training counts each time that one came.
     """
 
-    def __init__(self, model: WithPatchHead, config: Any, parts: Mapping[str, Pictures], session: Session) -> None:
+    def __init__(self, model: WithPatchHead, config: Any, parts: Mapping[str, Images], session: Session) -> None:
         self.model, self.config, self.parts, self.session = model, config, parts, session
         weights = {"cosine": config.cosine_loss, "contrast": config.contrast_loss, "mixing": config.mixing_loss}
         self.losses = PatchLosses(model.vit, weights, absolute=config.absolute, form=config.contrast_form)
@@ -66,11 +66,11 @@ class Training:
         accumulate: int = self.config.accumulate
         return math.ceil(len(self.batches(1)) / accumulate)
 
-    def batches(self, epoch: int) -> Batches:
+    def batches(self, epoch: int) -> ImageBatches:
         """Those of an epoch."""
         config, pictures = self.config, self.parts["train"]
         seed = 1_000_003 * config.seed + epoch
-        transform = for_training(
+        transform = training_transform(
             self.look,
             crop=config.crop,
             least_area=config.least_area,
@@ -81,7 +81,7 @@ class Training:
         )
         order = epoch_order(len(pictures), seed, config.repeats)
         count = partial(self._count, "train")
-        return Batches(pictures, order, config.batch, transform, seed, self.session.workers, count)
+        return ImageBatches(pictures, order, config.batch, transform, seed, self.session.workers, count)
 
     def loss(self, model: Any, batch: ImageBatch) -> Tensor:
         """Of the labels, with the losses on patches."""
@@ -117,11 +117,11 @@ class Training:
             raise UsageError(f"None of the {len(self.parts[part])} {part} pictures can be read. The last was {unread}.")
         return right / count
 
-    def judged(self, part: str, which: Tensor | None = None, size: int = JUDGED) -> Batches:
+    def judged(self, part: str, which: Tensor | None = None, size: int = JUDGED) -> ImageBatches:
         """Pictures of a part as they are judged, without augmentation; all of them, or some."""
         pictures = self.parts[part] if which is None else self.parts[part].chosen(which)
-        transform = for_judging(self.look, crop=self.config.crop)
-        return Batches(pictures, range(len(pictures)), size, transform, workers=self.session.workers)
+        transform = evaluation_transform(self.look, crop=self.config.crop)
+        return ImageBatches(pictures, range(len(pictures)), size, transform, workers=self.session.workers)
 
     def diagnosis(self) -> Diagnosis:
         """Layer by layer on some test pictures, attention too."""
@@ -145,13 +145,13 @@ class Training:
         self.skipped[part] = self.skipped.get(part, 0) + skipped
 
 
-def look_of(vit: Any) -> Look:
+def look_of(vit: Any) -> InputSpec:
     """What a model of timm wants of a picture."""
     facts: dict[str, Any] = import_optional("timm.data", "timm").resolve_data_config({}, model=vit)
     height, width = vit.patch_embed.img_size
     if height != width:
         raise UsageError(f"The model takes pictures of {height} by {width} pixels; this recipe has square ones.")
-    return Look(height, tuple(facts["mean"]), tuple(facts["std"]), facts["interpolation"])
+    return InputSpec(height, tuple(facts["mean"]), tuple(facts["std"]), facts["interpolation"])
 
 
 def _mixer(vit: Any, config: Any) -> mixing.Mixer:

@@ -25,7 +25,7 @@ KINDS = {"ids": torch.int32, "starts": torch.int64, "types": torch.uint8}
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedTexts:
     """Token ids of many examples, one behind the other.
 
     ids, types: of all tokens; types tell the first sentence from the second, and are missing where the model does not
@@ -68,7 +68,7 @@ class Encoded:
         return made
 
 
-def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool, cache: Path | None) -> Encoded:
+def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool, cache: Path | None) -> EncodedTexts:
     """Token ids of examples, from the cache if they are there.
 
     Args:
@@ -79,18 +79,18 @@ def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool
         cache: folder that keeps them; None keeps nothing.
     """
     path = None if cache is None else cache / "tokens" / f"{_key(examples, tokenizer, max_length)}.safetensors"
-    kept = None if path is None else _kept(path, len(examples))
+    kept = None if path is None else _read_cache(path, len(examples))
     if kept is None:
-        kept = _tokens(examples, tokenizer, max_length)
+        kept = _tokenize(examples, tokenizer, max_length)
         if path is not None:
-            _keep(path, kept)
+            _write_cache(path, kept)
     labels = None
     if examples.labels is not None:
         labels = torch.tensor(examples.labels, dtype=torch.long if classes else torch.float32)
-    return Encoded(kept["ids"], kept["starts"], kept.get("types"), labels, int(tokenizer.pad_token_id))
+    return EncodedTexts(kept["ids"], kept["starts"], kept.get("types"), labels, int(tokenizer.pad_token_id))
 
 
-def _tokens(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
+def _tokenize(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
     texts = [list(side) for side in (examples.first, examples.second) if side is not None]
     lengths, found = [0], dict[str, list[Tensor]]()
     for start in range(0, len(examples), CHUNK):
@@ -109,7 +109,7 @@ def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
     if backend is None:
         kind = json.dumps([tokenizer.get_vocab(), tokenizer.init_kwargs], sort_keys=True, default=str)
     else:
-        kind = _settled(backend.to_str())
+        kind = _without_call_state(backend.to_str())
     calls = f"{tokenizer.truncation_side} {tokenizer.model_input_names} {max_length} {examples.second is None}"
     digest = hashlib.sha256()
     for part in (type(tokenizer).__name__, kind, calls, *examples.first, *(examples.second or ())):
@@ -118,19 +118,19 @@ def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
     return digest.hexdigest()[:32]
 
 
-def _settled(description: str) -> str:
+def _without_call_state(description: str) -> str:
     """A tokenizer's description without what each call sets anew."""
     return json.dumps(json.loads(description) | {"truncation": None, "padding": None}, sort_keys=True)
 
 
-def _kept(path: Path, examples: int) -> dict[str, Tensor] | None:
+def _read_cache(path: Path, examples: int) -> dict[str, Tensor] | None:
     """What is in the cache; nothing if it is not there, or not what we wrote: then it is made again."""
     try:
         found = load(path.read_bytes())
     except (OSError, SafetensorError):
         return None
     seal = found.pop(SEAL, None)
-    if seal is None or not {"ids", "starts"} <= set(found) <= set(KINDS) or not torch.equal(seal, _seal(found)):
+    if seal is None or not {"ids", "starts"} <= set(found) <= set(KINDS) or not torch.equal(seal, _checksum(found)):
         return None
     ids, starts = found["ids"], found["starts"]
     sound = all(tensor.dtype == KINDS[name] and tensor.dim() == 1 for name, tensor in found.items())
@@ -138,14 +138,14 @@ def _kept(path: Path, examples: int) -> dict[str, Tensor] | None:
     return found if sound and starts[0] == 0 and starts[-1] == len(ids) and bool((starts.diff() >= 0).all()) else None
 
 
-def _seal(tokens: dict[str, Tensor]) -> Tensor:
+def _checksum(tokens: dict[str, Tensor]) -> Tensor:
     """Bytes that change when any token does: a disk that is wrong in one bit would make another run of it."""
     return torch.tensor(list(fingerprint(tokens[name] for name in sorted(tokens)).encode()), dtype=torch.uint8)
 
 
-def _keep(path: Path, tokens: dict[str, Tensor]) -> None:
+def _write_cache(path: Path, tokens: dict[str, Tensor]) -> None:
     try:
-        files.write(path, save(tokens | {SEAL: _seal(tokens)}))
+        files.write(path, save(tokens | {SEAL: _checksum(tokens)}))
     except OSError as error:
         _warn(f"Token ids cannot be kept in {path.parent}: {error.strerror}. They are made anew for each run.")
 
@@ -156,7 +156,7 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=4)
 
 
-def bucketed(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+def length_buckets(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """Batches in a random order, each of examples of about the same length, so that little is filled up.
 
     Examples are shuffled, cut into pools of 50 batches, and sorted by length within each; then batches are shuffled.
@@ -170,6 +170,6 @@ def bucketed(lengths: Tensor, size: int, generator: torch.Generator) -> list[Ten
     return [batches[n] for n in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def in_order(lengths: Tensor, size: int) -> list[Tensor]:
+def batches_by_length(lengths: Tensor, size: int) -> list[Tensor]:
     """Batches of all examples by length, for an evaluation."""
     return list(torch.split(lengths.argsort(stable=True), size))
