@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import uncollapse as uc
-from uncollapse.cli.choices import PLACES
+from uncollapse.cli.options import PLACES
 from uncollapse.errors import UsageError, did_you_mean, file_errors, import_optional
 
 SOURCE = Path(uc.__file__).parent

@@ -75,22 +75,22 @@ def requires(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def test_a_plain_installation_is_well_and_says_what_could_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     requires(monkeypatch, "torch>=2.6", 'not-there>=1; extra == "timm"', "uncollapse[hf,train]; extra == 'text'")
-    (timm,) = [finding for finding in health_installation.parts() if finding.name == "timm"]
+    (timm,) = [finding for finding in health_installation._check_extras() if finding.name == "timm"]
     assert (timm.state, timm.remedy) == ("missing", 'pip install -U "uncollapse[timm]"')
     assert timm.words == "vision models of timm: not-there is not installed"
-    assert not any(finding.name == "text" for finding in health_installation.parts())
+    assert not any(finding.name == "text" for finding in health_installation._check_extras())
 
 
 def test_an_old_or_broken_library_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     requires(monkeypatch, "torch>=99.1", 'rich (>=13) ; extra == "report"')
-    old = next(finding for finding in health_installation.versions() if finding.name == "torch")
+    old = next(finding for finding in health_installation._check_versions() if finding.name == "torch")
     assert (old.state, "99.1 or later is needed" in old.words) == ("bad", True)
 
     def broken(name: str) -> None:
         raise RuntimeError("operator x::y\ndoes not exist")
 
     monkeypatch.setattr(health_installation, "import_module", broken)
-    (report,) = [finding for finding in health_installation.parts() if finding.name == "report"]
+    (report,) = [finding for finding in health_installation._check_extras() if finding.name == "report"]
     assert report.state == "bad"
     assert report.words.endswith("cannot be imported: operator x::y does not exist")
 
@@ -100,7 +100,7 @@ def test_without_metadata_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert [finding.name for finding in health_installation.versions()] == ["python", "uncollapse"]
+    assert [finding.name for finding in health_installation._check_versions()] == ["python", "uncollapse"]
 
 
 def test_the_extras_are_those_of_the_package() -> None:
@@ -143,7 +143,7 @@ def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def results() -> Iterator[Finding]:
-    return (finding for finding in health_self_check.checks() if finding.name.startswith("kernel, cpu"))
+    return (finding for finding in health_self_check._run_self_checks() if finding.name.startswith("kernel, cpu"))
 
 
 def test_the_self_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

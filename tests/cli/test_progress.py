@@ -33,7 +33,7 @@ def plain(stream: io.StringIO) -> str:
 def test_a_bar_comes_with_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
-    with progress.Waiting() as bar:
+    with progress.ProgressBar() as bar:
         done = bar.stage("Measuring [x]", total=4)
         done(3)
         bar.note("A note [bold].")
@@ -46,7 +46,7 @@ def test_a_bar_comes_with_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_training_has_its_figures_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
-    with progress.Waiting() as bar:
+    with progress.ProgressBar() as bar:
         done = bar.training("Seed 0")
         done(150, 200, {"epoch": 150, "loss": 0.51234})
         done(151, 200, {"epoch": 151, "loss": 0.41234, "validation": 0.7654, "validation_loss": 1.0})
@@ -62,7 +62,7 @@ def test_speed_and_time_left_stand_on_a_narrow_terminal_too(monkeypatch: pytest.
     terminal = at_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
-    with progress.Waiting() as bar:
+    with progress.ProgressBar() as bar:
         done = bar.training("Seed 0")
         for steps in (1, 2, 3):
             done(steps, 4, {"epoch": 299, "loss": 0.512, "images/s": 1286.2, "validation": 0.512})
@@ -74,7 +74,7 @@ def test_speed_and_time_left_stand_on_a_narrow_terminal_too(monkeypatch: pytest.
 def test_stages_stand_before_and_behind_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
-    with progress.Waiting() as bar:
+    with progress.ProgressBar() as bar:
         done, doing = bar.training("Seed 0"), bar.within("Seed 0")
         doing("reading")
         time.sleep(0.3)
@@ -92,7 +92,7 @@ def test_stages_stand_before_and_behind_a_training(monkeypatch: pytest.MonkeyPat
 
 def test_nothing_is_shown_for_what_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
-    with progress.Waiting() as bar:
+    with progress.ProgressBar() as bar:
         bar.stage("Measuring", total=4)(4)
     assert terminal.getvalue() == ""
 
@@ -101,7 +101,7 @@ def test_nothing_but_notes_is_shown_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
-    with progress.Waiting() as bar:
+    with progress.ProgressBar() as bar:
         bar.stage("Measuring", total=4)(1)
         bar.note("A note.")
         time.sleep(0.1)
@@ -112,6 +112,6 @@ def test_streams_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
     before = sys.stdout, sys.stderr
-    with progress.Waiting():
+    with progress.ProgressBar():
         time.sleep(0.1)
     assert (sys.stdout, sys.stderr) == before

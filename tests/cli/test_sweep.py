@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.lab.sweep_recipe import registered
 from typer.testing import Result
 
-from uncollapse.cli.sweep_progress import Bars
+from uncollapse.cli.progress import SweepBars
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Session
@@ -210,7 +210,7 @@ def test_bars_show_what_runs_and_what_is_left(tiny: ModuleType, tmp_path: Path) 
     agenda = Agenda(tiny.RECIPE, Grid({"size": (60, 120)}).cells(tiny.Config), Results(tmp_path))
     first, second = (type("Worker", (), {"steps": steps})() for steps in ((30, 200), (0, 0)))
     sweep = SimpleNamespace(agenda=agenda, running={first: agenda.take()}, seconds_left=lambda: 240.0)
-    with Bars(console) as bars:
+    with SweepBars(console) as bars:
         bars.changed(sweep)
         sweep.running[second] = agenda.take()
         bars.changed(sweep)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import Result
 
-from uncollapse.cli import output
+from uncollapse.cli import console
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.tables.paper_table import Board, Published
@@ -73,7 +73,7 @@ def test_on_the_terminal(table: Run, filled: Path) -> None:
 def test_a_narrow_terminal_gets_the_columns_one_below_the_other(
     table: Run, filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "WIDE", 45)
+    monkeypatch.setattr(console, "WIDE", 45)
     lines = table("made-up").stdout.splitlines()
     assert [line.strip() for line in lines].count("data cora") == 2
     assert any("contra" in line and "✓ 80.50 ± 0.71 (2)" in line for line in lines)

@@ -279,10 +279,10 @@ def test_ctrl_c_before_the_training_promises_nothing(run: Run, monkeypatch: pyte
 def test_progress_is_told_to_the_bar(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
-    def watched(self: waiting.Waiting, words: str) -> Callable[..., None]:
+    def watched(self: waiting.ProgressBar, words: str) -> Callable[..., None]:
         return lambda *progress: seen.append((words, *progress[:2]))
 
-    monkeypatch.setattr(waiting.Waiting, "training", watched)
+    monkeypatch.setattr(waiting.ProgressBar, "training", watched)
     run("train", "slope", "--seeds", 2, "--epochs", 2)
     assert seen == [
         ("Seed 0 (1 of 2)", 1, 2),

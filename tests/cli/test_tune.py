@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.lab.sweep_recipe import registered
 from typer.testing import Result
 
-from uncollapse.cli import tune_words
-from uncollapse.cli.tune_progress import TrialBars
+from uncollapse.cli import tune
+from uncollapse.cli.progress import TrialBars
 from uncollapse.tuning.trial_result import TrialResult
 
 Run = Callable[..., Result]
@@ -62,7 +62,7 @@ def test_test_figures_are_told_at_the_end_only(ended: str, tells: bool) -> None:
     made = SimpleNamespace(
         best=tried, baseline=tried, searched=searched, ended=ended, shares={}, judged=lambda tried: {"test": 0.5}
     )
-    lines = tune_words.findings(made)  # type: ignore[arg-type]
+    lines = tune._findings(made)  # type: ignore[arg-type]
     assert lines == [
         "No cure was better than none: validation 25.00 %.",
         *["The search did not look at: test 50.00 %."] * tells,

@@ -70,8 +70,8 @@ def parsed(words: list[str]) -> None:
     context = command.make_context(words[0], list(rest))
     if recipe is not None and words[0] == "train":
         given = context.params
-        named = recipe_flags.named(recipe, given.get("preset"), given.get("quick", False))
-        recipe_flags.chosen(context, recipe.config, named, [], given["pairs"] or [])
+        named = recipe_flags.named_settings(recipe, given.get("preset"), given.get("quick", False))
+        recipe_flags.read_config(context, recipe.config, named, [], given["pairs"] or [])
 
 
 def flags(command: Any) -> set[str]:

@@ -186,9 +186,9 @@ def test_every_command_refuses_an_unknown_flag(run: Callable[..., Result], name:
 def test_files_stay_in_the_folder_whatever_a_model_is_called(
     tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
-    from uncollapse.cli.output import folder
+    from uncollapse.cli.console import output_folder
 
-    place = folder(None, name)
+    place = output_folder(None, name)
     assert place.name == str(place)
     assert len(place.name.encode()) < 200
     (tmp_path_factory.getbasetemp() / place).exists()

@@ -10,7 +10,7 @@ from uncollapse.cli.demo_command import demo
 from uncollapse.cli.diagnose import diagnose
 from uncollapse.cli.doctor import doctor
 from uncollapse.cli.embeddings import embeddings
-from uncollapse.cli.failures import Commands
+from uncollapse.cli.failures import CommandGroup
 from uncollapse.cli.list import list_names
 from uncollapse.cli.options import flag
 from uncollapse.cli.sweep import sweep
@@ -21,7 +21,7 @@ from uncollapse.errors import UsageError
 
 SHARED = ("train", "diagnose", "embeddings")  # what several processes can do together
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:

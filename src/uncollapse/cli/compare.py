@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from uncollapse.cli import output
+from uncollapse.cli import console
+from uncollapse.cli.console import escape_controls
 from uncollapse.cli.options import flag, option
-from uncollapse.cli.printing import printable
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,29 +41,29 @@ def compare(
         raise UsageError("A comparison needs two diagnoses or more, got one.")
     if out is not None and out.is_dir():
         raise UsageError(f"{out} is a folder; --out takes the name of the report file.")
-    diagnoses = _told_apart([_read(path) for path in files], files)
+    diagnoses = _distinguish([_read(path) for path in files], files)
     words = {other.model: report.difference(diagnoses[0], other) for other in diagnoses[1:]}
     if as_json:
         typer.echo(json.dumps({"diagnoses": [_facts(d) for d in diagnoses], "differences": words}, ensure_ascii=False))
     else:
-        _show(diagnoses, words)
+        _print(diagnoses, words)
     if out is not None or not as_json:
         try:
             typer.echo(f"Written: {report.write(diagnoses, out or REPORT)}", err=as_json)
         except ImportError as error:
-            output.note(f"There is no report: {error}")
+            console.print_note(f"There is no report: {error}")
 
 
-def _show(diagnoses: "list[Diagnosis]", words: dict[str, list[str]]) -> None:
-    terminal = output.console()
+def _print(diagnoses: "list[Diagnosis]", words: dict[str, list[str]]) -> None:
+    terminal = console.stdout_console()
     terminal.print(_table(diagnoses))
     for diagnosis in diagnoses:
         for cure in diagnosis.settings.get("cures", ()):
-            output.paragraph(terminal, f"{diagnosis.model}: with {cure}")
+            console.print_paragraph(terminal, f"{diagnosis.model}: with {cure}")
     for name, sentences in words.items():
-        output.paragraph(terminal, f"{diagnoses[0].model} → {name}", style="bold")
+        console.print_paragraph(terminal, f"{diagnoses[0].model} → {name}", style="bold")
         for sentence in sentences:
-            output.paragraph(terminal, sentence, bullet=" · ")
+            console.print_paragraph(terminal, sentence, bullet=" · ")
 
 
 def _read(path: Path) -> "Diagnosis":
@@ -72,14 +72,14 @@ def _read(path: Path) -> "Diagnosis":
 
     path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` made
     try:
-        return Diagnosis.of(printable(typed_json.parse(path.read_bytes())))
+        return Diagnosis.of(escape_controls(typed_json.parse(path.read_bytes())))
     except OSError as error:
         raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise UsageError(f"{path} is no diagnosis that can be read: {error}") from error
 
 
-def _told_apart(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagnosis]":
+def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagnosis]":
     """With the files' names where two have the same model, such as one before and after."""
     names = Counter(d.model for d in diagnoses)
     paths = [path.parent.name if path.stem == "diagnosis" and path.parent.name else path.stem for path in files]

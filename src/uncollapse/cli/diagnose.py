@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from uncollapse import distributed
-from uncollapse.cli import output
-from uncollapse.cli.choices import DEVICES, DTYPES, GRAPHS, PLACES, Layout
-from uncollapse.cli.completion import among
-from uncollapse.cli.devices import chosen
-from uncollapse.cli.failures import sentence
-from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, flag, option
-from uncollapse.cli.progress import Waiting
+from uncollapse.cli import console
+from uncollapse.cli.console import select_device
+from uncollapse.cli.failures import error_sentence
+from uncollapse.cli.options import (
+    DEVICES,
+    DTYPES,
+    GRAPHS,
+    PLACES,
+    AsJson,
+    FailOnCollapse,
+    Layout,
+    Name,
+    Out,
+    complete_from,
+    flag,
+    option,
+)
+from uncollapse.cli.progress import ProgressBar
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:  # what measures is imported when something is measured
@@ -39,7 +50,7 @@ def diagnose(
             "NAME|FILE",
             f"{', '.join(GRAPHS)}; .npz (node_features, edges); .pt (x, edge_index).",
             DATA,
-            autocompletion=among(GRAPHS),
+            autocompletion=complete_from(GRAPHS),
         ),
     ] = None,
     batches: Annotated[str | None, option("MODULE:FUNCTION", "A function that returns batches.", DATA)] = None,
@@ -49,14 +60,16 @@ def diagnose(
     max_batches: Annotated[int | None, option("N", "Stop after so many.", DATA, min=1)] = None,
     checkpoint: Annotated[Path | None, option("FILE", "Weights to load: safetensors or torch.", MODEL)] = None,
     random_weights: Annotated[bool, flag("--random-weights", "The architecture without its weights.", MODEL)] = False,
-    device: Annotated[str, option("DEVICE", "cpu, cuda, mps or auto.", MODEL, autocompletion=among(DEVICES))] = "auto",
+    device: Annotated[
+        str, option("DEVICE", "cpu, cuda, mps or auto.", MODEL, autocompletion=complete_from(DEVICES))
+    ] = "auto",
     dtype: Annotated[
         str | None,
         option(
             "DTYPE",
             f"{', '.join(DTYPES)} (the stored one); without it HuggingFace models are float32.",
             MODEL,
-            autocompletion=among(DTYPES),
+            autocompletion=complete_from(DTYPES),
         ),
     ] = None,
     layers: Annotated[
@@ -72,7 +85,7 @@ def diagnose(
             "PLACE",
             "Where in a block, such as attention.residual; repeatable.",
             MEASURE,
-            autocompletion=among(PLACES),
+            autocompletion=complete_from(PLACES),
         ),
     ] = ["block"],  # noqa: B006
     attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
@@ -93,21 +106,21 @@ def diagnose(
     distributed.join_group(device)
     wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
     settings: dict[str, Any] = {"layers": layers or None, "layout": layout, "part": part, "places": places}
-    settings |= {"attention": attention, "tokens": tokens, "baseline": int(baseline), "device": chosen(device)}
+    settings |= {"attention": attention, "tokens": tokens, "baseline": int(baseline), "device": select_device(device)}
     settings["gather"] = distributed.launch_size() > 1
-    with Waiting() as waiting:
+    with ProgressBar() as waiting:
         waiting.stage("Loading the model")
         loaded = io.load_model(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
         if distributed.is_launch_rank_zero() and (out is not None or not as_json):
-            output.check_writable(output.folder(out, loaded.name))
+            console.check_writable(console.output_folder(out, loaded.name))
         data = _data(loaded, wanted, settings)
         _tell(loaded, data, waiting.note)
         settings["progress"] = waiting.stage(f"Measuring {loaded.name}", data.total)
         diagnosis = _measured(loaded, data, wanted, settings)
     if not distributed.is_launch_rank_zero():
-        raise typer.Exit(output.code(diagnosis, fail_on_collapse))
-    output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+        raise typer.Exit(console.exit_code(diagnosis, fail_on_collapse))
+    console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
 def _data(loaded: "LoadedModel", wanted: "DataRequest", settings: dict[str, Any]) -> "Data":
@@ -149,8 +162,8 @@ def _measured(loaded: "LoadedModel", data: "Data", wanted: "DataRequest", settin
     except ValueError as error:  # our own checks of what was asked for, and the model's of what it was given
         raise UsageError(str(error)) from error
     except Exception as error:
-        raise RuntimeError(f"{loaded.name} failed on {data.words}: {sentence(error)}") from error
+        raise RuntimeError(f"{loaded.name} failed on {data.words}: {error_sentence(error)}") from error
     if data.unreadable and distributed.is_launch_rank_zero():
         names = ", ".join(path.name for path in data.unreadable[:5]) + (", …" if len(data.unreadable) > 5 else "")
-        output.note(f"Left out, since they cannot be read as images: {names} ({len(data.unreadable)} in all).")
+        console.print_note(f"Left out, since they cannot be read as images: {names} ({len(data.unreadable)} in all).")
     return diagnosis

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uncollapse.cli import output
+from uncollapse.cli import console
 from uncollapse.cli.options import flag
-from uncollapse.cli.progress import Waiting
+from uncollapse.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from uncollapse.cli.health_doc import Finding
@@ -27,7 +27,7 @@ def doctor(
     from uncollapse.cli import health_doc
 
     found = []
-    with Waiting() as waiting:
+    with ProgressBar() as waiting:
         waiting.stage("Examining")
         for finding in health_doc.examine():
             found.append(finding)
@@ -45,13 +45,13 @@ def _bad(found: "list[Finding]") -> "list[Finding]":
 
 
 def _show(found: "list[Finding]") -> None:
-    terminal = output.console()
+    terminal = console.stdout_console()
     for group in dict.fromkeys(finding.group for finding in found):
         terminal.print(Text(group, style="bold"))
         for finding in found:
             if finding.group == group:
                 _line(terminal, finding)
-    output.paragraph(terminal, _sum(found), style="bold red" if _bad(found) else "bold green")
+    console.print_paragraph(terminal, _sum(found), style="bold red" if _bad(found) else "bold green")
 
 
 def _line(terminal: Console, finding: "Finding") -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from uncollapse import distributed
-from uncollapse.cli import output
+from uncollapse.cli import console
 from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
-from uncollapse.cli.progress import Waiting
+from uncollapse.cli.progress import ProgressBar
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ def embeddings(
     distributed.join_group("cpu")  # first: what is wrong is then said once, not by each process
     name = name or file.stem
     if out is not None or not as_json:
-        output.check_writable(output.folder(out, name))
+        console.check_writable(console.output_folder(out, name))
     rows = open_rows(file, key)
-    second = None if pairs is None else _second(rows, pairs, key)
+    second = None if pairs is None else _open_pairs(rows, pairs, key)
     asked = {"t": t, "alpha": alpha, "level": level, "draws": draws, "name": name}
-    with Waiting() as waiting:
-        diagnosis = _measured(rows, second, asked, waiting)
+    with ProgressBar() as waiting:
+        diagnosis = _measure(rows, second, asked, waiting)
     if distributed.is_launch_rank_zero():
-        output.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+        console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
-def _measured(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: Waiting) -> "Diagnosis":
+def _measure(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: ProgressBar) -> "Diagnosis":
     """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.embedding_rows import prefetch
@@ -70,7 +70,7 @@ def _measured(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waitin
         raise UsageError(str(error)) from error
 
 
-def _second(rows: "Rows", path: Path, key: str | None) -> "Rows":
+def _open_pairs(rows: "Rows", path: Path, key: str | None) -> "Rows":
     from uncollapse.io.embedding_files import open_rows
 
     second = open_rows(path, key)

@@ -12,23 +12,23 @@ import typer
 from typer.core import TyperGroup
 
 from uncollapse import distributed
-from uncollapse.cli import completion
-from uncollapse.cli.printing import printable
+from uncollapse.cli import options
+from uncollapse.cli.console import escape_controls
 from uncollapse.errors import UsageError
 from uncollapse.io.files import ADVICE, NotWrittenError
 
 LONGEST = 2000  # letters of a sentence: a name in a file may have any number
-HOME = str(Path(__file__).parents[1])
+PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands; an error in one of them is told in one sentence, unless --debug asks for the traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; --debug may stand anywhere."""
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
-        completion.told(ctx, args)
+        options.handle_completion_flags(ctx, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -39,7 +39,7 @@ class Commands(TyperGroup):
         try:
             with warnings.catch_warnings():
                 if not ctx.params["debug"]:
-                    warnings.showwarning = _note
+                    warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except (typer.Abort, BrokenPipeError):
             raise
@@ -55,7 +55,7 @@ class Commands(TyperGroup):
                 raise
             known = isinstance(error, OSError) and error.errno in ADVICE
             usage = known or isinstance(error, UsageError | NotWrittenError)
-            words = f"Error: {sentence(error)}{'' if usage else ' (--debug shows where.)'}"
+            words = f"Error: {error_sentence(error)}{'' if usage else ' (--debug shows where.)'}"
             if said := distributed.failure_message(error, words):
                 typer.echo(said, err=True)
             raise typer.Exit(2 if usage else 1) from None
@@ -63,26 +63,28 @@ class Commands(TyperGroup):
             distributed.leave_group()
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """What an error says, on one line."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     if isinstance(error, OSError) and error.strerror and not isinstance(error, NotWrittenError):
-        text = _of_the_system(error)
-    words = printable(" ".join(str(text).split())) or type(error).__name__
+        text = _system_error(error)
+    words = escape_controls(" ".join(str(text).split())) or type(error).__name__
     return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
 
 
-def _of_the_system(error: OSError) -> str:
+def _system_error(error: OSError) -> str:
     """What the system refused: the file, if it names one, the reason and what to do, if that is known."""
     file = error.filename2 or error.filename
     told = f"{error.strerror}." if file is None else f"{file}: {error.strerror}."
     return " ".join(filter(None, (told, ADVICE.get(error.errno or 0))))
 
 
-def _note(
+def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     """Warnings of ours and of the user's own files in one line; those of other libraries are for their programmers."""
     words = " ".join(str(message).split())
-    if (filename.startswith(HOME) or "site-packages" not in filename) and distributed.is_first_to_report(words):
+    if (filename.startswith(PACKAGE_FOLDER) or "site-packages" not in filename) and distributed.is_first_to_report(
+        words
+    ):
         print(f"Note: {words}", file=sys.stderr)

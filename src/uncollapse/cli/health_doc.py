@@ -10,8 +10,8 @@ __all__ = ["Finding", "examine"]
 
 def examine() -> Iterator[Finding]:
     """All findings, each as soon as it is made."""
-    yield from health_installation.versions()
-    yield from health_machine.devices()
-    yield from health_installation.parts()
-    yield from health_machine.places()
-    yield from health_self_check.checks()
+    yield from health_installation._check_versions()
+    yield from health_machine._check_devices()
+    yield from health_installation._check_extras()
+    yield from health_machine._check_folders()
+    yield from health_self_check._run_self_checks()

@@ -12,7 +12,7 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.cli.health_findings import Finding, State
 from uncollapse.io.loading import silence_libraries
 
-VERSIONS, PARTS = "Versions", "Optional parts"
+VERSIONS, EXTRAS = "Versions", "Optional parts"
 REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*])?\s*\(?(?:>=\s*([\w.]+))?")
 EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}  # where the name of the module is another one
@@ -39,30 +39,30 @@ class Requirement:
     extra: str | None
 
 
-def versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     """Python, the package, and the libraries that every installation has."""
     yield Finding(VERSIONS, "python", "good", platform.python_version())
     yield Finding(VERSIONS, "uncollapse", "good", __version__)
     for requirement in _requirements():
         if requirement.extra is None:
-            state, words = _look(requirement)
+            state, words = _check_requirement(requirement)
             remedy = "" if state == "good" else f'pip install -U "{requirement.name}"'
             yield Finding(VERSIONS, requirement.name, "good" if state == "good" else "bad", words, remedy)
 
 
-def parts() -> Iterator[Finding]:
+def _check_extras() -> Iterator[Finding]:
     """The extras: whether their libraries are there and can be imported."""
     yield from _torchvision()
     wanted = _requirements()
     for extra, use in USES.items():
         own = [requirement for requirement in wanted if requirement.extra == extra and requirement.name != "uncollapse"]
-        looked = [(one.name, *_look(one)) for one in own]
+        looked = [(one.name, *_check_requirement(one)) for one in own]
         if not looked:
             continue
         states = {state for _, state, _ in looked}
         state: State = "bad" if "bad" in states else "missing" if "missing" in states else "good"
         words = f"{use}: {', '.join(f'{name} {words}' for name, _, words in looked)}"
-        yield Finding(PARTS, extra, state, words, "" if state == "good" else f'pip install -U "uncollapse[{extra}]"')
+        yield Finding(EXTRAS, extra, state, words, "" if state == "good" else f'pip install -U "uncollapse[{extra}]"')
 
 
 def _requirements() -> list[Requirement]:
@@ -79,7 +79,7 @@ def _requirements() -> list[Requirement]:
     return found
 
 
-def _look(requirement: Requirement) -> tuple[State, str]:
+def _check_requirement(requirement: Requirement) -> tuple[State, str]:
     """Its version, or what is wrong with it."""
     try:
         version = metadata.version(requirement.name)
@@ -112,6 +112,6 @@ def _torchvision() -> Iterator[Finding]:
         remedy = (
             "install the one that belongs to your torch, or call uncollapse.backbones.torchvision_ops.declare() before"
         )
-        yield Finding(PARTS, "torchvision", "missing", words, remedy)
+        yield Finding(EXTRAS, "torchvision", "missing", words, remedy)
     else:
-        yield Finding(PARTS, "torchvision", "good", version)
+        yield Finding(EXTRAS, "torchvision", "good", version)

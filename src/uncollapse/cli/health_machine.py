@@ -12,26 +12,26 @@ import torch
 from uncollapse.cli.health_findings import Finding
 from uncollapse.io import files
 
-DEVICES, PLACES = "Devices", "Files"
+DEVICE_GROUP, FILES = "Devices", "Files"
 LITTLE = 2**30  # bytes of a disk
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 YES = ("1", "true", "yes", "on")
 
 
-def devices() -> Iterator[Finding]:
+def _check_devices() -> Iterator[Finding]:
     """The processor and the accelerators that torch sees."""
     threads = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
-    yield Finding(DEVICES, "cpu", "good", threads)
+    yield Finding(DEVICE_GROUP, "cpu", "good", threads)
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    yield Finding(DEVICES, "cuda", "good" if names else "missing", ", ".join(names) or "torch sees no GPU")
+    yield Finding(DEVICE_GROUP, "cuda", "good" if names else "missing", ", ".join(names) or "torch sees no GPU")
     mps = torch.backends.mps.is_available()
-    yield Finding(DEVICES, "mps", "good" if mps else "missing", "there" if mps else "only on a Mac")
+    yield Finding(DEVICE_GROUP, "mps", "good" if mps else "missing", "there" if mps else "only on a Mac")
     several = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     words = "torch has gloo, so `torchrun` works" if several else "this torch is built without gloo"
-    yield Finding(DEVICES, "several processes", "good" if several else "missing", words)
+    yield Finding(DEVICE_GROUP, "several processes", "good" if several else "missing", words)
 
 
-def places() -> Iterator[Finding]:
+def _check_folders() -> Iterator[Finding]:
     """Folders that are written to, and the hub's."""
     yield _folder("here", Path.cwd(), "results and reports go below this folder")
     yield _folder("cache", files.user_cache(), "what was fetched or made; UNCOLLAPSE_CACHE names another")
@@ -48,9 +48,9 @@ def _folder(name: str, folder: Path, use: str) -> Finding:
             free = shutil.disk_usage(there).free
     except OSError as error:
         words = f"{folder} cannot be written to: {error.strerror}"
-        return Finding(PLACES, name, "bad", words, "work in another folder" if name == "here" else use)
+        return Finding(FILES, name, "bad", words, "work in another folder" if name == "here" else use)
     words = f"{folder}, {free / 2**30:.1f} GiB free: {use}"
-    return Finding(PLACES, name, "bad" if free < LITTLE else "good", words, "make room" if free < LITTLE else "")
+    return Finding(FILES, name, "bad" if free < LITTLE else "good", words, "make room" if free < LITTLE else "")
 
 
 def _hub() -> Finding:
@@ -61,8 +61,8 @@ def _hub() -> Finding:
     told = next((name for name in OFFLINE if os.environ.get(name, "").lower() in YES), None)
     words = f"{kept} models in {constants.HF_HUB_CACHE}"
     if told:
-        return Finding(PLACES, "hub", "missing", f"{words}; {told} is set, so no others are fetched", f"unset {told}")
-    return Finding(PLACES, "hub", "good", f"{words}; others are fetched by name (HF_HUB_OFFLINE=1 forbids it)")
+        return Finding(FILES, "hub", "missing", f"{words}; {told} is set, so no others are fetched", f"unset {told}")
+    return Finding(FILES, "hub", "good", f"{words}; others are fetched by name (HF_HUB_OFFLINE=1 forbids it)")
 
 
 def _minilm() -> Finding:
@@ -72,4 +72,4 @@ def _minilm() -> Finding:
     found = minilm_folder()
     words = "the real model of `uncollapse demo`"
     state, remedy = ("good", "") if found else ("missing", INSTALL_MINILM)
-    return Finding(PLACES, "MiniLM", state, words if found else f"{words} is not installed", remedy)  # type: ignore[arg-type]
+    return Finding(FILES, "MiniLM", state, words if found else f"{words} is not installed", remedy)  # type: ignore[arg-type]

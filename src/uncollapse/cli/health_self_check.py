@@ -17,17 +17,17 @@ ROWS, WIDTH = 600, 32  # more than one tile
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # absolute, of means of unit vectors
 
 
-def checks() -> Iterator[Finding]:
+def _run_self_checks() -> Iterator[Finding]:
     """The kernel on each device and in each precision, a diagnosis, and a cure."""
     for device in _devices():
         for dtype in ALLOWED:
             name = f"kernel, {device}, {str(dtype).removeprefix('torch.')}"
-            yield _told(name, lambda device=device, dtype=dtype: _kernel(device, dtype))  # type: ignore[misc]
-    yield _told("diagnosis", _diagnosis)
-    yield _told("cure", _cure)
+            yield _run_check(name, lambda device=device, dtype=dtype: _kernel(device, dtype))  # type: ignore[misc]
+    yield _run_check("diagnosis", _diagnosis)
+    yield _run_check("cure", _cure)
 
 
-def _told(name: str, check: Callable[[], tuple[bool, str]]) -> Finding:
+def _run_check(name: str, check: Callable[[], tuple[bool, str]]) -> Finding:
     """What a check found, or what it broke on."""
     remedy = "please report it with the output of `uncollapse doctor --json`"
     try:
@@ -52,11 +52,11 @@ def _kernel(device: str, dtype: torch.dtype) -> tuple[bool, str]:
     weights = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
     (slope,) = torch.autograd.grad((mean.float() * weights.to(device, torch.float32)).sum(), ours)
     (right,) = torch.autograd.grad((plain * weights).sum(), theirs)
-    error = max(_apart(mean, plain), _apart(slope, right) / float(weights.abs().max()))
+    error = max(_max_difference(mean, plain), _max_difference(slope, right) / float(weights.abs().max()))
     return error <= ALLOWED[dtype], f"off by {error:.0e} from the plain formula; {ALLOWED[dtype]:.0e} is allowed"
 
 
-def _apart(ours: Tensor, theirs: Tensor) -> float:
+def _max_difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.detach().cpu().double() - theirs.detach()).abs().max())
 
 
@@ -76,12 +76,12 @@ class _Blocks(nn.Module):
 
 def _diagnosis() -> tuple[bool, str]:
     """Tokens that stay apart and tokens that are drawn together, told apart."""
-    apart, together = (_diagnosed(_Blocks(alike)).verdict for alike in (0.0, 0.999))
+    apart, together = (_diagnose_blocks(_Blocks(alike)).verdict for alike in (0.0, 0.999))
     words = f"tokens that stay apart: {apart.kind}; tokens that are drawn together: {together.kind}"
     return not apart.collapsed and together.collapsed, words
 
 
-def _diagnosed(model: nn.Module) -> Diagnosis:
+def _diagnose_blocks(model: nn.Module) -> Diagnosis:
     batches = [torch.randn(8, 24, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     return run.diagnose(model, batches, layers=["parts.*"], layout="tokens", baseline=0)
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from uncollapse.cli import output
-from uncollapse.cli.completion import among
+from uncollapse.cli import console
+from uncollapse.cli.options import complete_from
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.registry import CURES, LOSSES, METRICS
 
@@ -20,7 +20,7 @@ def list_names(
         typer.Argument(
             help="metrics, cures, losses, backbones, recipes or measures",
             metavar="KIND",
-            autocompletion=lambda incomplete: among(KINDS)(incomplete),
+            autocompletion=lambda incomplete: complete_from(KINDS)(incomplete),
         ),
     ] = None,
 ) -> None:
@@ -34,7 +34,7 @@ def list_names(
     table = Table(Column(names[0], no_wrap=True), *names[1:])
     for row in rows:
         table.add_row(*row)
-    output.console().print(table)
+    console.stdout_console().print(table)
 
 
 def _metrics() -> Columns:

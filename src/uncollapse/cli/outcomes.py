@@ -14,14 +14,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from uncollapse.cli import output
+from uncollapse.cli import console
 
-PARTS = ("train", "validation", "dev", "test", "always")  # parts of the data
-SHARES = (*PARTS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and tasks, whose figures are shown times 100
+SPLITS = ("train", "validation", "dev", "test", "always")  # parts of the data
+ACCURACIES = (*SPLITS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and tasks, whose figures are shown times 100
 PER_SECOND = "_per_second"  # ends the name of a speed in a record's pace
 ENDLESS = 10_000  # columns, to find out how many a table would like to have
 DAY = 86_400  # seconds
-KEPT = "epoch"  # the figure that says which epoch's weights were tested
+SELECTED_EPOCH = "epoch"  # the figure that says which epoch's weights were tested
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run that may be done. begun: it would go on from a checkpoint. again: even if its result is there."""
 
     name: str
@@ -57,7 +57,7 @@ class Planned:
         return "begun" if self.begun else "missing"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time in words.
 
     >>> duration(8), duration(240), duration(9000), duration(400_000)
@@ -70,7 +70,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 3 * DAY else f"{round(seconds / DAY):,} days"
 
 
-def speed(value: float) -> str:
+def format_rate(value: float) -> str:
     """A number a second in words: whole from ten on.
 
     >>> speed(3.217), speed(86.4), speed(12345.6)
@@ -79,38 +79,38 @@ def speed(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def show_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
+def print_plan(plan: Sequence[PlannedRun], *, as_json: bool) -> None:
     """Each run with its file and its cost, and the time in all."""
     if as_json:
         facts = [dataclasses.asdict(run) | {"path": str(run.path), "due": run.due} for run in plan]
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    terminal = output.console()
+    terminal = console.stdout_console()
     terminal.print(plan_table(plan))
     for run in plan:
         terminal.print(Text(str(run.path)), soft_wrap=True)
     due = [run for run in plan if run.due]
-    total = f", about {duration(sum(run.seconds for run in due))} on one core" if due else ""
-    output.paragraph(terminal, f"{len(due)} of {len(plan)} would be run{total}. Nothing was run.")
+    total = f", about {format_duration(sum(run.seconds for run in due))} on one core" if due else ""
+    console.print_paragraph(terminal, f"{len(due)} of {len(plan)} would be run{total}. Nothing was run.")
 
 
-def plan_table(plan: Sequence[Planned]) -> Table:
+def plan_table(plan: Sequence[PlannedRun]) -> Table:
     """A line a run: its name, what is there of it, and how long it takes."""
     table = Table("run", "result", box=box.SIMPLE_HEAD)
     table.add_column("on one core", justify="right")
     for run in plan:
-        table.add_row(Text(run.name), run.state, f"about {duration(run.seconds)}" if run.due else "–")
+        table.add_row(Text(run.name), run.state, f"about {format_duration(run.seconds)}" if run.due else "–")
     return table
 
 
-def show(title: str, outcomes: Sequence[Outcome]) -> None:
+def print_outcomes(title: str, outcomes: Sequence[Outcome]) -> None:
     """A line a seed, their mean and deviation, and the files; a line a figure, where that is too wide."""
-    terminal = output.console()
+    terminal = console.stdout_console()
     table = _by_seed(outcomes)
     wide = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum
     terminal.print(Text(title, style="italic"), soft_wrap=True)  # above the table and not in it: it may be far wider
-    terminal.print(table if wide <= terminal.width else _by_figure(outcomes))
-    for words in (*_class_lists(outcomes), *_skipped(outcomes), *_paces(outcomes)):
+    terminal.print(table if wide <= terminal.width else _by_metric(outcomes))
+    for words in (*_class_lists(outcomes), *_skipped_images(outcomes), *_throughput(outcomes)):
         terminal.print(Text(words), soft_wrap=True)
     for outcome in outcomes:
         terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
@@ -118,40 +118,40 @@ def show(title: str, outcomes: Sequence[Outcome]) -> None:
 
 def _by_seed(outcomes: Sequence[Outcome]) -> Table:
     """A line a seed, and their mean and deviation."""
-    names = _figures(outcomes)
+    names = _metric_names(outcomes)
     table = Table("seed", box=box.SIMPLE_HEAD)
     for name in names:
         table.add_column(_heading(name, outcomes), justify="right")
     table.add_column("time", justify="right")
-    if any(map(_ended, outcomes)):  # what was only measured has no last epoch
+    if any(map(_ending, outcomes)):  # what was only measured has no last epoch
         table.add_column("ended")
     for outcome in outcomes:
         record = outcome.record
-        numbers = (shown(name, [record["figures"].get(name)]) for name in names)
-        ended = _ended(outcome)
-        table.add_row(str(record["seed"]), *numbers, duration(record["seconds"]), *([ended] if ended else []))
+        numbers = (format_metric(name, [record["figures"].get(name)]) for name in names)
+        ended = _ending(outcome)
+        table.add_row(str(record["seed"]), *numbers, format_duration(record["seconds"]), *([ended] if ended else []))
     if len(outcomes) > 1:
         table.add_section()
-        means = (shown(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
+        means = (format_metric(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
         table.add_row("mean ± std", *means)
     return table
 
 
-def _by_figure(outcomes: Sequence[Outcome]) -> Table:
+def _by_metric(outcomes: Sequence[Outcome]) -> Table:
     """A line a figure, and a column a seed."""
     table = Table("", box=box.SIMPLE_HEAD)
     for outcome in outcomes:
         table.add_column(f"seed {outcome.record['seed']}", justify="right")
     if len(outcomes) > 1:
         table.add_column("mean ± std", justify="right")
-    for name in _figures(outcomes):
+    for name in _metric_names(outcomes):
         values = [outcome.record["figures"].get(name) for outcome in outcomes]
-        mean = [shown(name, values)] if len(outcomes) > 1 else []
-        table.add_row(_heading(name, outcomes), *(shown(name, [value]) for value in values), *mean)
+        mean = [format_metric(name, values)] if len(outcomes) > 1 else []
+        table.add_row(_heading(name, outcomes), *(format_metric(name, [value]) for value in values), *mean)
     table.add_section()
-    table.add_row("time", *(duration(outcome.record["seconds"]) for outcome in outcomes))
-    if any(map(_ended, outcomes)):
-        table.add_row("ended", *map(_ended, outcomes))
+    table.add_row("time", *(format_duration(outcome.record["seconds"]) for outcome in outcomes))
+    if any(map(_ending, outcomes)):
+        table.add_row("ended", *map(_ending, outcomes))
     return table
 
 
@@ -162,7 +162,7 @@ def _class_lists(outcomes: Sequence[Outcome]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def _skipped(outcomes: Sequence[Outcome]) -> list[str]:
+def _skipped_images(outcomes: Sequence[Outcome]) -> list[str]:
     """How many pictures could not be read, where that is told."""
     told = (outcome.record.get("data", {}).get("skipped") for outcome in outcomes)
     parts = [{part: count for part, count in each.items() if count} for each in told if isinstance(each, dict)]
@@ -172,7 +172,7 @@ def _skipped(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"Pictures that could not be read and were left out: {line}." for line in dict.fromkeys(lines) if line]
 
 
-def _paces(outcomes: Sequence[Outcome]) -> list[str]:
+def _throughput(outcomes: Sequence[Outcome]) -> list[str]:
     """How fast the trainings were, in the mean, and how much of their time they waited for data, where that is told."""
     told = [outcome.record["pace"] for outcome in outcomes if outcome.record.get("pace")]
     units = dict.fromkeys(name for pace in told for name in pace if name.endswith(PER_SECOND))
@@ -182,16 +182,18 @@ def _paces(outcomes: Sequence[Outcome]) -> list[str]:
         fast = statistics.fmean(pace[unit] for pace in paces)
         waiting = statistics.fmean(pace.get("waiting", 0.0) for pace in paces)
         name = unit.removesuffix(PER_SECOND)
-        lines.append(f"Trained at {speed(fast)} {name}/s; {100 * waiting:.0f} % of that time went by waiting for data.")
+        lines.append(
+            f"Trained at {format_rate(fast)} {name}/s; {100 * waiting:.0f} % of that time went by waiting for data."
+        )
     return lines
 
 
-def _figures(outcomes: Sequence[Outcome]) -> list[str]:
+def _metric_names(outcomes: Sequence[Outcome]) -> list[str]:
     """Names of all figures that are numbers; those of parts of the data come first."""
-    names = dict.fromkeys(SHARES)
+    names = dict.fromkeys(ACCURACIES)
     for outcome in outcomes:
         names |= dict.fromkeys(outcome.record["figures"])
-    names.pop(KEPT, None)
+    names.pop(SELECTED_EPOCH, None)
     return [name for name in names if _finite([outcome.record["figures"].get(name) for outcome in outcomes])]
 
 
@@ -201,7 +203,7 @@ def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
 
     if name in MEASURES:
         return MEASURES[name].short
-    if name not in PARTS:
+    if name not in SPLITS:
         return name.replace("_", " ")
     metrics = {outcome.record.get("data", {}).get("metric") for outcome in outcomes}
     return f"{name}, {metrics.pop()}" if len(metrics) == 1 and None not in metrics else name
@@ -212,7 +214,7 @@ def _finite(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in numbers if math.isfinite(value)]
 
 
-def shown(name: str, figures: Sequence[Any]) -> str:
+def format_metric(name: str, figures: Sequence[Any]) -> str:
     """The mean and, of several, the deviation (n−1); of a part of the data in percent; a dash for no finite number.
 
     >>> shown("test", [0.8125]), shown("rank", [12.0, 14.0]), shown("test", [None])
@@ -222,16 +224,16 @@ def shown(name: str, figures: Sequence[Any]) -> str:
     if not values:
         return "–"
     part, _, what = name.partition("_")
-    share = part in SHARES and what != "loss" and all(-1 <= value <= 1 for value in values)
+    share = part in ACCURACIES and what != "loss" and all(-1 <= value <= 1 for value in values)
     factor, form, unit = (100, ".2f", " %") if share else (1, ".4g", "")
     spread = f" ± {factor * statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{factor * statistics.fmean(values):{form}}{spread}{unit}"
 
 
-def _ended(outcome: Outcome) -> str:
+def _ending(outcome: Outcome) -> str:
     """After which epoch, why if it is not the last one, and which epoch's weights were tested."""
     record, parts = outcome.record, []
-    epochs, kept = record.get("epochs"), record["figures"].get(KEPT)
+    epochs, kept = record.get("epochs"), record["figures"].get(SELECTED_EPOCH)
     last = epochs[-1]["epoch"] if epochs else None
     if last is not None:
         early = last != record["config"].get("epochs") and record.get("ended")

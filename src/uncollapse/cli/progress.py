@@ -3,20 +3,34 @@
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 from uncollapse import distributed
-from uncollapse.cli.outcomes import speed
+from uncollapse.cli import console as output
+from uncollapse.cli.outcomes import ACCURACIES, format_duration, format_metric, format_rate
+
+if TYPE_CHECKING:
+    from uncollapse.lab.runs.sweep import Sweep
 
 PATIENCE = 1.0  # seconds without a bar
 WINDOW = 600.0  # seconds whose steps tell the time that is left: a step of a large model may take a minute
 
 
-class Waiting:
+class ProgressBar:
     """A bar on a terminal's stderr, which comes after a second and leaves no trace."""
 
     def __init__(self) -> None:
@@ -71,7 +85,7 @@ class Waiting:
             if not begun:  # the first steps may be those of an earlier run, which say nothing of the time that is left
                 self._bar.reset(self._task, total=total, completed=steps, description=words)
             begun = True
-            self._bar.update(self._task, completed=steps, total=total, beside=_beside(figures))
+            self._bar.update(self._task, completed=steps, total=total, beside=_format_metrics(figures))
 
         return done
 
@@ -94,8 +108,111 @@ class Waiting:
                 self._bar.start()
 
 
-def _beside(figures: Mapping[str, float]) -> str:
+def _format_metrics(figures: Mapping[str, float]) -> str:
     """The epoch, the loss, the validation figure and speeds such as images/s, as far as there are any."""
     shown = {"epoch": "d", "loss": ".3g", "validation": ".3f"}
     words = [f"{name} {figures[name]:{form}}" for name, form in shown.items() if name in figures]
-    return "  ".join(words + [f"{speed(value)} {name}" for name, value in figures.items() if name.endswith("/s")])
+    return "  ".join(words + [f"{format_rate(value)} {name}" for name, value in figures.items() if name.endswith("/s")])
+
+
+class SweepLines:
+    """A line a finished run on stderr."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is left to do."""
+
+    def changed(self, sweep: "Sweep") -> None:
+        """Steps are not told."""
+
+    def finished(self, sweep: "Sweep", config: Any) -> None:
+        """The number of the run, its name, figures and time."""
+        agenda = sweep.agenda
+        record = agenda.records[agenda.key(config)]
+        figures = record["figures"]
+        words = [f"{name} {format_metric(name, [figures[name]])}" for name in ACCURACIES if name in figures]
+        words += [format_duration(record["seconds"])] if "seconds" in record else []
+        self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {', '.join(words)}")
+
+    def note(self, words: str) -> None:
+        """A line."""
+        output.print_note(words)
+
+
+class SweepBars(SweepLines):
+    """Bars on a terminal's stderr, which leave no trace; what is worth a line stands above them."""
+
+    def __init__(self, console: Console, words: str = "Runs") -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[beside]}", style="dim", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._all = self._bar.add_task(words, total=None, beside="")
+        self._tasks: dict[Any, TaskID] = {}  # by configuration
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bars away."""
+        self._bar.stop()
+
+    def changed(self, sweep: "Sweep") -> None:
+        """Move the bars."""
+        agenda = sweep.agenda
+        left = f"about {format_duration(sweep.seconds_left())} left" if agenda.done < agenda.total else ""
+        beside = ", ".join([left] + [f"{len(agenda.failed)} failed"] * bool(agenda.failed))
+        self._bar.update(self._all, completed=agenda.done, total=agenda.total, beside=beside)
+        for config in [config for config in self._tasks if config not in sweep.running.values()]:
+            self._bar.remove_task(self._tasks.pop(config))
+        for worker, config in sweep.running.items():
+            if config not in self._tasks:
+                name = f"  {agenda.label(config)}"
+                self._tasks[config] = self._bar.add_task(name, total=None, beside="starting")
+            done, total = worker.steps
+            if total:
+                self._bar.update(self._tasks[config], completed=done, total=total, beside="")
+
+    def note(self, words: str) -> None:
+        """A line above the bars."""
+        self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def sweep_progress() -> SweepLines:
+    """Bars on a terminal, lines elsewhere."""
+    console = Console(file=sys.stderr)
+    return SweepBars(console) if console.is_terminal else SweepLines()
+
+
+class TrialLines(SweepLines):
+    """A line a trial on stderr."""
+
+    def finished(self, sweep: "Sweep", config: Any) -> None:
+        """How many are done, what was tried, and its figure or how far it came."""
+        agenda: Any = sweep.agenda
+        tried = next(tried for tried in agenda.tried if tried.key == agenda.key(config))
+        by = agenda.searched.search.by
+        figure = f"{by} {format_metric(by, [tried.value])}, {format_duration(tried.seconds)}"
+        ends = {"done": figure, "pruned": f"stopped after epoch {tried.steps}", "failed": f"failed: {tried.why}"}
+        self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {ends.get(tried.state, 'not done')}")
+
+
+class TrialBars(TrialLines, SweepBars):
+    """The same above bars."""
+
+
+def tune_progress() -> SweepLines:
+    """Bars on a terminal, lines elsewhere."""
+    console = Console(file=sys.stderr)
+    return TrialBars(console, "Trials") if console.is_terminal else TrialLines()

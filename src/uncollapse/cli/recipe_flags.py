@@ -23,7 +23,7 @@ SHORT = 26  # letters of choices that still go into the column of values
 VALUES = {int: "N", float: "X", str: "TEXT", bool: "true|false", NoneType: "none"}
 
 
-def flags(config: type) -> list[inspect.Parameter]:
+def config_flags(config: type) -> list[inspect.Parameter]:
     """Parameters of a command, such as typer reads them from a function."""
     return [
         inspect.Parameter(
@@ -36,28 +36,30 @@ def flags(config: type) -> list[inspect.Parameter]:
     ]
 
 
-def preset(presets: Iterable[str], panel: str) -> inspect.Parameter:
+def preset_flag(presets: Iterable[str], panel: str) -> inspect.Parameter:
     """The flag that names one of a recipe's presets."""
     words = f"Settings such as a paper's; files and flags count more. There are: {', '.join(presets)}."
     annotation = Annotated[str | None, option("NAME", escape(words), panel)]
     return inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def quick(panel: str) -> inspect.Parameter:
+def quick_flag(panel: str) -> inspect.Parameter:
     """The flag for a small run on what is installed."""
     words = "A small run on data that is installed, in less than two minutes; files and flags count more."
     annotation = Annotated[bool, flag("--quick", words, panel)]
     return inspect.Parameter("quick", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
 
 
-def named(recipe: "Recipe", preset: str | None, is_quick: bool) -> Mapping[str, Any]:
+def named_settings(recipe: "Recipe", preset: str | None, is_quick: bool) -> Mapping[str, Any]:
     """The settings that a name stands for."""
     if is_quick and preset is not None:
         raise UsageError(f"--quick and --preset {preset} both say how the run is made; leave out one.")
     return (recipe.quick or {}) if is_quick else {} if preset is None else recipe.preset(preset)
 
 
-def command(recipe: "Recipe", order: type, run: Callable[..., None], panel: str, without: Collection[str] = ()) -> Any:
+def build_command(
+    recipe: "Recipe", order: type, run: Callable[..., None], panel: str, without: Collection[str] = ()
+) -> Any:
     """A command whose flags are the fields of the recipe's configuration, and those of an order.
 
     run: a new function each time, which gets all of them by name, and the context as `ctx`. panel: of the flags that
@@ -66,22 +68,24 @@ def command(recipe: "Recipe", order: type, run: Callable[..., None], panel: str,
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(order).parameters.values()]
     own = [parameter for parameter in own if parameter.name not in without]
-    named = [preset(recipe.presets, panel)] if recipe.presets else []
-    small = [quick(panel)] if recipe.quick is not None else []
+    named = [preset_flag(recipe.presets, panel)] if recipe.presets else []
+    small = [quick_flag(panel)] if recipe.quick is not None else []
     function: Any = run
-    function.__signature__ = inspect.Signature([context, *flags(recipe.config), *small, *named, *own])
+    function.__signature__ = inspect.Signature([context, *config_flags(recipe.config), *small, *named, *own])
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     words = f"{recipe.title}.\n\n{recipe.paper}"
     alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)
     return typer.main.get_command(alone)
 
 
-def chosen(ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]) -> Any:
+def read_config(
+    ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]
+) -> Any:
     """The configuration: defaults, preset, files in their order, key=value, flags; the later one counts."""
-    return fields.build(config, {**preset, **written(ctx, config, files, pairs)})
+    return fields.build(config, {**preset, **given_settings(ctx, config, files, pairs)})
 
 
-def written(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> dict[str, Any]:
+def given_settings(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> dict[str, Any]:
     """What was said of the configuration: in files in their order, by key=value, by flags; the later one counts."""
     values: dict[str, Any] = {}
     for path in files:
@@ -93,7 +97,7 @@ def written(ctx: typer.Context, config: type, files: list[Path], pairs: list[str
             told = str(error) if str(path) in str(error) else f"{path}: {error}"
             raise UsageError(told) from error
     values |= fields.from_pairs(config, pairs)
-    return values | {name: ctx.params[name] for name in fields.settings(config) if _given(ctx, name)}
+    return values | {name: ctx.params[name] for name in fields.settings(config) if _is_given(ctx, name)}
 
 
 def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None:
@@ -105,7 +109,7 @@ def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None
             raise UsageError(f"{name} is no setting but a flag of the command: leave it out, and use {flags[plain]}.")
 
 
-def _given(ctx: typer.Context, name: str) -> bool:
+def _is_given(ctx: typer.Context, name: str) -> bool:
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -130,11 +134,3 @@ def _value(kind: Any, choices: tuple[Any, ...] | None) -> str:
         return f"{_value(get_args(kind)[0], None)},…"
     choices = get_args(kind) if get_origin(kind) is Literal else choices
     return "|".join(map(as_text, choices)) if choices and kind is not NoneType else VALUES[kind]
-
-
-def choices(setting: Setting) -> list[str]:
-    """All that it may be, as text; nothing where that is no list of words."""
-    kinds = members(setting.kind)
-    literal = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    words = [as_text(choice) for choice in setting.choices or literal]
-    return [*words, as_text(None)] if words and NoneType in kinds and as_text(None) not in words else words

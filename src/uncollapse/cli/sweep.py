@@ -3,18 +3,21 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uncollapse.cli import folders, sweep_words
-from uncollapse.cli.completion import recipes
-from uncollapse.cli.failures import sentence
-from uncollapse.cli.options import OUTPUT, flag, option
+from uncollapse.cli import console
+from uncollapse.cli.failures import error_sentence
+from uncollapse.cli.options import OUTPUT, complete_recipe, flag, option
+from uncollapse.cli.outcomes import PlannedRun, format_duration, format_metric, plan_table
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
+from uncollapse.lab.config.field_types import as_text
+from uncollapse.lab.config.fields import settings
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from uncollapse.lab.runs.sweep import Ended, Sweep
 
 BLANKS = r"\s+,\s*|\s*,\s+"  # beside a comma
-PICTURES = "pictures.html"  # beside the results
+PLOTS = "pictures.html"  # beside the results
 WHAT, HOW = "Experiments", "Run"  # panels of the help
 GRID = "A grid of the recipe by name, or fields with values: 'data=cora,citeseer layers=2,4 seed=0-4'; repeatable."
 
@@ -32,7 +35,10 @@ def sweep(
     recipe: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE", help="See: uncollapse list recipes.", show_default=False, autocompletion=recipes
+            metavar="RECIPE",
+            help="See: uncollapse list complete_recipe.",
+            show_default=False,
+            autocompletion=complete_recipe,
         ),
     ],
     grids: Annotated[list[str] | None, option("GRID", GRID, WHAT, "--grid")] = None,
@@ -59,7 +65,7 @@ def sweep(
     as_json: Annotated[bool, flag("--json", "Print the plan, or what came of it, as JSON on stdout.", OUTPUT)] = False,
 ) -> None:
     """Run what is missing of a grid of experiments: cheapest first, several at a time."""
-    from uncollapse.cli.sweep_progress import teller
+    from uncollapse.cli.progress import sweep_progress
     from uncollapse.lab.engine.runtime import Session
     from uncollapse.lab.recipe import RECIPES
     from uncollapse.lab.runs.results import Results
@@ -69,8 +75,8 @@ def sweep(
     try:
         wanted = RECIPES[recipe]
     except KeyError as error:
-        raise UsageError(sentence(error)) from error
-    folders.check(results, runs, data_root)
+        raise UsageError(error_sentence(error)) from error
+    console.check_folders(results, runs, data_root)
     given = {} if preset is None else wanted.preset(preset)
     agenda = Agenda(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or [], given), Results(results))
     limits = Limits(jobs or os.cpu_count() or 1, None if budget_minutes is None else 60 * budget_minutes)
@@ -78,8 +84,8 @@ def sweep(
         _show_plan(agenda, runs, limits.jobs, as_json)
         return
     if agenda.open:
-        folders.make(results / wanted.name, runs)
-    with teller() as telling:
+        console.make_folders(results / wanted.name, runs)
+    with sweep_progress() as telling:
         sweeping = Sweep(agenda, runs, Session(data_root), limits, telling)
         ended = sweeping.run()
     _show(sweeping, ended, as_json)
@@ -88,30 +94,30 @@ def sweep(
 
 def _show_plan(agenda: "Agenda", runs: Path, jobs: int, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(sweep_words.facts(agenda), ensure_ascii=False))
+        typer.echo(json.dumps(_facts(agenda), ensure_ascii=False))
     else:
-        sweep_words.show_plan(agenda, runs, jobs)
+        print_sweep_plan(agenda, runs, jobs)
 
 
 def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
     """What came of it."""
     agenda = sweep.agenda
     if as_json:
-        typer.echo(json.dumps(sweep_words.facts(agenda) | {"ended": ended}, ensure_ascii=False))
+        typer.echo(json.dumps(_facts(agenda) | {"ended": ended}, ensure_ascii=False))
         return
-    typer.echo(sweep_words.summary(agenda, ended))
+    typer.echo(_summary(agenda, ended))
     for key in list(agenda.failed)[:1]:
-        typer.echo(sweep_words.failures(agenda, sweep.error_file(agenda.config(key))))
+        typer.echo(_failures(agenda, sweep.error_file(agenda.config(key))))
     if ended == "done":
-        for line in sweep_words.choices(agenda):
+        for line in _choices(agenda):
             typer.echo(line)
     if ended == "done" and agenda.records:
-        typer.echo(sweep_words.where(agenda))
-        if drawn := _drawn(agenda):
+        typer.echo(_results_hint(agenda))
+        if drawn := _write_plots(agenda):
             typer.echo(f"Drawn: {drawn}")
 
 
-def _drawn(agenda: "Agenda") -> Path | None:
+def _write_plots(agenda: "Agenda") -> Path | None:
     """The page with the pictures of all results, where the recipe has some and they can be drawn."""
     recipe = agenda.recipe
     if recipe.plots is None:
@@ -120,7 +126,7 @@ def _drawn(agenda: "Agenda") -> Path | None:
 
     records = agenda.results.all(recipe)
     try:
-        path = agenda.results.folder / recipe.name / PICTURES
+        path = agenda.results.folder / recipe.name / PLOTS
         return write_page(next(iter(recipe.tables.values())), records, path, recipe.plots(records))
     except (ImportError, OSError):  # without matplotlib, or on a full disk: the results are there all the same
         return None
@@ -134,7 +140,7 @@ def _cells(
     choose = tuple(name.replace("-", "_") for name in choose)
     found: list[Grid] = []
     for text in texts:
-        found += (_written(recipe, text, choose),) if "=" in text else recipe.grid(text)
+        found += (_parse_grid(recipe, text, choose),) if "=" in text else recipe.grid(text)
     if not found:
         names = f"one of {', '.join(recipe.grids)}, or " if recipe.grids else ""
         raise UsageError(f"Say what to run with --grid: {names}fields with values, such as 'layers=2,4 seed=0-4'.")
@@ -150,10 +156,122 @@ def _cells(
     return cells
 
 
-def _written(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":
+def _parse_grid(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":
     """The grid that was written out."""
     from uncollapse.lab.runs.grids import parse
 
     if re.search(BLANKS, text) and not re.search("[\"']", text):  # within quotes, blanks belong to a value
         raise UsageError(f"--grid {text!r}: leave out the blanks beside commas: {re.sub(BLANKS, ',', text)!r}.")
     return parse(text, recipe.config, choose)
+
+
+MOST = 10  # lines of a list
+RESULTS = Path("results")  # where they are unless another folder is named
+
+
+def print_sweep_plan(agenda: "Agenda", runs: Path, jobs: int) -> None:
+    """The runs that come first, and how many and how long they all are."""
+    terminal = console.stdout_console()
+    if agenda.open:
+        due = agenda.missing()
+        terminal.print(plan_table([_planned_run(agenda, config, runs) for config in due[:MOST]]))
+        if len(due) > MOST:
+            console.print_paragraph(terminal, f"… and {len(due) - MOST} more.")
+    console.print_paragraph(terminal, _plan_summary(agenda, jobs))
+
+
+def _planned_run(agenda: "Agenda", config: Any, runs: Path) -> PlannedRun:
+    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.runs.run_one import placed, step_of
+
+    recipe = agenda.recipe
+    begun = step_of(placed(Session(), recipe, config, runs), recipe, config) is not None
+    path = agenda.results.path(recipe, config)
+    return PlannedRun(agenda.label(config), path, there=False, seconds=agenda.seconds(config), begun=begun)
+
+
+def _plan_summary(agenda: "Agenda", jobs: int) -> str:
+    if not agenda.open:
+        return "The only run is there." if agenda.total == 1 else f"All {agenda.total} runs are there."
+    later = f", and {agenda.later} more once it is known which values are best" if agenda.later else ""
+    seconds = agenda.seconds_open()
+    several = f" in {jobs} processes, {format_duration(seconds)} in one" if jobs > 1 else ""
+    there, missing = _are(len(agenda.records)), _are(len(agenda.open))
+    takes = "It takes" if len(agenda.open) + agenda.later == 1 else "They take"
+    return (
+        f"{_runs(agenda.total)}: {there} there, {missing} missing{later}. "
+        f"{takes} about {format_duration(seconds / jobs)}{several}. Nothing was run."
+    )
+
+
+def _are(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} {'run' if count == 1 else 'runs'}"
+
+
+def _summary(agenda: "Agenda", ended: "Ended") -> str:
+    """How many runs are done, and why not all are."""
+    done = len(agenda.records)
+    counts = f"{done} of {_runs(agenda.total)} {'is' if done == 1 else 'are'} done, {done - agenda.found} of them now."
+    match ended:
+        case "interrupted":
+            return f"Interrupted. {counts} The same command goes on from there."
+        case "time":
+            return f"The time is over. {counts} The same command goes on from there."
+    return counts
+
+
+def _failures(agenda: "Agenda", first: Path) -> str:
+    """How many failed, and where one of them says why."""
+    wait = "waits" if agenda.later == 1 else "wait"
+    later = f" {_runs(agenda.later)} {wait} for what failed." if agenda.later else ""
+    verb = "failed; see" if len(agenda.failed) == 1 else "failed; see, for the first,"
+    return f"{_runs(len(agenda.failed))} {verb} {first}.{later} The same command tries again."
+
+
+def _choices(agenda: "Agenda") -> list[str]:
+    """Which values were chosen, a line a cell; cells are told apart by the settings in which they differ."""
+    chosen = agenda.chosen()
+    differing = [name for name in settings(agenda.recipe.config) if len({getattr(one, name) for _, one in chosen}) > 1]
+    lines = [
+        _choice(cell, best, [name for name in differing if name not in cell.choose], agenda) for cell, best in chosen
+    ]
+    return lines[:MOST] + [f"… and {len(lines) - MOST} more."] * (len(lines) > MOST)
+
+
+def _choice(cell: "Cell", best: Any, names: list[str], agenda: "Agenda") -> str:
+    where = f" for {_pairs(best, names)}" if names else ""
+    figure = format_metric(cell.by, [agenda.records[agenda.key(best)]["figures"].get(cell.by)])
+    return f"Chosen{where}: {_pairs(best, cell.choose)} ({cell.by} {figure})."
+
+
+def _pairs(config: Any, names: list[str] | tuple[str, ...]) -> str:
+    return " ".join(f"{name}={as_text(getattr(config, name))}" for name in names)
+
+
+def _results_hint(agenda: "Agenda") -> str:
+    """Where the results are, and what shows them."""
+    recipe, folder = agenda.recipe, agenda.results.folder
+    words = ["uncollapse", "table", recipe.name, *(() if folder == RESULTS else ("--results", str(folder)))]
+    table = f" To see them: {shlex.join(words)}" if recipe.tables else ""
+    return f"Results are in {folder / recipe.name}.{table}"
+
+
+def _facts(agenda: "Agenda") -> dict[str, Any]:
+    """All of it for JSON."""
+    recipe = agenda.recipe
+    missing = [
+        {
+            "name": recipe.name_of(config),
+            "file": str(agenda.results.path(recipe, config)),
+            "seconds": round(agenda.seconds(config), 1),
+        }
+        for config in agenda.missing()
+    ]
+    failed = [{"name": recipe.name_of(agenda.config(key)), "error": why} for key, why in agenda.failed.items()]
+    counts = {"total": agenda.total, "there": len(agenda.records), "later": agenda.later}
+    seconds = round(agenda.seconds_open(), 1)
+    return {"recipe": recipe.name, **counts, "seconds": seconds, "missing": missing, "failed": failed}

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uncollapse.cli import output
-from uncollapse.cli.completion import recipes
-from uncollapse.cli.options import flag, option
+from uncollapse.cli import console
+from uncollapse.cli.options import complete_recipe, flag, option
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config import fields
 from uncollapse.lab.tables import markdown as tables
@@ -32,7 +31,11 @@ COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's numb
 def table(
     recipe: Annotated[
         str,
-        typer.Argument(metavar="RECIPE", help="Whose results: see `uncollapse list recipes`.", autocompletion=recipes),
+        typer.Argument(
+            metavar="RECIPE",
+            help="Whose results: see `uncollapse list complete_recipe`.",
+            autocompletion=complete_recipe,
+        ),
     ],
     board: Annotated[
         str | None, typer.Argument(metavar="BOARD", help="Which of its tables; the first if not given.")
@@ -55,7 +58,7 @@ def table(
             raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
     chosen = _recipe(recipe)
     laid_out, records = _board(chosen, board), _records(chosen, results)
-    laid_out, records = _restricted(chosen, laid_out, records, pairs or [])
+    laid_out, records = _filter(chosen, laid_out, records, pairs or [])
     written = _write(chosen, laid_out, records, markdown, html)
     made = cells(laid_out, records)
     if as_json:
@@ -99,7 +102,7 @@ def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _restricted(
+def _filter(
     recipe: "Recipe", board: Board, records: list[dict[str, Any]], pairs: list[str]
 ) -> tuple[Board, list[dict[str, Any]]]:
     """Only results with these settings, which then are what the table is about."""
@@ -138,18 +141,18 @@ def _write(
 
 
 def _show(board: Board, made: Sequence[Cell]) -> None:
-    terminal = output.console()
-    output.paragraph(terminal, board.title, style="bold")
+    terminal = console.stdout_console()
+    console.print_paragraph(terminal, board.title, style="bold")
     for group, rows in tables.by_group(made).items():
-        for part in _fitting(terminal, board, group, rows):
+        for part in _fit_width(terminal, board, group, rows):
             terminal.print(part)
-    output.paragraph(terminal, tables.legend(board, made))
+    console.print_paragraph(terminal, tables.legend(board, made))
     for note in tables.notes(board, made):
-        output.paragraph(terminal, note, bullet=" · ")
-    output.paragraph(terminal, tables.summary(made), style="bold")
+        console.print_paragraph(terminal, note, bullet=" · ")
+    console.print_paragraph(terminal, tables.summary(made), style="bold")
 
 
-def _fitting(terminal: Console, board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> list[Table]:
+def _fit_width(terminal: Console, board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> list[Table]:
     """A table, or several with some of its columns each, so that no number has to be broken in two."""
     count = len(next(iter(rows.values())))
     unbound = terminal.options.update(max_width=ENDLESS)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,15 +12,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from uncollapse import distributed
-from uncollapse.cli import completion, folders, outcomes, output, recipe_completing, recipe_flags, saved
-from uncollapse.cli.failures import sentence
+from uncollapse.cli import console, options, outcomes, recipe_flags
+from uncollapse.cli.failures import error_sentence
 from uncollapse.cli.options import OUTPUT, flag, option
-from uncollapse.cli.outcomes import Outcome, Planned
-from uncollapse.cli.progress import Waiting
+from uncollapse.cli.outcomes import Outcome, PlannedRun
+from uncollapse.cli.progress import ProgressBar
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 
-if TYPE_CHECKING:  # what a recipe needs is imported when one is asked for
+if TYPE_CHECKING:
     from uncollapse.lab.engine.runtime import Session
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.runs.results import Results
@@ -65,7 +66,7 @@ class RecipeCommands(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The names of the recipes, none of which is imported for that."""
-        names = TyperGroup(name=self.name, commands={name: TyperCommand(name) for name in completion.recipes("")})
+        names = TyperGroup(name=self.name, commands={name: TyperCommand(name) for name in options.complete_recipe("")})
         return names.shell_complete(type(ctx)(names, parent=ctx.parent), incomplete)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -75,15 +76,15 @@ class RecipeCommands(TyperGroup):
         return list(RECIPES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a recipe."""
+        """Return the command of a recipe; without its flags while the shell completes, since they would need torch."""
         from uncollapse.lab.recipe import RECIPES
 
-        if ctx is not None and ctx.resilient_parsing and cmd_name in list(RECIPES):  # the shell asks what there is
-            return recipe_completing.light(f"{self.name}-{cmd_name}", lambda: RECIPES[cmd_name], self.built)
+        if ctx is not None and ctx.resilient_parsing:
+            return TyperCommand(cmd_name)
         try:
             recipe = RECIPES[cmd_name]
         except KeyError as error:
-            raise UsageError(sentence(error)) from error
+            raise UsageError(error_sentence(error)) from error
         return self.built(recipe)
 
     def built(self, recipe: "Recipe") -> Any:
@@ -101,37 +102,37 @@ def _command(recipe: "Recipe") -> Any:
 
     def run(**given: Any) -> None:
         order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order) if field.name in given})
-        named = recipe_flags.named(recipe, given.get("preset"), given.get("quick", False))
-        config = recipe_flags.chosen(given["ctx"], recipe.config, named, order.config or [], order.pairs or [])
+        named = recipe_flags.named_settings(recipe, given.get("preset"), given.get("quick", False))
+        config = recipe_flags.read_config(given["ctx"], recipe.config, named, order.config or [], order.pairs or [])
         _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
 
-    return recipe_flags.command(recipe, Order, run, FILES, without=() if recipe.reads_images else ("workers",))
+    return recipe_flags.build_command(recipe, Order, run, FILES, without=() if recipe.reads_images else ("workers",))
 
 
 def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
     from uncollapse.lab.runs.results import Results
 
-    folders.check(order.results, order.runs, order.data_root)
+    console.check_folders(order.results, order.runs, order.data_root)
     results = Results(order.results)
-    if not _has_part(recipe, order):
+    if not _takes_part(recipe, order):
         return
     if order.dry_run:
-        outcomes.show_plan([_planned(recipe, config, results, order) for config in wanted], as_json=order.as_json)
+        outcomes.print_plan([_plan_run(recipe, config, results, order) for config in wanted], as_json=order.as_json)
         return
     done: list[Outcome] = []
     try:
-        with Waiting() as waiting:
+        with ProgressBar() as waiting:
             for number, config in enumerate(wanted, 1):
                 words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
                 done.append(_run(recipe, config, results, order, waiting, words))
     except typer.Exit:  # interrupted
         if done and not order.as_json and distributed.is_launch_rank_zero():
-            outcomes.show(_title(recipe, wanted[0]), done)
+            outcomes.print_outcomes(_title(recipe, wanted[0]), done)
         raise
     _show(_title(recipe, wanted[0]), done, order)
 
 
-def _has_part(recipe: "Recipe", order: Order) -> bool:
+def _takes_part(recipe: "Recipe", order: Order) -> bool:
     """Whether this process has something to do, if a launcher started several; they then know each other."""
     count = distributed.launch_size()
     if count == 1 or order.dry_run:
@@ -140,7 +141,7 @@ def _has_part(recipe: "Recipe", order: Order) -> bool:
         distributed.join_group(order.device)
         return True
     if distributed.is_launch_rank_zero():
-        output.note(
+        console.print_note(
             f"{recipe.name} cannot be shared by {count} processes: the first one runs it, and the others wait. "
             "`uncollapse sweep --jobs` runs several at a time."
         )
@@ -152,11 +153,13 @@ def _show(title: str, done: list[Outcome], order: Order) -> None:
         return
     if there := sum(not outcome.new for outcome in done):
         were, them = ("was", "it") if there == 1 else ("were", "them")
-        output.note(f"{there} of {len(done)} {were} there already and {were} not run; --again runs {them} again.")
+        console.print_note(
+            f"{there} of {len(done)} {were} there already and {were} not run; --again runs {them} again."
+        )
     if order.as_json:
         typer.echo(json.dumps([outcome.record for outcome in done], ensure_ascii=False))
     else:
-        outcomes.show(title, done)
+        outcomes.print_outcomes(title, done)
 
 
 def _title(recipe: "Recipe", config: Any) -> str:
@@ -165,12 +168,12 @@ def _title(recipe: "Recipe", config: Any) -> str:
     return fields.command(recipe.name, first).removeprefix("uncollapse train ")
 
 
-def _planned(recipe: "Recipe", config: Any, results: "Results", order: Order) -> Planned:
+def _plan_run(recipe: "Recipe", config: Any, results: "Results", order: Order) -> PlannedRun:
     from uncollapse.lab.runs.run_one import step_of
 
     path, there = results.path(recipe, config), results.find(recipe, config) is not None
     begun = step_of(_session(recipe, config, order), recipe, config) is not None
-    return Planned(recipe.name_of(config), path, there, recipe.cost(config), begun, order.again)
+    return PlannedRun(recipe.name_of(config), path, there, recipe.cost(config), begun, order.again)
 
 
 def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
@@ -188,33 +191,33 @@ def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
         workers=workers if recipe.reads_images else 0,
     )
     session = placed(session, recipe, config, order.runs)
-    return dataclasses.replace(session, keep=saved.folder(session)) if order.keep else session
+    return dataclasses.replace(session, keep=model_folder(session)) if order.keep else session
 
 
-def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: Waiting, words: str) -> Outcome:
+def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: ProgressBar, words: str) -> Outcome:
 
     session = _session(recipe, config, order)
-    found = distributed.on_rank_zero(lambda: _found(recipe, config, results, order, session, waiting))
+    found = distributed.on_rank_zero(lambda: _find_result(recipe, config, results, order, session, waiting))
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
         session = dataclasses.replace(session, progress=waiting.training(words), stage=waiting.within(words))
         try:
-            done = _run_alone(recipe, config, results, session, order.again)
+            done = _run_locked(recipe, config, results, session, order.again)
         except KeyboardInterrupt as interrupt:
             if (
                 not interrupt.args and distributed.world_size() > 1
             ):  # one process alone: the others do not stop by themselves
                 raise
-            waiting.note(_interrupted(interrupt, config.seed, session.checkpoints, order))
+            waiting.note(_interrupt_note(interrupt, config.seed, session.checkpoints, order))
             raise typer.Exit(130) from None
     if session.keep is not None:
-        waiting.note(saved.words(session.keep, done))
+        waiting.note(saved_model_note(session.keep, done))
     return done
 
 
-def _found(
-    recipe: "Recipe", config: Any, results: "Results", order: Order, session: "Session", waiting: Waiting
+def _find_result(
+    recipe: "Recipe", config: Any, results: "Results", order: Order, session: "Session", waiting: ProgressBar
 ) -> dict[str, Any] | None:
     """The result, if it need not be run; else there are folders for it, and a word if it goes on."""
     from uncollapse.lab.runs.run_one import step_of, there, tidy
@@ -223,13 +226,13 @@ def _found(
     if found is not None:
         tidy(recipe, config, results, session.checkpoints)
         return found
-    folders.make(results.path(recipe, config).parent, order.runs)
+    console.make_folders(results.path(recipe, config).parent, order.runs)
     if (step := step_of(session, recipe, config)) is not None:
         waiting.note(f"Seed {config.seed} goes on from step {step}.")
     return None
 
 
-def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
+def _run_locked(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
     """Run it while no other command does: a sweep, or this one in another window."""
     from uncollapse.io.files import try_lock
     from uncollapse.lab.runs.run_one import lock_of, run_one
@@ -242,10 +245,41 @@ def _run_alone(recipe: "Recipe", config: Any, results: "Results", session: "Sess
     return Outcome(record, path, new)
 
 
-def _interrupted(interrupt: KeyboardInterrupt, seed: int, folder: Path | None, order: Order) -> str:
+def _interrupt_note(interrupt: KeyboardInterrupt, seed: int, folder: Path | None, order: Order) -> str:
     """What was interrupted, and how to go on if something was saved."""
     whom = [f"with seed {seed}"] if order.seeds > 1 else []
     where = " ".join(["Interrupted", *whom, *map(str, interrupt.args)]) + "."
     if folder is None or not any(folder.glob("step-*")):
         return where
     return f"{where} The same command{'' if order.resume else ' without --no-resume'} goes on from there."
+
+
+MODEL = "model"
+
+
+def model_folder(session: "Session") -> Path | None:
+    """Where the model of a run goes: into the folder of the run."""
+    return None if session.checkpoints is None else session.checkpoints / MODEL
+
+
+def saved_model_note(folder: Path, outcome: Outcome) -> str:
+    """What was kept and where, or why nothing was."""
+    seed, there = outcome.record["seed"], folder.is_dir()
+    if not outcome.new:
+        if there and not _is_of_earlier_run(folder, outcome):
+            return f"The model of seed {seed} was kept before: {folder}."
+        if there:
+            return f"The model in {folder} is of an earlier run than this result; --again runs it and keeps that one."
+        return f"The model of seed {seed} was not kept, as its result was there already; --again runs it and keeps it."
+    if not outcome.record["figures"]:
+        return f"The model of seed {seed} was not kept: {outcome.record.get('ended')}"
+    if not there:
+        return f"The model of seed {seed} was not kept: {outcome.record['recipe']} keeps none."
+    return f"Kept: {folder}."
+
+
+def _is_of_earlier_run(folder: Path, outcome: Outcome) -> bool:
+    """Whether a model was kept before the run of a result began."""
+    record = outcome.record
+    began = datetime.fromisoformat(record["date"]).timestamp() - float(record["seconds"])
+    return folder.stat().st_mtime < began - 1

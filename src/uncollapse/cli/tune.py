@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uncollapse.cli import folders, output, recipe_flags, tune_words
+from uncollapse.cli import console, recipe_flags
 from uncollapse.cli.options import OUTPUT, flag, option
+from uncollapse.cli.outcomes import format_duration, format_metric
 from uncollapse.cli.train import FILES, RUN, RecipeCommands
 from uncollapse.distributed import launch_size
 from uncollapse.errors import UsageError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.search.tune_recipe import Outcome
     from uncollapse.lab.search.variables import Searched
+    from uncollapse.tuning.trial_result import TrialResult
 
 SEARCH = "Search"  # panel of the help
 HELP = "Search for the cure, its place and its strength that are best on validation; what you give stays as it is."
@@ -69,11 +72,11 @@ class TuneCommands(RecipeCommands):
 
         def run(**given: Any) -> None:
             order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
-            named = recipe_flags.named(recipe, given.get("preset"), given.get("quick", False))
-            said = recipe_flags.written(given["ctx"], recipe.config, order.config or [], order.pairs or [])
+            named = recipe_flags.named_settings(recipe, given.get("preset"), given.get("quick", False))
+            said = recipe_flags.given_settings(given["ctx"], recipe.config, order.config or [], order.pairs or [])
             _tune(recipe, {**named, **said}, list(said), order)
 
-        return recipe_flags.command(recipe, Order, run, FILES)
+        return recipe_flags.build_command(recipe, Order, run, FILES)
 
 
 tune = typer.Typer(
@@ -82,7 +85,7 @@ tune = typer.Typer(
 
 
 def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> None:
-    from uncollapse.cli.tune_progress import teller
+    from uncollapse.cli.progress import tune_progress
     from uncollapse.lab.engine.runtime import Session
     from uncollapse.lab.runs.sweep import Limits
     from uncollapse.lab.search.trials import Most
@@ -95,16 +98,16 @@ def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Ord
         )
     searched = _searched(recipe, values, given, order)
     folder = order.study or Path("studies") / recipe.name
-    folders.check(folder, folder / RUNS, order.data_root)
+    console.check_folders(folder, folder / RUNS, order.data_root)
     if order.dry_run:
         _show_plan(recipe, searched, folder, order)
         return
-    folders.make(folder, folder / RUNS)
+    console.make_folders(folder, folder / RUNS)
     limits, pruner = (
         Limits(order.jobs, None if order.budget is None else seconds_of(order.budget)),
         _pruner(order.pruner),
     )
-    with teller() as telling:
+    with tune_progress() as telling:
         made = search(
             recipe, searched, folder, Session(order.data_root), telling,
             most=Most(order.trials), limits=limits, pruning=pruner,
@@ -163,7 +166,7 @@ def _show_plan(recipe: "Recipe", searched: "Searched", folder: Path, order: Orde
         space = [dimension.describe() for dimension in searched.space]
         typer.echo(json.dumps({"recipe": recipe.name, "there": there, "seconds": seconds, "space": space}))
         return
-    for line in tune_words.plan(searched, order.trials, there, seconds, order.jobs):
+    for line in _plan(searched, order.trials, there, seconds, order.jobs):
         typer.echo(line)
 
 
@@ -176,13 +179,13 @@ def _page(made: "Outcome", path: Path) -> Path | None:
 
         title = f"Tuning {made.recipe.name}"
         by, space = made.searched.search.by, made.facts()["space"]
-        sentences = tuple(tune_words.findings(made))
+        sentences = tuple(_findings(made))
         line = made.line or made.command or ""
         return write_search_page(
             SearchReport(title, by, "higher", made.tried, space, made.shares, line, sentences), path
         )
     except ImportError as error:
-        output.note(f"There is no page: {error}")
+        console.print_note(f"There is no page: {error}")
         return None
 
 
@@ -192,9 +195,78 @@ def _show(made: "Outcome", folder: Path, page: Path | None, order: Order) -> Non
     if order.as_json:
         typer.echo(json.dumps(made.facts(), ensure_ascii=False))
         return
-    lines = [tune_words.summary(made, order.trials), *tune_words.findings(made), *tune_words.copied(made)]
+    lines = [_summary(made, order.trials), *_findings(made), *_copy_lines(made)]
     if made.failed:
-        lines.append(tune_words.failures(made, folder / RUNS))
+        lines.append(_failures(made, folder / RUNS))
     places = [str(folder / OUTCOME), *([] if page is None else [str(page)])]
     for line in [*lines, f"Written: {' and '.join(places)}"]:
         typer.echo(line)
+
+
+STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
+
+
+def _plan(searched: "Searched", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
+    """What varies, and how long it takes. there: trials that are done already."""
+    lines = ["These settings vary:", *(f"  {dimension.describe()}" for dimension in searched.space)]
+    left = max(0, trials - there)
+    many = f" in {jobs} processes" if jobs > 1 else ""
+    takes = format_duration(seconds * left / max(1, trials) / jobs)
+    counts = f"{trials} trials: {there} done, {left} missing."
+    return [*lines, f"{counts} They take about {takes}{many}, less where some are stopped early. Nothing was run."]
+
+
+def _summary(made: "Outcome", trials: int) -> str:
+    """How many trials there are, how they ended, and what they cost."""
+    ran = [tried for tried in made.tried if not tried.idle]
+    counts = [f"{count} {word}" for state, word in STATES.items() if (count := _count(ran, state))]
+    cost = f"They cost {made.trainings:.1f} whole trainings, {format_duration(made.seconds)}."
+    why = {"interrupted": "Interrupted. ", "time": "The time is over. "}.get(made.ended, "")
+    on = " The same command goes on from there." if why else ""
+    over = " There is nothing else to try." if made.used_up else ""
+    settled = sum(tried.state != "open" for tried in ran)
+    return f"{why}{settled} of {trials} trials: {', '.join(counts) or 'none done'}. {cost}{on}{over}"
+
+
+def _findings(made: "Outcome") -> list[str]:
+    """The best trial beside the one without a cure, and what mattered; nothing before one is done."""
+    won, base, by = made.best, made.baseline, made.searched.search.by
+    if won is None:
+        return []
+    without = "" if base is None else f" Without a cure: {format_metric(by, [base.value])}."
+    if won.number == 0:
+        lines = [f"No cure was better than none: {by} {format_metric(by, [won.value])}."]
+    else:
+        lines = [f"Best: trial {won.number}, {won.describe()}: {by} {format_metric(by, [won.value])}.{without}"]
+    figures = made.judged(won) if made.ended == "done" else {}  # who goes on with a search has not seen them
+    judged = [f"{name} {format_metric(name, [value])}{_without_cure(made, name)}" for name, value in figures.items()]
+    lines += [f"The search did not look at: {', '.join(judged)}."] if judged else []
+    shares = [f"{name} {100 * share:.0f} %" for name, share in made.shares.items()]
+    return lines + ([f"What mattered: {', '.join(shares)} of the differences."] if shares else [])
+
+
+def _copy_lines(made: "Outcome") -> list[str]:
+    """What to copy."""
+    lines = [] if made.line is None else [f"In your own code:  {made.line}"]
+    return lines if made.command is None else [*lines, f"The same run:      {made.command}"]
+
+
+def _failures(made: "Outcome", folder: Path) -> str:
+    """How many failed, and why the first did."""
+    label, why = next(iter(made.failed.items()))
+    one = len(made.failed) == 1
+    count = "1 trial" if one else f"{len(made.failed)} trials"
+    return (
+        f"{count} failed; {'it' if one else 'the first'} was {label}: {why} See {folder}. The same command tries again."
+    )
+
+
+def _without_cure(made: "Outcome", name: str) -> str:
+    """The same figure of the run without a cure, where that is another one."""
+    base = made.baseline
+    value = None if base is None or base is made.best else made.judged(base).get(name)
+    return "" if value is None else f" (without a cure {format_metric(name, [value])})"
+
+
+def _count(tried: Sequence["TrialResult"], state: str) -> int:
+    return sum(each.state == state for each in tried)

@@ -1,0 +1,168 @@
+"""What a measurement leaves behind: a table and a verdict on the terminal, files, an exit code."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uncollapse.errors import UsageError, did_you_mean
+from uncollapse.io.files import NotWrittenError, expand_user
+
+if TYPE_CHECKING:
+    import torch
+
+    from uncollapse.diagnosis.result import Diagnosis
+
+COLLAPSED = 3
+LONGEST_NAME = 100  # letters of a name that names a folder: file systems have a largest length
+WIDE = 160  # columns where the output is no terminal and has no width of its own
+
+
+def stdout_console() -> Console:
+    """For stdout."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=WIDE)
+
+
+def print_note(words: str) -> None:
+    """A line beside the result, on stderr."""
+    typer.echo(escape_controls(words), err=True)
+
+
+def output_folder(out: Path | None, name: str) -> Path:
+    """Where files go: what was asked for, or a folder here that is named after the model."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-LONGEST_NAME:].strip("-.")
+    return out or Path(f"uncollapse-{plain or 'model'}")
+
+
+def check_writable(place: Path) -> None:
+    """Raise now what would only be found out after the measurement."""
+    if place.exists() and not place.is_dir():
+        raise UsageError(f"{place} is a file; --out takes a folder.")
+    there = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{there} is not writable; name another folder with --out.")
+
+
+def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bool) -> None:
+    """Write and print a diagnosis, and leave with its exit code."""
+    wanted = out is not None or not as_json
+    try:
+        written = (
+            _write_files(diagnosis, output_folder(out, diagnosis.model)) if wanted else ""
+        )  # first: a pipe may close early
+    except NotWrittenError:
+        _print(diagnosis, as_json)  # what was measured is not lost
+        raise
+    _print(diagnosis, as_json)
+    if written:
+        typer.echo(written, err=as_json)
+    raise typer.Exit(exit_code(diagnosis, fail))
+
+
+def exit_code(diagnosis: "Diagnosis", fail: bool) -> int:
+    """The exit code. fail: it tells a collapse."""
+    return COLLAPSED if fail and diagnosis.verdict.collapsed else 0
+
+
+def _print(diagnosis: "Diagnosis", as_json: bool) -> None:
+    if as_json:
+        typer.echo(diagnosis.to_json())
+    else:
+        print_diagnosis(diagnosis)
+
+
+def print_diagnosis(diagnosis: "Diagnosis") -> None:
+    """The table, the verdict with its cautions, and what to try."""
+    verdict, terminal = diagnosis.verdict, stdout_console()
+    terminal.print(diagnosis.table())
+    print_paragraph(terminal, verdict.sentence, style="bold red" if verdict.collapsed else "bold green")
+    print_paragraph(terminal, verdict.sure, bullet=" · ")
+    for caution in verdict.cautions:
+        print_paragraph(terminal, caution, bullet=" · ")
+    for advice in verdict.advice:
+        print_paragraph(terminal, advice.reason, bullet=" → ")
+        print_paragraph(terminal, advice.code, bullet="   ", style="cyan")
+
+
+def print_paragraph(terminal: Console, words: str, *, bullet: str = "", style: str = "") -> None:
+    """A sentence, wrapped with an indent on a terminal and on one line elsewhere."""
+    if not terminal.is_terminal:
+        terminal.print(Text(bullet + words), soft_wrap=True)
+        return
+    grid = Table.grid()
+    grid.add_row(*([bullet] if bullet else []), Text(words, style=style))
+    terminal.print(grid)
+
+
+def _write_files(diagnosis: "Diagnosis", place: Path) -> str:
+    """Write the files; the answer names them."""
+    files = [diagnosis.save(place / "diagnosis.json")]
+    try:
+        files.append(diagnosis.report(place / "report.html"))
+    except ImportError as error:
+        print_note(f"There is no report: {error}")
+    return f"Written: {' and '.join(map(str, files))}"
+
+
+def escape_controls(value: Any) -> Any:
+    """Text whose control characters are written out; also in all lists and objects of JSON.
+
+    >>> printable("a\\x1b[2Jb"), printable(["é\\n"])
+    ('a\\\\x1b[2Jb', ['é\\n'])
+    """
+    if isinstance(value, str):
+        return "".join(letter if _is_harmless(letter) else ascii(letter)[1:-1] for letter in value)
+    if isinstance(value, list):
+        return [escape_controls(item) for item in value]
+    if isinstance(value, dict):
+        return {escape_controls(key): escape_controls(item) for key, item in value.items()}
+    return value
+
+
+def _is_harmless(letter: str) -> bool:
+    return letter in "\n\t\u00a0\u202f" or letter.isprintable()
+
+
+def select_device(name: str) -> "torch.device":
+    """The device of this name; "auto" is a GPU if there is one."""
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, present in there.items() if present))
+    usable = ", ".join(kind for kind, present in there.items() if present)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        hint = did_you_mean(name, ("auto", *there))
+        raise UsageError(f"There is no device {name!r}; choose auto or one of {usable}.{hint}") from error
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if not there.get(device.type) or (device.index or 0) >= count:
+        raise UsageError(f"The device {name} is not there; choose auto or one of {usable}.")
+    return device
+
+
+def check_folders(results: Path, runs: Path, data_root: Path | None) -> None:
+    """Raise if one of them is a file, and say so if the data sets would be looked for where nothing is."""
+    named = {"--results": results, "--runs": runs, "--data-root": data_root}
+    for flag, folder in named.items():
+        places = () if folder is None else (folder, *folder.parents)
+        for place in places:
+            if os.path.exists(place) and not os.path.isdir(place):
+                raise UsageError(f"{place} is a file; {flag} names a folder.")
+    if data_root is not None and not os.path.isdir(expand_user(data_root)):
+        print_note(f"The folder {data_root} of --data-root does not exist; data that is fetched goes there.")
+
+
+def make_folders(results: Path, runs: Path) -> None:
+    """Make those that are written to, or raise: a run that took hours has to find them."""
+    from uncollapse.lab.runs.run_one import check_writable
+
+    check_writable(results)
+    check_writable(runs, "Checkpoints")
