@@ -29,7 +29,7 @@ def graph() -> tuple[Tensor, Tensor, Tensor]:
 
 def deep(norm: str, **more: object) -> DeepGCN:
     torch.manual_seed(1)
-    made = [norms.build(norm, 8, scale=0.5) for _ in range(3 if norm in norms.OWN_EACH else 1)]
+    made = [norms.build_norm(norm, 8, scale=0.5) for _ in range(3 if norm in norms.PER_LAYER_NORMS else 1)]
     options: dict[str, object] = {"layers": 4, "hidden": 8, "norms": made, **more}
     return DeepGCN(FEATURES, CLASSES, **options).double().eval()  # type: ignore[arg-type]
 
@@ -106,13 +106,13 @@ def test_residuals_as_published() -> None:
 
 def test_weights_are_drawn_as_published() -> None:
     torch.manual_seed(0)
-    model = DeepGCN(500, CLASSES, layers=3, hidden=64, norms=[norms.build("none", 64, scale=1.0)])
+    model = DeepGCN(500, CLASSES, layers=3, hidden=64, norms=[norms.build_norm("none", 64, scale=1.0)])
     for conv, width in zip(model.convs, (64, 64, CLASSES), strict=True):
         bound = width**-0.5
         assert 0.95 * bound < conv.lin.weight.abs().max().item() <= bound
         assert conv.bias.abs().max().item() <= bound
         assert conv.lin.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
-    other = DeepGCN(500, CLASSES, layers=3, hidden=64, norms=[norms.build("none", 64, scale=1.0)], init="glorot")
+    other = DeepGCN(500, CLASSES, layers=3, hidden=64, norms=[norms.build_norm("none", 64, scale=1.0)], init="glorot")
     assert other.convs[0].bias.abs().max().item() == 0
 
 
@@ -198,7 +198,7 @@ def test_gcnii_has_norms_where_they_are_asked_for() -> None:
     x, edges, _ = graph()
 
     def chosen(number: int) -> norms.Norm | None:
-        return norms.build("contra_norm", 6, scale=0.5, after="none") if number == 2 else None
+        return norms.build_norm("contra_norm", 6, scale=0.5, after="none") if number == 2 else None
 
     torch.manual_seed(0)
     plain = GCNII(FEATURES, CLASSES, layers=4, hidden=6).double().eval()
@@ -225,4 +225,4 @@ def test_bad_arguments() -> None:
     with pytest.raises(UsageError, match="at least 1 layer, got 0"):
         deep("none", layers=0)
     with pytest.raises(UsageError, match=r"norm must be one of none, layer_norm.*, got 'layr'"):
-        norms.build("layr", 8, scale=1.0)
+        norms.build_norm("layr", 8, scale=1.0)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder, with_mlp
+from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
 
 
@@ -104,7 +104,7 @@ def test_half_precision_ends_in_float32() -> None:
 
 def test_a_hidden_layer_before_the_output() -> None:
     encoder: Any = SmallAlexNet(4, 15, 0.03)
-    with_mlp(encoder)
+    add_mlp(encoder)
     encoder.eval()
     layers = encoder.layers(views(0), ("fc7", "output"))
     hidden, relu, last = encoder.output

@@ -8,7 +8,7 @@ import torch
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.models.resnet_encoder import LAYERS, ResNetEncoder
+from uncollapse.lab.models.resnet_encoder import RESNET_LAYERS, ResNetEncoder
 from uncollapse.lab.models.small_alexnet import SmallAlexNet
 
 torchvision_ops.declare()
@@ -31,7 +31,7 @@ def test_it_is_torchvisions() -> None:
 def test_layers_by_name(stem: str, side: int) -> None:
     encoder = ResNetEncoder("resnet18", 6, stem).eval()
     with torch.no_grad():
-        found = encoder.layers(IMAGES, LAYERS)
+        found = encoder.layers(IMAGES, RESNET_LAYERS)
         output = encoder(IMAGES)
     shapes = {name: tuple(values.shape[1:]) for name, values in found.items()}
     assert shapes["stem"] == shapes["layer1"] == (64, side, side)

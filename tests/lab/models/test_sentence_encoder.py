@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.models.sentence_encoder import Encoders, SentenceEncoder, pooled, waves
+from uncollapse.lab.models.sentence_encoder import Encoders, SentenceEncoder, pool, sinusoids
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 3, 0, 0], [4, 0, 0, 0]])
 MASK = IDS != 0
@@ -55,7 +55,7 @@ def test_a_gru_is_torchs_own() -> None:
 def test_pools_read_real_words_alone() -> None:
     x = torch.tensor([[[1.0, -2.0], [3.0, -4.0], [9.0, 9.0]]])
     mask = torch.tensor([[True, True, False]])
-    found = [pooled(x, mask, how).tolist() for how in ("mean", "max", "last")]
+    found = [pool(x, mask, how).tolist() for how in ("mean", "max", "last")]
     assert found == [[[2.0, -3.0]], [[3.0, -2.0]], [[3.0, -4.0]]]
 
 
@@ -73,7 +73,7 @@ def test_blocks_of_a_transformer_start_differently() -> None:
 
 
 def test_waves_tell_positions_apart() -> None:
-    found = waves(torch.zeros(1, 50, 8, dtype=torch.float64))
+    found = sinusoids(torch.zeros(1, 50, 8, dtype=torch.float64))
     assert found.shape == (50, 8)
     torch.testing.assert_close(found[0], torch.tensor([0.0] * 4 + [1.0] * 4, dtype=torch.float64))
     torch.testing.assert_close(found.square().sum(1), torch.full((50,), 4.0, dtype=torch.float64))

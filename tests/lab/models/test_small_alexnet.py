@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.models.small_alexnet import LAYERS, SmallAlexNet
+from uncollapse.lab.models.small_alexnet import ALEXNET_LAYERS, SmallAlexNet
 
 
 def test_at_full_width_it_is_the_papers() -> None:
@@ -22,12 +22,12 @@ def test_at_full_width_it_is_the_papers() -> None:
 def test_layers_are_those_on_the_way_to_the_output(side: int) -> None:
     model = SmallAlexNet(dim=5, side=side, width=0.05).eval()
     images = torch.rand(4, 3, side, side)
-    found = model.layers(images, LAYERS)
-    assert tuple(found) == LAYERS
+    found = model.layers(images, ALEXNET_LAYERS)
+    assert tuple(found) == ALEXNET_LAYERS
     assert torch.equal(found["output"], model(images))
     assert found["fc7"].shape == (4, model.penultimate)
     x = images
-    for name in LAYERS:
+    for name in ALEXNET_LAYERS:
         x = model.get_submodule(name)(x)
         assert torch.equal(x, found[name]), name
 

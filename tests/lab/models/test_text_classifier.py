@@ -17,7 +17,15 @@ from uncollapse import backbones
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.models.text_classifier import L2Norm, UniformLoss, cure, deepened, drawn, outputs, with_l2_norms
+from uncollapse.lab.models.text_classifier import (
+    L2Norm,
+    UniformLoss,
+    build_deepened,
+    build_random,
+    logits_on_cpu,
+    put_cure,
+    use_l2_norms,
+)
 
 KINDS = ("bert", "albert")
 NORMS = {
@@ -59,18 +67,18 @@ def test_l2_norm_by_hand() -> None:
 @pytest.mark.parametrize("place", ["attention.residual", "mlp.residual"])
 def test_only_the_norm_behind_the_place_changes(origins: dict[str, Origin], kind: str, place: str) -> None:
     model, plain = made(origins[kind]), made(origins[kind])
-    with_l2_norms(model, place)
+    use_l2_norms(model, place)
     changed = [name for name, module in model.named_modules() if isinstance(module, L2Norm)]
     blocks = dict.fromkeys(block.path for block in backbones.find(plain).blocks)
     assert changed == [f"{path}.{NORMS[kind][place]}" for path in blocks]
     assert same(model, plain)
-    assert float((outputs(model, batch()) - outputs(plain, batch())).abs().max()) > 1e-5
+    assert float((logits_on_cpu(model, batch()) - logits_on_cpu(plain, batch())).abs().max()) > 1e-5
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
 def test_l2_at_all_norms(origins: dict[str, Origin]) -> None:
     model = made(origins["bert"])
-    with_l2_norms(model, "norms")
+    use_l2_norms(model, "norms")
     assert sum(isinstance(module, L2Norm) for module in model.modules()) == 6
 
 
@@ -79,7 +87,7 @@ def test_l2_at_all_norms(origins: dict[str, Origin]) -> None:
 def test_no_norm_behind_the_place(origins: dict[str, Origin], kind: str, place: str) -> None:
     model = made(origins[kind])
     with pytest.raises(UsageError, match=f"place in front of a LayerNorm, such as attention.residual; got {place}"):
-        cure(model, "contra_norm", at=place, norm="l2", scale=0.1)
+        put_cure(model, "contra_norm", at=place, norm="l2", scale=0.1)
     assert same(model, made(origins[kind]))
     assert not any(isinstance(module, L2Norm) for module in model.modules())
     assert not uc.attachments(model)
@@ -87,11 +95,11 @@ def test_no_norm_behind_the_place(origins: dict[str, Origin], kind: str, place: 
 
 def test_what_does_not_fit_the_model_is_a_sentence(origins: dict[str, Origin]) -> None:
     with pytest.raises(UsageError, match=r"no place 'attention.residul'. Did you mean 'attention.residual'"):
-        cure(made(origins["bert"]), "contra_norm", at="attention.residul", norm="layer", scale=0.1)
+        put_cure(made(origins["bert"]), "contra_norm", at="attention.residul", norm="layer", scale=0.1)
     with pytest.raises(UsageError, match="no place with the number 9"):
-        cure(made(origins["bert"]), "contra_norm", at="9", norm="layer", scale=0.1)
+        put_cure(made(origins["bert"]), "contra_norm", at="9", norm="layer", scale=0.1)
     with pytest.raises(UsageError, match="no place with the number 9"):
-        cure(made(origins["bert"]), "contra_norm", at="9", norm="l2", scale=0.1)
+        put_cure(made(origins["bert"]), "contra_norm", at="9", norm="l2", scale=0.1)
 
 
 def test_the_same_seed_draws_the_same_head(origins: dict[str, Origin]) -> None:
@@ -120,7 +128,7 @@ def blocks(model: nn.Module) -> list[dict[str, Tensor]]:
 def test_stacked(origins: dict[str, Origin], kind: str, depth: int) -> None:
     source, pretrained = made(origins[kind]), backbones.find(made(origins[kind])).blocks
     with seeded(0):
-        deep = deepened(origins[kind], 2, depth, repeated=True)
+        deep = build_deepened(origins[kind], 2, depth, repeated=True)
     found = blocks(deep)
     assert len(found) == depth
     for number, block in enumerate(found):
@@ -134,13 +142,13 @@ def test_stacked(origins: dict[str, Origin], kind: str, depth: int) -> None:
 
 def test_stacked_to_the_same_depth_is_the_pretrained_model(origins: dict[str, Origin]) -> None:
     with seeded(0):
-        deep = deepened(origins["bert"], 2, 3, repeated=True).eval()
-    assert torch.equal(outputs(deep, batch()), outputs(made(origins["bert"]), batch()))
+        deep = build_deepened(origins["bert"], 2, 3, repeated=True).eval()
+    assert torch.equal(logits_on_cpu(deep, batch()), logits_on_cpu(made(origins["bert"]), batch()))
 
 
 def test_extended_with_random_blocks(origins: dict[str, Origin]) -> None:
     with seeded(0):
-        deep = deepened(origins["bert"], 2, 5, repeated=False)
+        deep = build_deepened(origins["bert"], 2, 5, repeated=False)
     found, pretrained = blocks(deep), blocks(made(origins["bert"]))
     for number in range(3):
         assert all(torch.equal(found[number][name], pretrained[number][name]) for name in pretrained[number])
@@ -153,7 +161,7 @@ def test_a_size_that_an_architecture_does_not_have(tmp_path: Path) -> None:
     config = transformers.DistilBertConfig(vocab_size=20, dim=16, hidden_dim=32, n_layers=2, n_heads=2)
     transformers.DistilBertModel(config).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="a distilbert, has no intermediate_size"):
-        drawn(Origin(str(tmp_path)), 2, depth=3, width=8, heads=2)
+        build_random(Origin(str(tmp_path)), 2, depth=3, width=8, heads=2)
 
 
 @pytest.mark.parametrize("damage", ["renamed", "reshaped"])
@@ -174,7 +182,7 @@ def test_the_head_of_a_stack_comes_from_the_seed(origins: dict[str, Origin]) -> 
     heads = []
     for seed in (0, 0, 1):
         with seeded(seed):
-            heads.append(deepened(origins["bert"], 2, 4, repeated=True).get_parameter("classifier.weight"))
+            heads.append(build_deepened(origins["bert"], 2, 4, repeated=True).get_parameter("classifier.weight"))
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import uncollapse as uc
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.models.vision_classifier import TalkingHeads, built, put_cure, sizes_of
+from uncollapse.lab.models.vision_classifier import TalkingHeads, build_vit, put_cure, sizes_of
 
 PREFIX = {"class token": 1, "distilled": 2, "no class token": 0, "registers": 5, "pooled registers": 4}
 
@@ -20,7 +20,7 @@ PREFIX = {"class token": 1, "distilled": 2, "no class token": 0, "registers": 5,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("init", ["timm", "xavier"])
 def test_every_kind_of_prefix_and_both_starts(kind: str, init: str) -> None:
-    model: Any = built(
+    model: Any = build_vit(
         KINDS[kind]["name"], 5, init=init, **(SIZES | {k: v for k, v in KINDS[kind].items() if k != "name"})
     )
     assert model.num_prefix_tokens == PREFIX[kind]
@@ -31,12 +31,12 @@ def test_every_kind_of_prefix_and_both_starts(kind: str, init: str) -> None:
 def test_xavier_depends_on_the_width_and_timm_does_not() -> None:
     for init, expected in (("timm", 0.02), ("xavier", math.sqrt(2 / (24 + 72)))):
         with seeded(0):
-            weight = built("deit_tiny_patch16_224", 5, init=init, **SIZES).get_parameter("blocks.0.attn.qkv.weight")
+            weight = build_vit("deit_tiny_patch16_224", 5, init=init, **SIZES).get_parameter("blocks.0.attn.qkv.weight")
         assert float(weight.detach().std()) == pytest.approx(expected, rel=0.1)
 
 
 def test_sizes_of_zero_are_the_models_own() -> None:
-    model = built("test_vit", 7, depth=0, embed_dim=None, num_heads=0, img_size=0, patch_size=0, drop_path_rate=0.0)
+    model = build_vit("test_vit", 7, depth=0, embed_dim=None, num_heads=0, img_size=0, patch_size=0, drop_path_rate=0.0)
     assert sizes_of(model) == {
         "depth": 6,
         "embed_dim": 64,
@@ -50,14 +50,14 @@ def test_the_same_seed_gives_the_same_weights_and_talking_draws_nothing() -> Non
     states = []
     for talking in (False, False, True):
         with seeded(3):
-            states.append(built("deit_tiny_patch16_224", 5, talking_heads=talking, **SIZES).state_dict())
+            states.append(build_vit("deit_tiny_patch16_224", 5, talking_heads=talking, **SIZES).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert all(torch.equal(states[0][name], states[2][name]) for name in states[0])
     assert len(states[2]) == len(states[0]) + 2 * SIZES["depth"]
 
 
 def test_48_blocks() -> None:
-    model: Any = built("deit_tiny_patch16_224", 5, **(SIZES | {"depth": 48, "drop_path_rate": 0.5}))
+    model: Any = build_vit("deit_tiny_patch16_224", 5, **(SIZES | {"depth": 48, "drop_path_rate": 0.5}))
     assert len(model.blocks) == 48
     assert model.blocks[47].drop_path1.drop_prob == pytest.approx(0.5)
 
@@ -88,7 +88,7 @@ def test_48_blocks() -> None:
 )
 def test_what_cannot_be_built_is_one_sentence(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        built(name, 5, **(SIZES | changes))
+        build_vit(name, 5, **(SIZES | changes))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_talking_heads_come_back_from_a_state_dict_and_copies_are_their_own() ->
 
 
 def test_talking_heads_learn() -> None:
-    model = built("deit_tiny_patch16_224", 5, talking_heads=True, **SIZES)
+    model = build_vit("deit_tiny_patch16_224", 5, talking_heads=True, **SIZES)
     for parameter in model.get_submodule("head").parameters():
         nn.init.normal_(parameter)
     model(images()).square().sum().backward()

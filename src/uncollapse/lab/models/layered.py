@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from uncollapse.errors import UsageError, did_you_mean
 
 
-class Layered(nn.Module):
+class LayeredEncoder(nn.Module):
     """An encoder of images.
 
     names: of its parts, in the order in which they are called; the last is the output, and the one before it has the

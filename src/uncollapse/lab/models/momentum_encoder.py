@@ -11,7 +11,7 @@ from uncollapse import distributed
 from uncollapse.errors import UsageError
 
 
-class Contrasted(NamedTuple):
+class MomentumOutput(NamedTuple):
     """What a batch gave. x (b, d): of the encoder. y (b, d): of its follower. queue (K, d): before this batch."""
 
     x: Tensor
@@ -47,7 +47,7 @@ class MomentumEncoder(nn.Module):
         self.register_buffer("queue", F.normalize(torch.randn(queue, encoder.dim), dim=-1))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))  # the oldest row, which goes next
 
-    def forward(self, first: Tensor, second: Tensor) -> Contrasted:
+    def forward(self, first: Tensor, second: Tensor) -> MomentumOutput:
         """Two views (b, 3, h, w) -> rows of length one; the follower takes a step before it looks, the queue after."""
         x = F.normalize(self.encoder(first).float(), dim=-1)
         with torch.no_grad():
@@ -55,7 +55,7 @@ class MomentumEncoder(nn.Module):
             y = F.normalize(self.follower(second).float(), dim=-1)
             before = self.queue.clone()  # the backward pass still needs what is overwritten now
             self.enqueue(distributed.gather_rows(y))
-        return Contrasted(x, y, before)
+        return MomentumOutput(x, y, before)
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -74,7 +74,7 @@ class MomentumEncoder(nn.Module):
         self.pointer.copy_((self.pointer + len(keys)) % size)
 
 
-def with_mlp(encoder: Any) -> None:
+def add_mlp(encoder: Any) -> None:
     """Give an encoder a hidden layer before its output, as MoCo v2 has (arXiv 2003.04297)."""
     hidden = nn.Linear(encoder.penultimate, encoder.penultimate)
     encoder.output = nn.Sequential(hidden, nn.ReLU(inplace=True), encoder.output)

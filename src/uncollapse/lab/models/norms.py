@@ -25,7 +25,7 @@ class Norm(nn.Module):
         return out
 
 
-def build(name: str, dim: int, *, scale: float, after: After = "layer", sample: int = 0) -> Norm:
+def build_norm(name: str, dim: int, *, scale: float, after: After = "layer", sample: int = 0) -> Norm:
     """A norm by name. `scale` is PairNorm's and ContraNorm's; `after` says what follows ContraNorm."""
     if name not in NORMS:
         raise UsageError(f"norm must be one of {', '.join(NORMS)}, got {name!r}.{did_you_mean(name, NORMS)}")
@@ -62,5 +62,8 @@ NORMS: dict[str, Callable[[int, float, dict[str, Any]], nn.Module]] = {
     "contra_norm": _contra("gnn"),
     "contra_norm_features": _contra("arxiv"),
 }
-OWN_EACH = ("batch_norm", "group_norm")  # they keep statistics of their layer; the others are shared, as published
-SCALED = ("pair_norm", "pair_norm_si", "pair_norm_scs", "contra_norm", "contra_norm_features")
+PER_LAYER_NORMS = (
+    "batch_norm",
+    "group_norm",
+)  # they keep statistics of their layer; the others are shared, as published
+SCALED_NORMS = ("pair_norm", "pair_norm_si", "pair_norm_scs", "contra_norm", "contra_norm_features")

@@ -6,14 +6,14 @@ from torch import nn
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import import_optional
-from uncollapse.lab.models.layered import Layered
+from uncollapse.lab.models.layered import LayeredEncoder
 
 RESNETS = ("resnet18", "resnet34", "resnet50")
 STEMS = ("imagenet", "cifar")
-LAYERS = ("stem", "layer1", "layer2", "layer3", "layer4", "pooled", "output")
+RESNET_LAYERS = ("stem", "layer1", "layer2", "layer3", "layer4", "pooled", "output")
 
 
-class ResNetEncoder(Layered):
+class ResNetEncoder(LayeredEncoder):
     """A ResNet with a linear output; its parts are named as in `LAYERS`.
 
     Args:
@@ -22,7 +22,7 @@ class ResNetEncoder(Layered):
         stem: "imagenet": 7×7 at every second pixel, then a pool; "cifar": 3×3 and no pool, for pictures of 32 pixels.
     """
 
-    names = LAYERS
+    names = RESNET_LAYERS
 
     def __init__(self, name: str = "resnet50", dim: int = 128, stem: str = "imagenet") -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ResNetEncoder(Layered):
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
             first = [conv, net.bn1, net.relu]
         self.stem = nn.Sequential(*first)
-        for layer in LAYERS[1:5]:
+        for layer in RESNET_LAYERS[1:5]:
             self.add_module(layer, getattr(net, layer))
         self.pooled = nn.Sequential(net.avgpool, nn.Flatten())
         self.output = net.fc

@@ -91,11 +91,11 @@ class SentenceEncoder(nn.Module):
     def layers(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """The pooled rows of all layers by name, (b, d) each: words, block 1, …, output."""
         x = self.dropout(self.embed(ids))
-        found = {WORDS: pooled(x, mask, "mean")}
+        found = {WORDS: pool(x, mask, "mean")}
         x = self.enter(x)
         if self.kind == "transformer":
             # places are small beside words: the mean of a sentence would else be that of its places, like any other's
-            x = x * math.sqrt(self.width) + SPREAD * waves(x)
+            x = x * math.sqrt(self.width) + SPREAD * sinusoids(x)
         for number, block in enumerate(self.blocks, 1):
             x = self._gru(block, x, mask) if self.kind == "gru" else block(x, src_key_padding_mask=~mask)
             last = number == len(self.blocks)
@@ -110,8 +110,8 @@ class SentenceEncoder(nn.Module):
     def _pooled(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.pooling == "last" and self.bidirectional:
             half = self.width // 2
-            return torch.cat([pooled(x[..., :half], mask, "last"), x[:, 0, half:]], dim=-1)
-        return pooled(x, mask, self.pooling)
+            return torch.cat([pool(x[..., :half], mask, "last"), x[:, 0, half:]], dim=-1)
+        return pool(x, mask, self.pooling)
 
 
 class Encoders(nn.Module):
@@ -144,7 +144,7 @@ class Encoders(nn.Module):
         return found
 
 
-def pooled(x: Tensor, mask: Tensor, how: str) -> Tensor:
+def pool(x: Tensor, mask: Tensor, how: str) -> Tensor:
     """One row of each sequence (b, n, d), from its real words alone."""
     if how == "last":
         return x[torch.arange(len(x), device=x.device), mask.sum(1) - 1]
@@ -153,7 +153,7 @@ def pooled(x: Tensor, mask: Tensor, how: str) -> Tensor:
     return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
-def waves(x: Tensor) -> Tensor:
+def sinusoids(x: Tensor) -> Tensor:
     """Sines and cosines of the positions (n, d) for rows (b, n, d), d even (https://arxiv.org/abs/1706.03762)."""
     places, half = torch.arange(x.shape[1], device=x.device), x.shape[2] // 2
     rates = torch.exp(torch.arange(half, device=x.device) * (-math.log(10_000) / half))

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.models.layered import Layered
+from uncollapse.lab.models.layered import LayeredEncoder
 
 CONVOLUTIONS, HIDDEN = (96, 192, 384, 384, 192), 4096  # channels and features at full width
 POOLED = (1, 2, 5)  # convolutions that a pool of 3×3 at every second pixel follows
-LAYERS = (*(f"conv{number}" for number in range(1, 6)), "fc6", "fc7", "output")
-LEAST = 15  # pixels: a smaller picture is gone after three pools
+ALEXNET_LAYERS = (*(f"conv{number}" for number in range(1, 6)), "fc6", "fc7", "output")
+LEAST_SIDE = 15  # pixels: a smaller picture is gone after three pools
 
 
-class SmallAlexNet(Layered):
+class SmallAlexNet(LayeredEncoder):
     """Five convolutions of 3×3, two layers of features and a linear output, each but the last with BatchNorm and ReLU.
 
     Its parts are named as in `LAYERS`.
@@ -26,18 +26,18 @@ class SmallAlexNet(Layered):
         channels: of the pictures.
     """
 
-    names = LAYERS
+    names = ALEXNET_LAYERS
 
     def __init__(self, dim: int = 128, side: int = 64, width: float = 1.0, channels: int = 3) -> None:
         super().__init__()
-        if side < LEAST:
-            raise UsageError(f"A small AlexNet takes pictures of at least {LEAST} pixels, got {side}.")
+        if side < LEAST_SIDE:
+            raise UsageError(f"A small AlexNet takes pictures of at least {LEAST_SIDE} pixels, got {side}.")
         self.dim, self.side, self.width = dim, side, width
-        sizes = [channels, *(scaled(size, width) for size in CONVOLUTIONS)]
+        sizes = [channels, *(scale_size(size, width) for size in CONVOLUTIONS)]
         for number in range(1, 6):
             self.add_module(f"conv{number}", _convolution(sizes[number - 1], sizes[number], number in POOLED))
             side = (side - 3) // 2 + 1 if number in POOLED else side
-        hidden = scaled(HIDDEN, width)
+        hidden = scale_size(HIDDEN, width)
         self.fc6 = nn.Sequential(nn.Flatten(), *_features(sizes[-1] * side * side, hidden))
         self.fc7 = nn.Sequential(*_features(hidden, hidden))
         self.output = nn.Linear(hidden, dim)
@@ -45,7 +45,7 @@ class SmallAlexNet(Layered):
         _begin(self)
 
 
-def scaled(size: int, width: float) -> int:
+def scale_size(size: int, width: float) -> int:
     """A size at another width, at least 1."""
     return max(1, round(size * width))
 

@@ -31,7 +31,7 @@ class L2Norm(nn.Module):
         return y.to(x.dtype)
 
 
-def with_l2_norms(model: nn.Module, at: str | int) -> None:
+def use_l2_norms(model: nn.Module, at: str | int) -> None:
     """Put an `L2Norm` in the place of each LayerNorm that stands behind a place."""
     stack = backbones.find(model)
     places = places_for_cure(stack, CURES["contra_norm"], at)
@@ -47,7 +47,7 @@ def with_l2_norms(model: nn.Module, at: str | int) -> None:
         setattr(model.get_submodule(owner), name, L2Norm(module))
 
 
-def drawn(origin: Origin, labels: int, *, depth: int, width: int, heads: int) -> nn.Module:
+def build_random(origin: Origin, labels: int, *, depth: int, width: int, heads: int) -> nn.Module:
     """The architecture of a model in another size, with random weights; its MLPs are four times as wide."""
     sizes = {"num_hidden_layers": depth, "num_attention_heads": heads}
     sizes |= {"hidden_size": width, "intermediate_size": 4 * width}
@@ -67,7 +67,7 @@ def _sized(origin: Origin, labels: int, sizes: dict[str, Any]) -> nn.Module:
     return model
 
 
-def deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.Module:
+def build_deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.Module:
     """The pretrained model with another number of blocks.
 
     repeated: block k is the pretrained block k modulo their number; else those behind the pretrained ones are random,
@@ -86,21 +86,21 @@ def deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.M
     return deep
 
 
-def cure(model: nn.Module, name: str, *, at: str, norm: str, layers: str = "all", **options: Any) -> None:
+def put_cure(model: nn.Module, name: str, *, at: str, norm: str, layers: str = "all", **options: Any) -> None:
     """Put a cure into blocks of the model; "none" and "uniform_loss" leave it as it is."""
     if name in ("none", "uniform_loss"):
         return
     try:
         if norm == "l2":
-            with_l2_norms(model, place_of(at))
-        attach(model, name, at=place_of(at), layers=None if layers == "all" else layers, tokens="all", **options)
+            use_l2_norms(model, parse_place(at))
+        attach(model, name, at=parse_place(at), layers=None if layers == "all" else layers, tokens="all", **options)
     except UsageError:
         raise
     except ValueError as error:  # places, options: what was asked for does not fit this model
         raise UsageError(str(error)) from error
 
 
-def place_of(at: str) -> str | int:
+def parse_place(at: str) -> str | int:
     """A place as `attach` takes it: a name, or a number of the paper."""
     return int(at) if at.isdecimal() else at
 
@@ -147,7 +147,7 @@ class UniformLoss:
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def logits_on_cpu(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """What the head says of a batch, on the processor."""
     device = next(model.parameters()).device
     logits: Tensor = model(**{name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}).logits

@@ -14,7 +14,7 @@ INITS = {"timm": "", "xavier": "jax"}  # ours -> timm's; its own has a deviation
 FAMILIES = ("vision_transformer", "deit")  # modules of timm whose models are made of the same blocks and arguments
 
 
-def built(name: str, classes: int, *, talking_heads: bool = False, init: str = "timm", **sizes: Any) -> nn.Module:
+def build_vit(name: str, classes: int, *, talking_heads: bool = False, init: str = "timm", **sizes: Any) -> nn.Module:
     """A vision transformer with random weights.
 
     Args:

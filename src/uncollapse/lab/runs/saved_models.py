@@ -20,8 +20,8 @@ from uncollapse.io.tensor_files import load_into
 from uncollapse.lab.data.image.augmentation import SHARE
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import aside
-from uncollapse.lab.models.text_classifier import place_of, with_l2_norms
-from uncollapse.lab.models.vision_classifier import built, sizes_of
+from uncollapse.lab.models.text_classifier import parse_place, use_l2_norms
+from uncollapse.lab.models.vision_classifier import build_vit, sizes_of
 from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json, whole
 
 WHOLE_PICTURE = {"crop_pct": 1.0, "crop_mode": "squash"}  # how models that learned from padded crops are judged
@@ -88,7 +88,7 @@ def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
     origin = Origin(str(folder))
     model = load_classifier(origin, len(labels), head_too=True)
     if _has_l2(settings):
-        with_l2_norms(model, place_of(settings["at"]))
+        use_l2_norms(model, parse_place(settings["at"]))
     load_kept_cure(model, folder)
     return model.eval(), load_tokenizer(origin)
 
@@ -130,7 +130,7 @@ def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
         raise UsageError(f"{folder} holds a kept model of another kind than a vision transformer.")
     with file_errors(folder, "folder of a kept model"), aside():  # weights are drawn before they are read
         names = tuple(map(str, facts["label_names"]))
-        vit = built(
+        vit = build_vit(
             facts["architecture"],
             facts["num_classes"],
             talking_heads=settings["talking_heads"],

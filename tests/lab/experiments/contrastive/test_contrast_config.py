@@ -14,7 +14,7 @@ from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.training import Training, hypersphere, reading
-from uncollapse.lab.models.small_alexnet import LAYERS
+from uncollapse.lab.models.small_alexnet import ALEXNET_LAYERS
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.paper_table import cells
 
@@ -50,7 +50,7 @@ def test_a_record_has_what_the_paper_judges_by(record: dict[str, Any]) -> None:
     }
     assert judges | {"alignment", "uniformity", "optimum", "information"} <= figures.keys()
     assert figures["optimum"] <= figures["uniformity"] + 0.5
-    assert [layer["name"] for layer in record["diagnosis"]["after"]["layers"]] == list(LAYERS)
+    assert [layer["name"] for layer in record["diagnosis"]["after"]["layers"]] == list(ALEXNET_LAYERS)
     assert [each["epoch"] for each in record["epochs"]] == [1, 2]
     assert record["epochs"][-1]["uniformity"] == figures["uniformity"]
 

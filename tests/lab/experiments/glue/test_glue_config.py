@@ -23,7 +23,7 @@ from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue import training as sentence_training
 from uncollapse.lab.experiments.glue.config import Data, TextConfig
 from uncollapse.lab.experiments.glue.training import Training
-from uncollapse.lab.models.text_classifier import L2Norm, outputs
+from uncollapse.lab.models.text_classifier import L2Norm, logits_on_cpu
 
 TABLES = {"bert": NUMBERS, "albert": ALBERT_NUMBERS}
 BASE = TextConfig(task="sst2", max_length=64, batch=8, holdout=0.0)
@@ -56,11 +56,11 @@ def cures(model: nn.Module) -> list[ContraNorm]:
 def test_every_number_of_the_paper(origins: dict[str, Origin], session: Session, kind: str, number: int) -> None:
     model, data = made(origins[kind]), sentences.load(BASE, session, origins[kind])
     batch = data.parts["dev"].batch(torch.arange(4))
-    plain = outputs(model, batch)
+    plain = logits_on_cpu(model, batch)
     sentences.put_cure(model, replace(BASE, at=str(number), scale=0.9))
     (attachment,) = uc.attachments(model)
     assert (attachment.at, attachment.blocks) == ((TABLES[kind][number],), (0, 1))
-    assert float((outputs(model, batch) - plain).abs().max()) > 1e-6
+    assert float((logits_on_cpu(model, batch) - plain).abs().max()) > 1e-6
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -89,7 +89,7 @@ def test_every_option_reaches_the_layer(origins: dict[str, Origin], session: Ses
             assert told == {name: getattr(config, name) for name in told}
             assert cure.scale == config.scale
         assert any(isinstance(module, L2Norm) for module in model.modules()) is (config.norm == "l2")
-        found.append(outputs(model, batch))
+        found.append(logits_on_cpu(model, batch))
     for number, one in enumerate(found):  # no option does nothing, and no two do the same
         assert all(float((one - other).abs().max()) > 1e-7 for other in found[:number]), number
 
@@ -181,7 +181,7 @@ def uniformity(model: nn.Module, last: Tensor, mask: Tensor, on: str) -> float:
 def test_logits_come_in_the_order_of_the_examples(origins: dict[str, Origin], session: Session) -> None:
     model, data = made(origins["bert"]), sentences.load(BASE, session, origins["bert"])
     dev = data.parts["dev"]
-    alone = torch.cat([outputs(model, dev.batch(torch.tensor([n]))) for n in range(len(dev))])
+    alone = torch.cat([logits_on_cpu(model, dev.batch(torch.tensor([n]))) for n in range(len(dev))])
     found = sentence_training.logits_of(model, dev, replace(BASE, batch=3))
     torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
 

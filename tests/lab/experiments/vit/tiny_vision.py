@@ -9,7 +9,7 @@ from torch import Tensor
 from uncollapse.backbones import torchvision_ops
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.experiments.vit.config import VisionConfig
-from uncollapse.lab.models.vision_classifier import built
+from uncollapse.lab.models.vision_classifier import build_vit
 
 torchvision_ops.declare()
 timm: Any = pytest.importorskip("timm")
@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {  # what differs in tokens before the patche
 def tiny_vit(name: str = "deit_tiny_patch16_224", seed: int = 0, **changes: Any) -> Any:
     """With weights of a size that lets every step show, and its head too."""
     with seeded(seed):
-        model = built(name, len(CLASSES), **(SIZES | {"init": "xavier"} | changes))
+        model = build_vit(name, len(CLASSES), **(SIZES | {"init": "xavier"} | changes))
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     return model.eval()

@@ -22,7 +22,7 @@ from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue.config import TextConfig, data_fingerprint
 from uncollapse.lab.experiments.glue.recipe import BERT, MINILM, PROTOCOL, ROWS, place_name, variant
 from uncollapse.lab.experiments.glue.training import Training, diagnosis, trained
-from uncollapse.lab.models.text_classifier import deepened, drawn
+from uncollapse.lab.models.text_classifier import build_deepened, build_random
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
@@ -71,9 +71,9 @@ def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     labels = task.outputs
     with seeded(config.seed):
         if config.start == "scratch":
-            model = drawn(origin, labels, depth=config.depth, width=config.width, heads=config.heads)
+            model = build_random(origin, labels, depth=config.depth, width=config.width, heads=config.heads)
         else:
-            model = deepened(origin, labels, config.depth, repeated=config.start == "stacked")
+            model = build_deepened(origin, labels, config.depth, repeated=config.start == "stacked")
     sentences.put_cure(model, config)
     return model
 

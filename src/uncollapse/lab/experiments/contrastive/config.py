@@ -15,7 +15,7 @@ from uncollapse.lab.data.image.two_views import ViewAugmentation
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
-from uncollapse.lab.models.small_alexnet import LEAST, SmallAlexNet
+from uncollapse.lab.models.small_alexnet import LEAST_SIDE, SmallAlexNet
 
 FEWEST = {"train": 5, "validation": 2}  # pictures: five neighbours vote, and two differ or do not
 SPLIT_SEED = 0  # what is held back, and what a subset has, is the same for every seed of a run
@@ -54,7 +54,7 @@ class EncoderConfig:
     )
     width: float = setting(1.0, "Factor of the small AlexNet's channels; 0.25: a quarter.", least=0.001, group=MODEL)
     dim: int = setting(128, "Features of the output.", least=1, group=MODEL)
-    side: int = setting(64, "Side in pixels to which pictures and views are brought.", least=LEAST, group=MODEL)
+    side: int = setting(64, "Side in pixels to which pictures and views are brought.", least=LEAST_SIDE, group=MODEL)
     epochs: int = setting(
         200, "Passes over the pictures to learn from; 0: the encoder as it is drawn.", least=0, group=TRAINING
     )

@@ -22,7 +22,7 @@ from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive import saved_encoders
 from uncollapse.lab.experiments.contrastive.config import DATA, MEAN, MODEL, STD, TRAINING
 from uncollapse.lab.models.depth_head import DepthHead
-from uncollapse.lab.models.small_alexnet import LEAST, SmallAlexNet
+from uncollapse.lab.models.small_alexnet import LEAST_SIDE, SmallAlexNet
 from uncollapse.lab.runs.records import fingerprint
 
 RANDOM, RENDERED = "random", "rendered"
@@ -59,8 +59,8 @@ class DepthConfig:
     seed: int = setting(0, "Of the weights and of the order of the scenes.", least=0, most=2**31, group=TRAINING)
 
     def __post_init__(self) -> None:
-        if 0 < self.side < LEAST:
-            raise UsageError(f"side is 0 or at least {LEAST} pixels, got {self.side}.")
+        if 0 < self.side < LEAST_SIDE:
+            raise UsageError(f"side is 0 or at least {LEAST_SIDE} pixels, got {self.side}.")
         is_default = {
             "width": self.start != RANDOM,
             "side": self.start == RANDOM and self.side == SIDE,

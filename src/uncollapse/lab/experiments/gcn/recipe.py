@@ -107,11 +107,11 @@ def build(config: Config, graph: datasets.Graph) -> nn.Module:
 
         def chosen(number: int) -> norms.Norm | None:
             wanted = config.norm != "none" and (number + 1) % config.norm_every == 0
-            return norms.build(config.norm, width, **options) if wanted else None
+            return norms.build_norm(config.norm, width, **options) if wanted else None
 
         return GCNII(*shapes, alpha=config.alpha, theta=config.theta, norms=chosen, **shared)
-    count = config.layers - 1 if config.norm in norms.OWN_EACH else 1
-    own = [norms.build(config.norm, width, **options) for _ in range(max(1, count))]
+    count = config.layers - 1 if config.norm in norms.PER_LAYER_NORMS else 1
+    own = [norms.build_norm(config.norm, width, **options) for _ in range(max(1, count))]
     return DeepGCN(
         *shapes, norms=own, norm_every=config.norm_every, residual=config.residual, init=config.init, **shared
     )
@@ -229,7 +229,7 @@ def _diagnosis(model: nn.Module, graph: datasets.Graph) -> Any:
 
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
-    scale = f"-s{config.scale:g}" if config.norm in norms.SCALED else ""
+    scale = f"-s{config.scale:g}" if config.norm in norms.SCALED_NORMS else ""
     model = "" if config.model == "gcn" else f"-{config.model}"
     return f"{config.data}{model}-{config.norm}{scale}-L{config.layers}-seed{config.seed}"
 

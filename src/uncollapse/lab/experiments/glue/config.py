@@ -18,7 +18,8 @@ from uncollapse.lab.config.fields import setting
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode
 from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.models.text_classifier import cure, place_of
+from uncollapse.lab.models.text_classifier import parse_place
+from uncollapse.lab.models.text_classifier import put_cure as cure
 from uncollapse.lab.runs.records import fingerprint
 from uncollapse.lab.search.variables import Search
 from uncollapse.tuning.space import Between, OneOf
@@ -174,7 +175,7 @@ def fit_to(words: Any, model: Any, config: TextConfig) -> None:
 
 def attach_options(config: TextConfig) -> dict[str, Any]:
     """What `uc.attach` is told to put the cure of a run into another model, but for what it takes by itself."""
-    options: dict[str, Any] = {"scale": config.scale, "at": place_of(config.at)}
+    options: dict[str, Any] = {"scale": config.scale, "at": parse_place(config.at)}
     options |= {"layers": None if config.layers == "all" else config.layers}
     options |= {"temperature": config.temperature if config.temperature != 1 else None}
     options |= {"axis": "features"} if config.axis == "features" else {}

@@ -25,7 +25,7 @@ from uncollapse.lab.engine.schedules import linear
 from uncollapse.lab.engine.sharding import slice_of
 from uncollapse.lab.engine.task import History, Settings, Task
 from uncollapse.lab.experiments.glue.config import Data, TextConfig
-from uncollapse.lab.models.text_classifier import UniformLoss, outputs
+from uncollapse.lab.models.text_classifier import UniformLoss, logits_on_cpu
 from uncollapse.lab.runs.records import fingerprint, record, short, summary
 from uncollapse.pairwise import all_ranks
 
@@ -163,9 +163,9 @@ def logits_of(model: nn.Module, data: EncodedTexts, config: TextConfig) -> Tenso
     model.eval()
     if config.padding == "counted":
         groups = list(torch.split(torch.arange(len(data)), config.batch))
-        return torch.cat([outputs(model, batch) for batch in Batches(data, groups, EIGHT)])
+        return torch.cat([logits_on_cpu(model, batch) for batch in Batches(data, groups, EIGHT)])
     groups = batches_by_length(data.lengths, 2 * config.batch)
-    found = torch.cat([outputs(model, batch) for batch in Batches(data, groups)])
+    found = torch.cat([logits_on_cpu(model, batch) for batch in Batches(data, groups)])
     return found[torch.cat(groups).argsort()]
 
 

@@ -18,9 +18,9 @@ from uncollapse.lab.experiments.contrastive.config import DATA, LOOKS, MODEL, TR
 from uncollapse.lab.experiments.contrastive.objectives import OBJECTIVE, queue_objective
 from uncollapse.lab.experiments.contrastive.training import OUTPUT, Training
 from uncollapse.lab.experiments.moco.online_probe import PROBE, OnlineProbe, ProbeConfig
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder, with_mlp
+from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
 from uncollapse.lab.models.resnet_encoder import RESNETS, STEMS, ResNetEncoder
-from uncollapse.lab.models.small_alexnet import LEAST
+from uncollapse.lab.models.small_alexnet import LEAST_SIDE
 
 SMALL_ALEXNET = "small_alexnet"
 IMAGES = {"imagenet": 1_281_167, "imagenet100": 126_689, "tinyimagenet20": 9000}
@@ -41,7 +41,7 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
     )
     mlp: bool = setting(False, "A hidden layer before the output, as in MoCo v2.", group=MODEL)
     width: float = setting(1.0, "small_alexnet: factor of its channels.", least=0.001, group=MODEL)
-    side: int = setting(224, "Side of the pictures in pixels.", least=LEAST, group=MODEL)
+    side: int = setting(224, "Side of the pictures in pixels.", least=LEAST_SIDE, group=MODEL)
     queue: int = setting(65_536, "Earlier outputs of the follower that are remembered.", least=1, group=MODEL)
     ema: float = setting(
         0.999, "Share of its own weights that the follower keeps in a step.", least=0, most=0.99999, group=MODEL
@@ -88,7 +88,7 @@ def build(config: MomentumConfig) -> Any:
         else:
             encoder = ResNetEncoder(config.encoder, config.dim, config.stem)
         if config.mlp:
-            with_mlp(encoder)
+            add_mlp(encoder)
         return encoder
 
 

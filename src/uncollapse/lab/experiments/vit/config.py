@@ -213,7 +213,7 @@ def build(config: VisionConfig, classes: int, names: tuple[str, ...] = ()) -> Wi
     names: of the classes, in their order; a kept head of other ones begins anew.
     """
     with seeded(config.seed):
-        vit = vision_classifier.built(config.model, classes, **sizes(config))
+        vit = vision_classifier.build_vit(config.model, classes, **sizes(config))
         model = WithPatchHead(vit, patch_head=config.mixing_loss > 0, dropout=config.patch_dropout)
     cure = {name: getattr(config, name) for name in ("cure", *OF_CONTRA_NORM)}
     if not start_weights.begin(vit, config.start, config.model, cure, names):
