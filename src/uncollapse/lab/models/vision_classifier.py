@@ -1,4 +1,4 @@
-"""Vision transformers of timm in any size, with the cures of the comparison in them."""
+"""Vision transformers of timm in any size, with talking heads and cures."""
 
 from typing import Any
 
@@ -10,20 +10,20 @@ from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import timm_models
 from uncollapse.io.loading import silence_libraries
 
-INITS = {"timm": "", "xavier": "jax"}  # ours -> timm's; its own has a deviation of 0.02 whatever the width
-FAMILIES = ("vision_transformer", "deit")  # modules of timm whose models are made of the same blocks and arguments
+INITS = {"timm": "", "xavier": "jax"}  # ours -> timm's; timm's own has a standard deviation of 0.02 at any width
+FAMILIES = ("vision_transformer", "deit")  # modules of timm whose models have the same blocks and arguments
 
 
 def build_vit(name: str, classes: int, *, talking_heads: bool = False, init: str = "timm", **sizes: Any) -> nn.Module:
-    """A vision transformer with random weights.
+    """Return a vision transformer with random weights.
 
     Args:
-        name: timm's.
-        classes: outputs of its head.
-        talking_heads: heads of the attention exchange what they have, before and after the softmax.
+        name: Name of the model in timm.
+        classes: Outputs of its head.
+        talking_heads: Whether attention heads are mixed before and after the softmax, see `TalkingHeads`.
         init: "timm", or "xavier", which depends on the width.
-        sizes: arguments of timm's model, such as depth, embed_dim, num_heads, img_size, patch_size, drop_path_rate;
-            those that are None or 0 are the model's own.
+        sizes: Arguments of timm's model, such as depth, embed_dim, num_heads, img_size, patch_size, drop_path_rate.
+            None and 0 stand for the model's own.
     """
     timm_models.check_name(name)
     _check_family(name)
@@ -35,7 +35,7 @@ def build_vit(name: str, classes: int, *, talking_heads: bool = False, init: str
             )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"timm cannot build {name!r} with {_said(given)}: {reason}") from error
+        raise UsageError(f"timm cannot build {name!r} with {_describe(given)}: {reason}") from error
     _check_patches(model, name)
     if talking_heads:
         for block in model.blocks:
@@ -45,7 +45,7 @@ def build_vit(name: str, classes: int, *, talking_heads: bool = False, init: str
 
 
 def sizes_of(vit: Any) -> dict[str, Any]:
-    """The arguments with which `built`, or timm, makes a transformer of the same sizes."""
+    """Return the arguments with which `build_vit`, or timm, builds a transformer of the same size."""
     return {
         "depth": len(vit.blocks),
         "embed_dim": vit.embed_dim,
@@ -56,7 +56,7 @@ def sizes_of(vit: Any) -> dict[str, Any]:
 
 
 def heads_of(vit: Any) -> int:
-    """Heads of the attention in its blocks; no shape of a weight tells them."""
+    """Return the number of attention heads, which no shape of a weight reveals."""
     return int(next(module.num_heads for module in vit.blocks.modules() if hasattr(module, "num_heads")))
 
 
@@ -64,36 +64,36 @@ def _check_family(name: str) -> None:
     entry = import_optional("timm.models", "timm").model_entrypoint(name.partition(".")[0])
     if entry.__module__.rpartition(".")[2] not in FAMILIES:
         raise UsageError(
-            f"{name} is no plain vision transformer of timm; take a vit_… or deit_…, such as deit_tiny_patch16_224."
+            f"{name} is not a plain vision transformer of timm. Take a vit_… or deit_…, such as deit_tiny_patch16_224."
         )
 
 
 def _check_patches(model: Any, name: str) -> None:
-    """Raise if the model does not cut the whole image into patches, one token each."""
+    """Raise a UsageError unless the model cuts the whole image into patches, one token each."""
     layers: Any = import_optional("timm.layers", "timm")
     if not isinstance(model, _transformer()) or not isinstance(model.patch_embed, layers.PatchEmbed):
         kind = f"{type(model).__name__} with {type(getattr(model, 'patch_embed', None)).__name__}"
-        raise UsageError(f"{name} is no plain vision transformer (vit_…, deit_…) of timm but {kind}.")
+        raise UsageError(f"{name} is not a plain vision transformer (vit_…, deit_…) of timm but {kind}.")
     image, patch = model.patch_embed.img_size or (0, 0), model.patch_embed.patch_size
     if any(side % step for side, step in zip(image, patch, strict=True)):
         step, near = patch[0], max(patch[0], round(image[0] / patch[0]) * patch[0])
         raise UsageError(
-            f"An image of {image[0]} pixels cannot be cut into patches of {step}: pixels would be left over. Take a "
-            f"multiple of {step} for the image, such as {near}, or another patch."
+            f"An image of {image[0]} pixels cannot be cut into patches of {step} pixels. Take a multiple of {step} for "
+            f"the image, such as {near}, or another patch size."
         )
 
 
 class TalkingHeads(nn.Module):
     """Attention whose heads are mixed by a linear map before the softmax and by another one after it.
 
-    Talking-Heads Attention (arXiv 2003.02436), as DiversePatch's released code has it. It takes over the projections of
-    an attention of timm and begins as that: both maps start as the identity.
+    Talking-Heads Attention (arXiv 2003.02436), as in DiversePatch's released code. It takes over the projections of an
+    attention of timm. Both maps start as the identity, so it starts as that attention.
 
-    What passes `attn_drop`, and so what a diagnosis reads, is what the softmax gives: behind the second map rows need
-    not sum to one, and entries may be negative.
+    `attn_drop`, and so a diagnosis, sees the output of the softmax: after the second map rows need not sum to one, and
+    entries may be negative.
     """
 
-    fused_attn = False  # the maps are needed; and it says that `attn_drop` sees them
+    fused_attn = False  # attention maps are needed, and `attn_drop` sees them
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ class TalkingHeads(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to heads that do not talk."""
+        """Set both maps to the identity."""
         nn.init.eye_(self.before.weight)
         nn.init.eye_(self.after.weight)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x (b, n, d) -> the same shape."""
+        """Attend over tokens (b, n, d)."""
         if attn_mask is not None or is_causal:
-            raise ValueError("Talking heads see all tokens: there is no mask for them.")
+            raise ValueError("Talking heads take no mask and are not causal.")
         b, n, d = x.shape
         q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)
         logits = (q * self.scale) @ k.mT  # (b, heads, n, n)
@@ -124,15 +124,15 @@ class TalkingHeads(nn.Module):
 
 
 def _check_attention(attention: Any) -> None:
-    """Raise if talking heads would compute something else than this attention when their maps are the identity."""
+    """Raise a UsageError if talking heads with identity maps would not compute the same as this attention."""
     plain = type(attention) is import_optional("timm.models.vision_transformer", "timm").Attention
     steps = [getattr(attention, name, None) for name in ("q_norm", "k_norm", "norm", "gate")]
     plain = plain and all(step is None or isinstance(step, nn.Identity) for step in steps)
     if not plain or attention.qkv.out_features != 3 * attention.qkv.in_features:
         raise UsageError(
-            "Talking heads take the place of timm's plain attention, as wide as the model, without a gate or a norm of "
-            f"queries, keys or outputs. {type(attention).__name__} has another form here; take another model, or leave "
-            "talking_heads out."
+            "Talking heads replace timm's plain attention, as wide as the model, without a gate and without norms of "
+            f"queries, keys or outputs; got {type(attention).__name__} of another form. Take another model, or leave "
+            "out talking_heads."
         )
 
 
@@ -142,12 +142,12 @@ def _over_heads(linear: nn.Linear, maps: Tensor) -> Tensor:
 
 
 def put_cure(model: nn.Module, name: str, **options: Any) -> None:
-    """Put a cure into the model; "none" leaves it as it is."""
+    """Attach a cure to the model; "none" leaves it unchanged."""
     if name == "none":
         return
     try:
         attach(model, name, tokens="all", **options)  # as published
-    except ValueError as error:  # places, options: what was asked for does not fit this model
+    except ValueError as error:  # a place or an option that does not fit this model
         raise UsageError(str(error)) from error
 
 
@@ -156,5 +156,5 @@ def _transformer() -> Any:
     return import_optional("timm.models.vision_transformer", "timm").VisionTransformer
 
 
-def _said(sizes: dict[str, Any]) -> str:
+def _describe(sizes: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items()) or "its own sizes"

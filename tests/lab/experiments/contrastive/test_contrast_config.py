@@ -14,7 +14,7 @@ from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.training import Training, hypersphere, reading
-from uncollapse.lab.models.small_alexnet import ALEXNET_LAYERS
+from uncollapse.lab.models.image_encoder import ALEXNET_LAYERS
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.paper_table import cells
 

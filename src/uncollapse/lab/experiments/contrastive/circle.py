@@ -23,7 +23,7 @@ from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, EncoderConfig, data_fingerprint
 from uncollapse.lab.experiments.contrastive.training import OUTPUT, Loss, Training, facts, hypersphere, learn
-from uncollapse.lab.models.small_alexnet import SmallAlexNet
+from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid

@@ -15,7 +15,7 @@ from uncollapse.lab.data.image.two_views import ViewAugmentation
 from uncollapse.lab.engine.runtime import Session
 from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
-from uncollapse.lab.models.small_alexnet import LEAST_SIDE, SmallAlexNet
+from uncollapse.lab.models.image_encoder import LEAST_SIDE, SmallAlexNet
 
 FEWEST = {"train": 5, "validation": 2}  # pictures: five neighbours vote, and two differ or do not
 SPLIT_SEED = 0  # what is held back, and what a subset has, is the same for every seed of a run

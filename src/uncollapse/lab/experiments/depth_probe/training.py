@@ -21,8 +21,7 @@ from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive import saved_encoders
 from uncollapse.lab.experiments.contrastive.config import DATA, MEAN, MODEL, STD, TRAINING
-from uncollapse.lab.models.depth_head import DepthHead
-from uncollapse.lab.models.small_alexnet import LEAST_SIDE, SmallAlexNet
+from uncollapse.lab.models.image_encoder import LEAST_SIDE, DepthHead, SmallAlexNet
 from uncollapse.lab.runs.records import fingerprint
 
 RANDOM, RENDERED = "random", "rendered"

@@ -23,9 +23,8 @@ from uncollapse.lab.engine.seeding import seeded
 from uncollapse.lab.engine.task import Settings, Task
 from uncollapse.lab.engine.threads import threads
 from uncollapse.lab.experiments import recipe_data
-from uncollapse.lab.models import norms
-from uncollapse.lab.models.adjacency import sparse_features
-from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
+from uncollapse.lab.models import deep_gcn
+from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN, sparse_features
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.records import record, short, summary
@@ -59,7 +58,7 @@ class Config:
     )
     layers: int = setting(16, "Graph convolutions.", least=1)
     hidden: int = setting(32, "Width of the hidden layers.", least=1)
-    norm: str = setting("contra_norm", "What follows a hidden layer.", choices=tuple(norms.NORMS))
+    norm: str = setting("contra_norm", "What follows a hidden layer.", choices=tuple(deep_gcn.NORMS))
     scale: float = setting(1.0, "Scale of ContraNorm or PairNorm.")
     after: str = setting("layer", "What follows ContraNorm.", choices=("layer", "none"))
     norm_every: int = setting(1, "Layers from one norm to the next.", least=1)
@@ -105,13 +104,13 @@ def build(config: Config, graph: datasets.Graph) -> nn.Module:
     }
     if config.model == "gcnii":
 
-        def chosen(number: int) -> norms.Norm | None:
+        def chosen(number: int) -> deep_gcn.Norm | None:
             wanted = config.norm != "none" and (number + 1) % config.norm_every == 0
-            return norms.build_norm(config.norm, width, **options) if wanted else None
+            return deep_gcn.build_norm(config.norm, width, **options) if wanted else None
 
         return GCNII(*shapes, alpha=config.alpha, theta=config.theta, norms=chosen, **shared)
-    count = config.layers - 1 if config.norm in norms.PER_LAYER_NORMS else 1
-    own = [norms.build_norm(config.norm, width, **options) for _ in range(max(1, count))]
+    count = config.layers - 1 if config.norm in deep_gcn.PER_LAYER_NORMS else 1
+    own = [deep_gcn.build_norm(config.norm, width, **options) for _ in range(max(1, count))]
     return DeepGCN(
         *shapes, norms=own, norm_every=config.norm_every, residual=config.residual, init=config.init, **shared
     )
@@ -229,7 +228,7 @@ def _diagnosis(model: nn.Module, graph: datasets.Graph) -> Any:
 
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
-    scale = f"-s{config.scale:g}" if config.norm in norms.SCALED_NORMS else ""
+    scale = f"-s{config.scale:g}" if config.norm in deep_gcn.SCALED_NORMS else ""
     model = "" if config.model == "gcn" else f"-{config.model}"
     return f"{config.data}{model}-{config.norm}{scale}-L{config.layers}-seed{config.seed}"
 

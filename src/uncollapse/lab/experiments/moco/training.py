@@ -18,9 +18,8 @@ from uncollapse.lab.experiments.contrastive.config import DATA, LOOKS, MODEL, TR
 from uncollapse.lab.experiments.contrastive.objectives import OBJECTIVE, queue_objective
 from uncollapse.lab.experiments.contrastive.training import OUTPUT, Training
 from uncollapse.lab.experiments.moco.online_probe import PROBE, OnlineProbe, ProbeConfig
+from uncollapse.lab.models.image_encoder import LEAST_SIDE, RESNETS, STEMS, ResNetEncoder
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
-from uncollapse.lab.models.resnet_encoder import RESNETS, STEMS, ResNetEncoder
-from uncollapse.lab.models.small_alexnet import LEAST_SIDE
 
 SMALL_ALEXNET = "small_alexnet"
 IMAGES = {"imagenet": 1_281_167, "imagenet100": 126_689, "tinyimagenet20": 9000}

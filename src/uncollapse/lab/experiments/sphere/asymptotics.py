@@ -30,7 +30,7 @@ from uncollapse.lab.experiments.sphere.infonce_limit import (
     uniform_pair,
     uniform_terms,
 )
-from uncollapse.lab.models.small_alexnet import SmallAlexNet
+from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.records import record, short

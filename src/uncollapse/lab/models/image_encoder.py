@@ -1,0 +1,163 @@
+"""Encoders of images whose layers can be read by name, and the head that predicts depth from such a layer."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from uncollapse.backbones import torchvision_ops
+from uncollapse.errors import UsageError, did_you_mean, import_optional
+
+
+class LayeredEncoder(nn.Module):
+    """An encoder of images that is a sequence of named layers.
+
+    `names` lists its submodules in the order in which they are called. The last is the output; the one before it has
+    the features that are evaluated.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode images (b, 3, h, w) as rows (b, dim), which are not normalized."""
+        output = self.names[-1]
+        return self.layers(images, (output,))[output]
+
+    def layers(self, images: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the outputs of some layers by name, maps (b, c, h, w) or features (b, d), and call no later ones."""
+        wanted = set(names)
+        if unknown := wanted - set(self.names):
+            hint = did_you_mean(min(unknown), self.names)
+            raise UsageError(f"The encoder has no layer {min(unknown)!r}.{hint} There are: {', '.join(self.names)}.")
+        found, x = {}, images
+        for name in self.names[: 1 + max(map(self.names.index, wanted), default=-1)]:
+            x = self.get_submodule(name)(x)
+            if name in wanted:
+                found[name] = x
+        return found
+
+
+CONVOLUTIONS, HIDDEN = (96, 192, 384, 384, 192), 4096  # channels and features at full width
+POOLED = (1, 2, 5)  # convolutions that a max pooling of 3×3 with stride 2 follows
+ALEXNET_LAYERS = (*(f"conv{number}" for number in range(1, 6)), "fc6", "fc7", "output")
+LEAST_SIDE = 15  # pixels: three poolings leave nothing of a smaller image
+
+
+class SmallAlexNet(LayeredEncoder):
+    """The small AlexNet that Wang & Isola (arXiv 2005.10242) train on STL-10, for any width and image size.
+
+    Five convolutions of 3×3, two fully connected layers and a linear output. BatchNorm and ReLU follow each but the
+    output. Its layers are `ALEXNET_LAYERS`.
+
+    Args:
+        dim: Features of the output.
+        side: Height and width of the images in pixels.
+        width: Factor of all channels and features but the output's.
+        channels: Channels of the images.
+    """
+
+    names = ALEXNET_LAYERS
+
+    def __init__(self, dim: int = 128, side: int = 64, width: float = 1.0, channels: int = 3) -> None:
+        super().__init__()
+        if side < LEAST_SIDE:
+            raise UsageError(f"A small AlexNet takes images of at least {LEAST_SIDE} pixels, got {side}.")
+        self.dim, self.side, self.width = dim, side, width
+        sizes = [channels, *(scale_size(size, width) for size in CONVOLUTIONS)]
+        for number in range(1, 6):
+            self.add_module(f"conv{number}", _conv_block(sizes[number - 1], sizes[number], number in POOLED))
+            side = (side - 3) // 2 + 1 if number in POOLED else side
+        hidden = scale_size(HIDDEN, width)
+        self.fc6 = nn.Sequential(nn.Flatten(), *_linear_block(sizes[-1] * side * side, hidden))
+        self.fc7 = nn.Sequential(*_linear_block(hidden, hidden))
+        self.output = nn.Linear(hidden, dim)
+        self.penultimate = hidden
+        _init_weights(self)
+
+
+def scale_size(size: int, width: float) -> int:
+    """Return a size at another width, at least 1."""
+    return max(1, round(size * width))
+
+
+def _conv_block(inputs: int, outputs: int, pooled: bool = False) -> nn.Sequential:
+    pool = [nn.MaxPool2d(3, 2)] if pooled else []
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), *pool)
+
+
+def _linear_block(inputs: int, outputs: int) -> Iterator[nn.Module]:
+    yield nn.Linear(inputs, outputs, bias=False)
+    yield nn.BatchNorm1d(outputs)
+    yield nn.ReLU(inplace=True)
+
+
+@torch.no_grad()
+def _init_weights(model: nn.Module) -> None:
+    """Draw all weights by Kaiming's rule, which keeps the variance through ReLUs; biases are 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+RESNETS = ("resnet18", "resnet34", "resnet50")
+STEMS = ("imagenet", "cifar")
+RESNET_LAYERS = ("stem", "layer1", "layer2", "layer3", "layer4", "pooled", "output")
+
+
+class ResNetEncoder(LayeredEncoder):
+    """A ResNet of torchvision with a linear output. Its layers are `RESNET_LAYERS`.
+
+    Args:
+        name: One of `RESNETS`.
+        dim: Features of the output.
+        stem: "imagenet": a convolution of 7×7 with stride 2, then a pooling; "cifar": 3×3 with stride 1 and no
+            pooling, for images of 32 pixels.
+    """
+
+    names = RESNET_LAYERS
+
+    def __init__(self, name: str = "resnet50", dim: int = 128, stem: str = "imagenet") -> None:
+        super().__init__()
+        torchvision_ops.declare()
+        models: Any = import_optional("torchvision.models", "timm")
+        net = getattr(models, name)(num_classes=dim)
+        first = [net.conv1, net.bn1, net.relu, net.maxpool]
+        if stem == "cifar":
+            conv = nn.Conv2d(3, net.conv1.out_channels, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
+            first = [conv, net.bn1, net.relu]
+        self.stem = nn.Sequential(*first)
+        for layer in RESNET_LAYERS[1:5]:
+            self.add_module(layer, getattr(net, layer))
+        self.pooled = nn.Sequential(net.avgpool, nn.Flatten())
+        self.output = net.fc
+        self.dim, self.penultimate = dim, net.fc.in_features
+
+
+class DepthHead(nn.Module):
+    """Predict the depth of every pixel from the map of a layer.
+
+    Two convolutions of 3×3, bilinear interpolation to the size of the depth maps, two more convolutions.
+
+    Args:
+        channels: Channels of the layer.
+        side: Height and width of the depth maps in pixels.
+        width: Channels in between.
+    """
+
+    def __init__(self, channels: int, side: int, width: int = 64) -> None:
+        super().__init__()
+        self.side = side
+        self.before = nn.Sequential(_conv_block(channels, width), _conv_block(width, width))
+        self.after = nn.Sequential(_conv_block(width, width), nn.Conv2d(width, 1, 3, padding=1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (b, channels, h, w) to standardized depths (b, side, side)."""
+        x = F.interpolate(self.before(features), (self.side, self.side), mode="bilinear")
+        depths: Tensor = self.after(x)[:, 0]
+        return depths
