@@ -16,7 +16,7 @@ from benchmarks.targets import SETUP, Result, faster, smaller
 from uncollapse.lab.data.graph.csbm import csbm
 from uncollapse.lab.data.graph.datasets import Graph, load_graph, to_undirected
 from uncollapse.lab.data.graph.splits import split_by_count
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.models.deep_gcn import adjacency, sparse_features
 
@@ -37,7 +37,7 @@ def deep(nodes: int = CORA, rounds: int = 7) -> Iterator[Result]:
     check_the_same(graph)
     base, epoch = published(graph), ours(graph)
     yield faster(f"an epoch of a 16-layer GCN with ContraNorm, {graph.name}", 2.0, base, epoch, rounds)
-    with threads(1):
+    with use_threads(1):
         yield faster("  with one thread", None, base, epoch, rounds)
     yield faster("  with 512 nodes as sample", None, base, ours(graph, sample=512), rounds)
     features = ours(graph, norm="contra_norm_features")

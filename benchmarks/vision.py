@@ -15,7 +15,7 @@ from uncollapse.lab.data.image.augmentation import InputSpec, training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
 from uncollapse.lab.data.image.image_files import PackedImages
 from uncollapse.lab.data.image.image_source import Images
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
 from uncollapse.lab.experiments.vit.training import Training, without_slow_attention
@@ -60,7 +60,7 @@ def steps(shared: dict[str, Any], classes: int, changes: dict[str, Any]) -> Call
     config = vit.Config(**{"cure": "none", **shared, **changes})
     model = vision.build(config, classes)
     without_slow_attention(model.vit, config.precision, "cpu")
-    task = Training(model, config, {"train": _pictures(config.batch, 8, classes)}, Session()).__enter__()
+    task = Training(model, config, {"train": _pictures(config.batch, 8, classes)}, Runtime()).__enter__()
     side = config.image or 224
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(config.batch, 3, side, side, generator=generator)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_queue import Agenda
-from uncollapse.lab.tables.markdown import markdown
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.runs.run_queue import RunQueue
+from uncollapse.lab.tables.markdown import to_markdown
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import Record
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +26,11 @@ def records(recipe: str) -> tuple[Record, ...]:
     return tuple(Results(RESULTS).all(RECIPES[recipe]))
 
 
-def board(laid_out: Board, mine: Sequence[Record]) -> str:
+def board(laid_out: PaperTable, mine: Sequence[Record]) -> str:
     """The tables of a board; words instead where nothing was run."""
     if not mine:
         return NOT_RUN
-    _, _, tables = markdown(laid_out, mine).partition("\n\n")  # without its title: the page has one
+    _, _, tables = to_markdown(laid_out, mine).partition("\n\n")  # without its title: the page has one
     return TOGETHER.sub("\u00a0", tables)
 
 
@@ -40,7 +40,7 @@ def grids(*recipes: str) -> tuple[Row, list[Row]]:
     rows = []
     for recipe in map(RECIPES.__getitem__, recipes):
         for name, of in recipe.grids.items():
-            agenda = Agenda(recipe, [cell for grid in of for cell in grid.cells(recipe.config)], Results(RESULTS))
+            agenda = RunQueue(recipe, [cell for grid in of for cell in grid.cells(recipe.config)], Results(RESULTS))
             hours = sum(record["seconds"] for record in agenda.records.values()) / 3600
             shown = f"`{name}`" if len(recipes) == 1 else f"`{recipe.name} --grid {name}`"
             rows.append((shown, str(agenda.total), str(len(agenda.records)), f"{hours:.1f}"))

@@ -16,9 +16,9 @@ from boards import IMAGES, NOT_RUN, Row
 
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.tables.markdown import by_group
-from uncollapse.lab.tables.paper_table import Board, Cell, cells
-from uncollapse.lab.tables.selection import Record, figure_of, setting
+from uncollapse.lab.tables.markdown import group_cells
+from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
+from uncollapse.lab.tables.selection import Record, field_of, metric_of
 from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend, new_figure, save_figure, series_colour
 
@@ -37,22 +37,22 @@ records = partial(boards.records, RECIPE.name)
 def board(name: str) -> str:
     """The tables of a board; words instead where nothing was run."""
     laid_out = RECIPE.tables[name]
-    mine = [r for r in records() if all(setting(r, key) == value for key, value in laid_out.where.items())]
+    mine = [r for r in records() if all(field_of(r, key) == value for key, value in laid_out.where.items())]
     mine = _with_papers_data(laid_out, mine) if laid_out.published else mine
     shown = _with_samples(mine) if name == "sample" else mine
     return boards.board(laid_out, shown)
 
 
-def _with_papers_data(laid_out: Board, mine: Sequence[Record]) -> list[Record]:
+def _with_papers_data(laid_out: PaperTable, mine: Sequence[Record]) -> list[Record]:
     """Those of the data sets that the paper has numbers for: the others are on the other boards."""
     there = {number.cell[laid_out.groups] for number in laid_out.published}
-    return [r for r in mine if setting(r, laid_out.groups) in there]
+    return [r for r in mine if field_of(r, laid_out.groups) in there]
 
 
 def _with_samples(mine: Sequence[Record]) -> list[Record]:
     """Those of the networks that were run with a sample: the others have nothing to be compared with."""
-    sampled = {(setting(r, "data"), setting(r, "layers")) for r in mine if setting(r, "sample")}
-    return [r for r in mine if (setting(r, "data"), setting(r, "layers")) in sampled]
+    sampled = {(field_of(r, "data"), field_of(r, "layers")) for r in mine if field_of(r, "sample")}
+    return [r for r in mine if (field_of(r, "data"), field_of(r, "layers")) in sampled]
 
 
 def depth_pictures() -> str:
@@ -70,8 +70,8 @@ def layers_picture() -> str:
 
 def correlations() -> tuple[Row, list[Row]]:
     """Rank correlation of each measure of the last hidden layer with the test accuracy, over all deep runs."""
-    runs = [r for r in _published_protocol("sample") if setting(r, "layers") >= DEEP]
-    by_data = {data: [r for r in runs if setting(r, "data") == data] for data in _groups_run()}
+    runs = [r for r in _published_protocol("sample") if field_of(r, "layers") >= DEEP]
+    by_data = {data: [r for r in runs if field_of(r, "data") == data] for data in _groups_run()}
     enough = {data: group for data, group in by_data.items() if len(group) >= FEW}
     head = ("measure", "further from collapse", *(f"{data} ({len(group)} runs)" for data, group in enough.items()))
     if not enough:
@@ -88,7 +88,7 @@ def correlations() -> tuple[Row, list[Row]]:
 
 def _correlation(measure: str, group: Sequence[Record]) -> float:
     """Spearman's; NaN where one of both is the same in all runs."""
-    pairs = [(_last_hidden(r).get(measure), figure_of(r, TABLE_3.figure)) for r in group]
+    pairs = [(_last_hidden(r).get(measure), metric_of(r, TABLE_3.metric)) for r in group]
     known = np.array([pair for pair in pairs if None not in pair], dtype=float).reshape(-1, 2)
     if len(known) < FEW or (known == known[:1]).all(0).any():
         return math.nan
@@ -120,25 +120,25 @@ def _published_protocol(*more: str) -> list[Record]:
 
 def _groups_run() -> list[Any]:
     """The data sets of Table 3 that were run."""
-    made = cells(TABLE_3, _with_papers_data(TABLE_3, records()))
-    return [group for group, rows in by_group(made).items() if any(c.run for along in rows.values() for c in along)]
+    made = build_cells(TABLE_3, _with_papers_data(TABLE_3, records()))
+    return [group for group, rows in group_cells(made).items() if any(c.run for along in rows.values() for c in along)]
 
 
 def draw() -> Iterator[Path]:
     """Draw all pictures that the results allow."""
     for data in _groups_run():
         yield plot_group(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
-    deep = [r for r in _published_protocol() if (setting(r, "data"), setting(r, "layers")) == (DATA, DEPTH)]
+    deep = [r for r in _published_protocol() if (field_of(r, "data"), field_of(r, "layers")) == (DATA, DEPTH)]
     if deep:
-        yield _draw_layers([cell for cell in cells(TABLE_3, deep) if cell.run and cell.column == DEPTH], deep)
+        yield _draw_layers([cell for cell in build_cells(TABLE_3, deep) if cell.run and cell.column == DEPTH], deep)
 
 
-def _draw_layers(made: Sequence[Cell], deep: Sequence[Record]) -> Path:
+def _draw_layers(made: Sequence[TableCell], deep: Sequence[Record]) -> Path:
     """A panel for each measure with a line for each norm, and one with the accuracy."""
     title = f"{DATA}, {DEPTH} layers: after each hidden layer, and what came of it"
     figure, (*panels, last) = new_figure(title, (14.0, 3.8), len(BY_LAYER) + 1)
     for number, cell in enumerate(made):
-        runs = [r for r in deep if setting(r, "norm") == cell.row and cell.chosen.items() <= r["config"].items()]
+        runs = [r for r in deep if field_of(r, "norm") == cell.row and cell.chosen.items() <= r["config"].items()]
         for axes, measure in zip(panels, BY_LAYER, strict=True):
             values = [[layer.get(measure) for layer in r["diagnosis"]["after"]["layers"][:-1]] for r in runs]
             line = np.array(values, dtype=float).mean(0)

@@ -16,7 +16,7 @@ from boards import IMAGES, NOT_RUN, RESULTS, Row
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.experiments.glue.recipe import MINILM, variant
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.tables.selection import Record, setting
+from uncollapse.lab.tables.selection import Record, field_of
 from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend, new_figure, save_figure
 
@@ -44,12 +44,12 @@ def table_1() -> str:
 
 def rates() -> tuple[Row, list[Row]]:
     """Vanilla runs with several learning rates and the first seed: what chose the rate."""
-    runs = [r for r in glue() if setting(r, "model") == MINILM and setting(r, "cure") == "none" and r["seed"] == 0]
-    tasks = sorted({setting(r, "task") for r in runs})
+    runs = [r for r in glue() if field_of(r, "model") == MINILM and field_of(r, "cure") == "none" and r["seed"] == 0]
+    tasks = sorted({field_of(r, "task") for r in runs})
     by_rate: dict[float, dict[str, str]] = {}
     for r in runs:
         if "validation" in r["figures"]:
-            by_rate.setdefault(setting(r, "lr"), {})[setting(r, "task")] = f"{100 * r['figures']['validation']:.2f}"
+            by_rate.setdefault(field_of(r, "lr"), {})[field_of(r, "task")] = f"{100 * r['figures']['validation']:.2f}"
     rows = [(f"{rate:g}", *(found.get(task, "–") for task in tasks)) for rate, found in sorted(by_rate.items())]
     return ("learning rate", *tasks), rows
 
@@ -61,13 +61,13 @@ def depths() -> str:
 
 def slower() -> str:
     """Depths that were run with several learning rates."""
-    mine = [r for r in depth() if setting(r, "task") == "sst2"]
-    several = {d for d in {setting(r, "depth") for r in mine} if len({setting(r, "lr") for r in _deep(mine, d)}) > 1}
-    return boards.board(RECIPES["bert-depth"].tables["rates"], [r for r in mine if setting(r, "depth") in several])
+    mine = [r for r in depth() if field_of(r, "task") == "sst2"]
+    several = {d for d in {field_of(r, "depth") for r in mine} if len({field_of(r, "lr") for r in _deep(mine, d)}) > 1}
+    return boards.board(RECIPES["bert-depth"].tables["rates"], [r for r in mine if field_of(r, "depth") in several])
 
 
 def _deep(mine: Sequence[Record], layers: int) -> list[Record]:
-    return [r for r in mine if setting(r, "depth") == layers]
+    return [r for r in mine if field_of(r, "depth") == layers]
 
 
 def pictures() -> str:
@@ -80,8 +80,8 @@ def pictures() -> str:
 
 def deepest() -> tuple[Row, list[Row]]:
     """Variance over features and effective rank of the deepest pair of runs, beside the paper's 72 blocks."""
-    mine = [r for r in depth() if setting(r, "task") == "sst2"]
-    layers = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=0)
+    mine = [r for r in depth() if field_of(r, "task") == "sst2"]
+    layers = max((d for d in {field_of(r, "depth") for r in mine} if _both(mine, d)), default=0)
     if not layers:
         return (), []
     at = [round(number / (PAPER_DEPTH - 1) * (layers - 1)) for number in PAPER_AT]
@@ -204,10 +204,10 @@ def _if_run(name: str, table: Callable[[], tuple[Row, list[Row]]]) -> Callable[[
 
 def draw() -> Iterator[Path]:
     """Draw all pictures that the results allow."""
-    mine = [r for r in depth() if setting(r, "task") == "sst2"]
+    mine = [r for r in depth() if field_of(r, "task") == "sst2"]
     if mine:
         yield plot_group(DEPTH, mine, "sst2", _image("depth"))
-        layers = max((d for d in {setting(r, "depth") for r in mine} if _both(mine, d)), default=None)
+        layers = max((d for d in {field_of(r, "depth") for r in mine} if _both(mine, d)), default=None)
         for way, shades in zip(WAYS, SHADES, strict=True):
             runs = [r for r in mine if layers is not None and _is(r, layers, way)]
             if runs:
@@ -215,11 +215,11 @@ def draw() -> Iterator[Path]:
 
 
 def _both(mine: Sequence[Record], layers: int) -> bool:
-    return {variant(r["config"]) for r in mine if setting(r, "depth") == layers} >= set(WAYS)
+    return {variant(r["config"]) for r in mine if field_of(r, "depth") == layers} >= set(WAYS)
 
 
 def _is(record: Record, layers: int, way: str) -> bool:
-    return setting(record, "depth") == layers and variant(record["config"]) == way
+    return field_of(record, "depth") == layers and variant(record["config"]) == way
 
 
 def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:

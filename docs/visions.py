@@ -19,9 +19,9 @@ from uncollapse.lab.config.fields import identity
 from uncollapse.lab.experiments.vit.recipe import DIVERSE, variant
 from uncollapse.lab.experiments.vit.start_weights import PUBLISHED, SCRATCH
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.tables.markdown import by_group, notes, ours, theirs
-from uncollapse.lab.tables.paper_table import Board, Cell, cells
-from uncollapse.lab.tables.selection import Record, setting
+from uncollapse.lab.tables.markdown import cell_notes, format_published, format_result, group_cells
+from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
+from uncollapse.lab.tables.selection import Record, field_of
 
 RECIPE = RECIPES["vit"]
 ACCURACY = RECIPE.tables["accuracy"]
@@ -63,28 +63,28 @@ def ways(data: str, depth: int) -> list[str]:
     return list(dict.fromkeys(map(variant, (*planned(data, depth), *(r["config"] for r in runs(data, depth))))))
 
 
-def _by_way(data: str, depth: int, figure: str = ACCURACY.figure) -> dict[str, Cell]:
+def _by_way(data: str, depth: int, figure: str = ACCURACY.metric) -> dict[str, TableCell]:
     """The cells of a table with a figure, by way, as far as they were run."""
-    board = replace(ACCURACY, figure=figure, percent=figure == ACCURACY.figure)
-    return {cell.row: cell for cell in cells(board, runs(data, depth)) if cell.run}
+    board = replace(ACCURACY, metric=figure, percent=figure == ACCURACY.metric)
+    return {cell.row: cell for cell in build_cells(board, runs(data, depth)) if cell.run}
 
 
 def compared(data: str, depth: int) -> tuple[Row, list[Row]]:
     """A row for each way: its accuracy, what its last block is like, and what a step costs."""
-    accuracy, *others = (_by_way(data, depth, figure) for figure in (ACCURACY.figure, *LAST))
+    accuracy, *others = (_by_way(data, depth, figure) for figure in (ACCURACY.metric, *LAST))
     rows: list[Row] = []
     for way in ways(data, depth):
         if way not in accuracy:
             rows.append((way, "not run yet", *[""] * (len(LAST) + 1)))
             continue
         found = (_number(of[way].figures.values(), form) for of, form in zip(others, LAST.values(), strict=True))
-        rows.append((way, _joined(ours(ACCURACY, accuracy[way])), *found, _cost(way, data, depth)))
+        rows.append((way, _joined(format_result(ACCURACY, accuracy[way])), *found, _cost(way, data, depth)))
     return ("", "test accuracy, % (seeds)", *ENDS, "time of a step"), rows
 
 
 def says(data: str, depth: int) -> str:
     """What of a table is certain, way by way."""
-    told = notes(ACCURACY, list(_by_way(data, depth).values()))
+    told = cell_notes(ACCURACY, list(_by_way(data, depth).values()))
     return "\n".join(f"- {_joined(words)}" for words in told)
 
 
@@ -143,7 +143,7 @@ def grouped(data: str, depth: int) -> dict[str, list[Record]]:
 def tuned() -> tuple[Row, list[Row]]:
     """Runs that began with one of our own models, before and after."""
     rows: list[Row] = []
-    for r in (r for r in vit() if setting(r, "start") not in (SCRATCH, PUBLISHED)):
+    for r in (r for r in vit() if field_of(r, "start") not in (SCRATCH, PUBLISHED)):
         begun, config = _begun(r), r["config"]
         layers = [_last(r["diagnosis"][when]["layers"]) for when in ("before", "after")]
         measured = (" → ".join(f"{layer[name]:{LAST[name]}}" for layer in layers) for name in LAST)
@@ -156,7 +156,7 @@ def tuned() -> tuple[Row, list[Row]]:
 
 def _begun(record: Record) -> Record | None:
     """The result of the run that kept the model with which another one began; None if there is no such result."""
-    folder = Path(setting(record, "start")).parent.name
+    folder = Path(field_of(record, "start")).parent.name
     return next((r for r in vit() if folder == _kept_as(r)), None)
 
 
@@ -176,18 +176,18 @@ def papers() -> tuple[Row, list[Row]]:
     depths = sorted({number.cell[board.columns] for board in printed for number in board.published})
     rows: list[Row] = []
     for board in printed:
-        (table,) = by_group(cells(board, vit())).values()  # each has one data set
+        (table,) = group_cells(build_cells(board, vit())).values()  # each has one data set
         for way, along in table.items():
             found = {cell.column: cell for cell in along}
             rows.append((board.title, way, *(_beside(board, found.get(depth)) for depth in depths)))
     return ("", "", *(f"{depth} blocks" for depth in depths)), rows
 
 
-def _beside(board: Board, cell: Cell | None) -> str:
+def _beside(board: PaperTable, cell: TableCell | None) -> str:
     """A number of a paper, and what came here."""
     if cell is None:
         return ""
-    return _joined(f"{theirs(board, cell)}{f' (here {ours(board, cell)})' if cell.run else ''}")
+    return _joined(f"{format_published(board, cell)}{f' (here {format_result(board, cell)})' if cell.run else ''}")
 
 
 def picture(name: str, said: str) -> str:

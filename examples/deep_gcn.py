@@ -22,9 +22,9 @@ from torch_geometric.nn import GCNConv
 import uncollapse as uc
 from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import Task, TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
 
 NAMES = {"plain": "as it is", "mended": "with ContraNorm"}
 
@@ -60,7 +60,7 @@ def main() -> None:
     graph = datasets.load_graph("csbm")
     parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
     data = Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, **parts)
-    with threads(1):  # more do not help with so small a graph
+    with use_threads(1):  # more do not help with so small a graph
         show({name: trained(data, args, mended=name == "mended") for name in NAMES})
 
 
@@ -72,7 +72,7 @@ def trained(data: Data, args: argparse.Namespace, *, mended: bool) -> dict[str, 
         print(uc.attach(model, "contra_norm", scale=args.scale, preset="gnn", layers=":-1"))
     before = uc.diagnose(model, [data], baseline=0)
     print(f"{NAMES['mended' if mended else 'plain']}, untrained: {before.verdict.sentence}")
-    fit(task(model, data), Settings(args.epochs, seed=args.seed, evaluate_every=10), Session(device="cpu"))
+    fit(task(model, data), TrainingOptions(args.epochs, seed=args.seed, evaluate_every=10), Runtime(device="cpu"))
     with torch.no_grad():
         test = accuracy(model(data), data, "test")
     return {"test": test, "before": before, "after": uc.diagnose(model, [data], baseline=0)}

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.vit.digits import Config as Vit
 from uncollapse.lab.experiments.vit.digits import accuracy, build, digits
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 CLASSES = 10
 OUT = Path("results/diverse_patch.json")
@@ -134,7 +134,7 @@ def table(runs: list[dict[str, Any]], config: Vit) -> Table:
     return shown
 
 
-@threads()
+@use_threads()
 def main() -> None:
     """Train, measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,7 +147,7 @@ def main() -> None:
     console, started = Console(), time.perf_counter()
     runs = [measured(way, config.vit, console) for way in WAYS]
     console.print(table(runs, config.vit))
-    kept = record("diverse_patch", config, time.perf_counter() - started, ("timm", "scikit-learn"), runs=runs)
+    kept = build_record("diverse_patch", config, time.perf_counter() - started, ("timm", "scikit-learn"), runs=runs)
     out = args.out or (OUT if config == Config() else None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ import torch
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
 from uncollapse.io import text_batches
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.experiments.vit import digits
 
@@ -200,13 +200,13 @@ def keep(run: dict[str, Any] | None, path: Path) -> None:
 
 def gcn(data: Path, save: Saver, out: Path) -> None:
     """Trained GCNs on Cora: shallow, deep, and deep with ContraNorm."""
-    session = Session(data_root=data)
+    runtime = Runtime(data_root=data)
     for norm, depth in (("none", 2), ("none", 32), ("layer_norm", 32), ("contra_norm", 32)):
         config = gcn_depth.Config(data="cora", norm=norm, layers=depth)
-        model, run = gcn_depth.train(config, session)
+        model, run = gcn_depth.train(config, runtime)
         file = f"gcn{depth}_{norm.removesuffix('_norm')}"
         keep(run, out / "runs" / f"{file}.json")
-        graph = gcn_depth.load(config, session)
+        graph = gcn_depth.load(config, runtime)
         batch = {"x": graph.x, "edge_index": graph.edge_index}
         name = f"GCN-{depth}, norm: {norm}"
         save(file, uc.diagnose(model, [batch], name=name, data="Cora, all 2,708 nodes"))

@@ -21,7 +21,7 @@ import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
 from uncollapse.lab.data.image.augmentation import evaluation_transform
 from uncollapse.lab.data.image.image_batches import ImageBatches, epoch_order
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
 from uncollapse.lab.experiments.vit.training import look_of
@@ -65,11 +65,11 @@ def batches(data: vision.Data, model: nn.Module, config: vit.Config, part: str =
 
 def main() -> None:
     """Train three models, and print the similarity of their patches by block."""
-    session = Session(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
-    where = {"data": ".", "examples": 0} if session.data_root else {"data": "digits", "examples": 400}  # 0: all of them
+    runtime = Runtime(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    where = {"data": ".", "examples": 0} if runtime.data_root else {"data": "digits", "examples": 400}  # 0: all of them
     plain, cured = (vit.Config(**{**way, **where}) for way in (PLAIN, CURED))
-    data = vision.load(plain, session)
-    models = {"recipe, none": vit.train(plain, session)[0], "recipe, ContraNorm": vit.train(cured, session)[0]}
+    data = vision.load(plain, runtime)
+    models = {"recipe, none": vit.train(plain, runtime)[0], "recipe, ContraNorm": vit.train(cured, runtime)[0]}
     models["own loop, both"] = own_loop(data, plain)
     table, columns = Table("", *models, title="Mean cosine of the patches of an image"), []
     for model in models.values():

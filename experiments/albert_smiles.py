@@ -26,10 +26,10 @@ import torch
 from experiments import keeping, smiles
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.glue import recipe as glue
-from uncollapse.lab.runs.records import short
+from uncollapse.lab.runs.records import round_metrics
 from uncollapse.lab.tables.significance import compare
 
 MODEL = "rxnmapper's ALBERT"  # what a result says instead of the folder that is made of it
@@ -90,7 +90,7 @@ def write_parts(folder: Path, found: list[tuple[str, float]], config: Config) ->
     for name, part in parts.items():
         lines = ["sentence\tscore", *(f"{text}\t{(energy - mean) / std:.6f}" for text, energy in part)]
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return short({"mean": mean, "std": std, "train": len(parts["train"]), "dev": held})
+    return round_metrics({"mean": mean, "std": std, "train": len(parts["train"]), "dev": held})
 
 
 def write_model(folder: Path, place: str) -> Path:
@@ -161,7 +161,7 @@ def _row(by_seed: dict[int, float], others: dict[int, float] | None) -> dict[str
     if others is not None:
         against = compare(by_seed, others)
         row |= {"difference": against.mean, "p": against.p}
-    return short(row)
+    return round_metrics(row)
 
 
 def _taken(found: list[Run], figure: str) -> tuple[dict[str, Any], dict[int, float]]:
@@ -172,7 +172,7 @@ def _taken(found: list[Run], figure: str) -> tuple[dict[str, Any], dict[int, flo
     return setting, {run["seed"]: run["figures"][figure] for run in same}
 
 
-@threads()
+@use_threads()
 @keeping.told_plainly()
 def main() -> None:
     """Train; the result is written anew after each run."""
@@ -186,7 +186,7 @@ def main() -> None:
         shared = {name: getattr(config, name) for name in ("max_length", "epochs", "batch", "warmup", "clip", "at")}
         model = str(write_model(root / "model", config.model))
         start = glue.Config(task=str(root), model=model, identity=False, seed=0, **shared)
-        session = Session(data_root=root)
+        session = Runtime(data_root=root)
         for way, run in runs(config, start, lambda each: trimmed(glue.run(each, session))):
             kept.append((way, run))
             told: dict[str, Any] = {"data": data, "runs": [{"way": name, **each} for name, each in kept]}

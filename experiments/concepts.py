@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 import uncollapse as uc
 from experiments import keeping
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.sphere import point_sets
-from uncollapse.lab.runs.records import short
+from uncollapse.lab.runs.records import round_metrics
 
 LEANING = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.9, 0.44]])  # a plane through the middle of the sphere, seen aslant
 TO_THE_RIGHT = torch.tensor([[1.0, 0.0]])
@@ -67,7 +67,7 @@ def _state(points: Tensor) -> dict[str, Any]:
         "uniformity": float(uc.uniformity(points)),
         "optimum": uc.uniformity_optimum(points.shape[-1]),
     }
-    return {"points": _rounded(points), "spectrum": _rounded(values / values.sum()), "figures": short(figures)}
+    return {"points": _rounded(points), "spectrum": _rounded(values / values.sum()), "figures": round_metrics(figures)}
 
 
 def pairs(config: Config) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _views(x: Tensor, y: Tensor) -> dict[str, Any]:
     both = torch.cat([x, y])
     figures = {"alignment": float(uc.alignment(x, y)), "uniformity": float(uc.uniformity(both))}
     figures["optimum"] = uc.uniformity_optimum(2)
-    return {"x": _rounded(x), "y": _rounded(y), "figures": short(figures)}
+    return {"x": _rounded(x), "y": _rounded(y), "figures": round_metrics(figures)}
 
 
 def step(config: Config) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _rounded(x: Tensor) -> list[Any]:
     return [_rounded(row) for row in x] if x.dim() > 1 else [round(float(value), 4) for value in x]
 
 
-@threads()
+@use_threads()
 def main() -> None:
     """Make all examples, and keep them."""
     parser = keeping.parser(__doc__, "concepts")

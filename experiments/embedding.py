@@ -17,7 +17,7 @@ from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, encode
 from uncollapse.lab.data.text.glue import Examples
 from uncollapse.lab.data.text.glue_metrics import compute_metrics
-from uncollapse.lab.runs.records import short
+from uncollapse.lab.runs.records import round_metrics
 
 ALIKE = 4.0  # pairs with at least this score mean the same
 BATCH = 64
@@ -98,7 +98,7 @@ def quality(embeddings: Tensor, scores: Tensor) -> dict[str, float]:
         "uniformity": float(uc.uniform_loss(embeddings)),
         "mean_cosine": float(uc.mean_cosine(embeddings)),
     }
-    return short(found | compute_metrics(("spearman", "pearson"), scores.tolist(), cosines))
+    return round_metrics(found | compute_metrics(("spearman", "pearson"), scores.tolist(), cosines))
 
 
 def data_root(given: Path | None) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from uncollapse.errors import UsageError
 from uncollapse.io import files
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 LIBRARIES = ("transformers", "tokenizers", "accelerate", "scikit-learn", "scipy")
 
@@ -17,7 +17,7 @@ LIBRARIES = ("transformers", "tokenizers", "accelerate", "scikit-learn", "scipy"
 def keep(out: Path, name: str, config: Any, seconds: float, *, arguments: str, **figures: Any) -> None:
     """Write the record of a demonstration, with the command that repeats it."""
     command = f"python -m experiments.{name} {arguments}"
-    kept = record(f"experiments.{name}", config, seconds, LIBRARIES, command=command, **figures)
+    kept = build_record(f"experiments.{name}", config, seconds, LIBRARIES, command=command, **figures)
     files.write(out, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 

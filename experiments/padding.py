@@ -25,8 +25,8 @@ from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, quality, some
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
-from uncollapse.lab.engine.threads import threads
-from uncollapse.lab.runs.records import fingerprint, short
+from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.runs.records import fingerprint, round_metrics
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def change(alone: list[Tensor], filled: list[Tensor]) -> dict[str, float]:
     found = {"embedding_mean": embedding.mean(), "embedding_max": embedding.max()}
     found |= {"tokens_mean": tokens.mean(), "tokens_max": tokens.max()}
     found |= {"cosine_mean": cosine.mean(), "cosine_min": cosine.min()}
-    return short({name: float(value) for name, value in found.items()})
+    return round_metrics({name: float(value) for name, value in found.items()})
 
 
 def shifts(model: nn.Module, data: EncodedTexts, config: Config) -> Iterator[dict[str, Any]]:
@@ -115,7 +115,7 @@ def batched(model: nn.Module, part: Pairs, config: Config) -> Iterator[dict[str,
                 yield {**cure, "way": way, **quality(rows, part.scores)}
 
 
-@threads()
+@use_threads()
 @keeping.told_plainly()
 def main() -> None:
     """Measure; the result is written anew after each figure."""

@@ -26,9 +26,9 @@ from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded_texts import length_buckets
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.schedules import linear
-from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.lab.engine.threads import threads
-from uncollapse.lab.runs.records import fingerprint, short
+from uncollapse.lab.engine.task import Task, TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.runs.records import fingerprint, round_metrics
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ def trained(way: str, config: Config, seed: int, parts: Parts) -> dict[str, Any]
     """Train in one way, and measure the last block."""
     training = Training(way, config, seed, parts["train"])
     precision: Any = config.precision
-    history = fit(training.task(), Settings(config.epochs, seed, clip=1.0, precision=precision))
+    history = fit(training.task(), TrainingOptions(config.epochs, seed, clip=1.0, precision=precision))
     found = {"way": way, "seed": seed, "seconds": round(history.seconds, 1)}
-    return found | short({"loss": history.epochs[-1]["loss"]}) | measured(training.model, parts)[-1]
+    return found | round_metrics({"loss": history.epochs[-1]["loss"]}) | measured(training.model, parts)[-1]
 
 
-@threads()
+@use_threads()
 @keeping.told_plainly()
 def main() -> None:
     """Measure, train, measure; the result is written anew after each model."""

@@ -21,16 +21,16 @@ from typing import Any
 from experiments.keeping import told_plainly
 from uncollapse.io import files
 from uncollapse.lab.config import fields
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES, Recipe
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_one import placed, run_one
+from uncollapse.lab.runs.run_one import run_one, with_run_folder
 from uncollapse.lab.runs.sweep import Limits, Sweep
-from uncollapse.lab.search.trials import Most
-from uncollapse.lab.search.tune_recipe import Outcome, tune
-from uncollapse.lab.search.variables import searched
-from uncollapse.lab.tables.selection import figure_of
+from uncollapse.lab.search.trials import TrialLimits
+from uncollapse.lab.search.tune_recipe import Outcome, tune_recipe
+from uncollapse.lab.search.variables import build_search
+from uncollapse.lab.tables.selection import metric_of
 
 OUT = Path("results/tune")
 ENOUGH = 1000  # trials: the cost is what ends a search
@@ -101,16 +101,16 @@ class Quiet:
         print(words, flush=True)
 
 
-def by_hand(recipe: Recipe, task: Comparison, folder: Path, session: Session) -> list[dict[str, Any]]:
+def by_hand(recipe: Recipe, task: Comparison, folder: Path, session: Runtime) -> list[dict[str, Any]]:
     """Every run of the grid: settings, figures, cost."""
     found = []
     for point in task.grid:
         config = fields.build(recipe.config, {**task.settings, **point, "seed": task.seed})
-        own = placed(session, recipe, config, folder / "runs")
+        own = with_run_folder(session, recipe, config, folder / "runs")
         made, _ = run_one(recipe, config, Results(folder / "results"), own)
-        print(time.strftime("%H:%M:%S"), "by hand", point, figure_of(made, "validation"), flush=True)
+        print(time.strftime("%H:%M:%S"), "by hand", point, metric_of(made, "validation"), flush=True)
         steps = made["epochs"][-1]["epoch"] if made.get("epochs") else config.epochs
-        figures = {"validation": figure_of(made, "validation"), task.judged: figure_of(made, task.judged)}
+        figures = {"validation": metric_of(made, "validation"), task.judged: metric_of(made, task.judged)}
         found.append({"settings": dict(point), "steps": steps, "seconds": made["seconds"], **figures})
     return found
 
@@ -120,17 +120,17 @@ def chosen(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return dict(max(trials, key=lambda trial: -1.0 if trial["validation"] is None else trial["validation"]))
 
 
-def by_search(recipe: Recipe, task: Comparison, folder: Path, session: Session, trainings: float) -> Outcome:
+def by_search(recipe: Recipe, task: Comparison, folder: Path, session: Runtime, trainings: float) -> Outcome:
     """The search, as far as so many whole trainings go."""
     config = fields.build(recipe.config, {**task.settings, "seed": task.seed})
     search = recipe.search
     assert search is not None
-    plan = searched(search, config, [*task.settings, "seed"], task.vary)
-    most = Most(ENOUGH, trainings)
-    return tune(recipe, plan, folder, session, Quiet(), most=most, limits=Limits(1))
+    plan = build_search(search, config, [*task.settings, "seed"], task.vary)
+    most = TrialLimits(ENOUGH, trainings)
+    return tune_recipe(recipe, plan, folder, session, Quiet(), most=most, limits=Limits(1))
 
 
-def compared(task: Comparison, folder: Path, session: Session) -> dict[str, Any]:
+def compared(task: Comparison, folder: Path, session: Runtime) -> dict[str, Any]:
     """Both ways, with what they found and what it cost."""
     recipe = RECIPES[task.recipe]
     hand = by_hand(recipe, task, folder / "hand", session)
@@ -178,10 +178,10 @@ def main() -> None:
             if out.exists():
                 print(f"{out} is there.")
                 continue
-            found = compared(task, given.work / name, Session(given.data, device="cpu"))
+            found = compared(task, given.work / name, Runtime(given.data, device="cpu"))
             seconds = sum(found[way]["cost"]["seconds"] for way in ("hand", "search"))
             command = f"python -m experiments.tuning {given.task} --seeds {seed}"
-            made = record("experiments.tuning", task, seconds, task.libraries, command=command, **found)
+            made = build_record("experiments.tuning", task, seconds, task.libraries, command=command, **found)
             files.write(out, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
             print(f"Written: {out}", flush=True)
 

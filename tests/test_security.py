@@ -26,7 +26,7 @@ from uncollapse.lab.engine.checkpoint_files import STATE, _digest
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_one import folder_of
+from uncollapse.lab.runs.run_one import run_folder
 
 SOURCE = Path(uc.__file__).parent
 MODULES = {
@@ -256,7 +256,7 @@ def test_results_and_checkpoints_stay_in_their_folders(tmp_path: Path, recipe: s
             except (ValueError, OSError):  # refused at once
                 continue
             taken += 1
-            for path in (Results(tmp_path).path(chosen, config), folder_of(chosen, config, tmp_path)):
+            for path in (Results(tmp_path).path(chosen, config), run_folder(chosen, config, tmp_path)):
                 assert path.resolve().parent == (tmp_path / chosen.name).resolve()
                 assert len(path.name.encode()) <= 255
                 assert "\x00" not in path.name

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import uncollapse as uc
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 from .tiny_models import BLOCKS, MODELS, Tiny, build
 
@@ -243,7 +243,7 @@ def fuzz(config: Config) -> dict[str, Any]:
         **{f"{kind}_by_cure": _by_cure(cases, kind) for kind in kinds},
     }
     libraries = ("transformers", "timm", "torch_geometric")
-    return record("attach_fuzz", config, time.perf_counter() - start, libraries, **figures)
+    return build_record("attach_fuzz", config, time.perf_counter() - start, libraries, **figures)
 
 
 def _by_cure(cases: list[Case], kind: str) -> dict[str, int]:

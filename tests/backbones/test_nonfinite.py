@@ -190,12 +190,12 @@ def test_what_the_pass_raises_is_not_raised_and_no_hook_stays() -> None:
 
 def trained(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor]) -> str:
     from uncollapse.lab.engine.loop import fit
-    from uncollapse.lab.engine.runtime import Session
-    from uncollapse.lab.engine.task import Settings, Task
+    from uncollapse.lab.engine.runtime import Runtime
+    from uncollapse.lab.engine.task import Task, TrainingOptions
 
     task = Task(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda epoch: batches(), loss)
     with pytest.raises(NotFiniteError) as caught:
-        fit(task, Settings(epochs=1), Session(device="cpu"))
+        fit(task, TrainingOptions(epochs=1), Runtime(device="cpu"))
     return str(caught.value)
 
 

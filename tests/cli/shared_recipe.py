@@ -13,27 +13,27 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.cli.app import app
-from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.recipe import RECIPES, Recipe
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 NAME = "shared"
 
 
 @dataclass(frozen=True)
 class Config:
-    epochs: int = setting(30, "How long.")
-    seed: int = setting(0, "Of nothing.")
+    epochs: int = config_field(30, "How long.")
+    seed: int = config_field(0, "Of nothing.")
 
 
-def run(config: Config, session: Session) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     model = nn.Linear(2, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    folder = session.data_root or Path()
+    folder = runtime.data_root or Path()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         (folder / f"step-of-{distributed.rank()}").touch()
@@ -47,10 +47,10 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     batches = [torch.randn(5, 2, generator=source)]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     task = Task(model, optimiser, lambda epoch: batches, loss, lambda model: {"rank": distributed.rank()})
-    session = replace(session, save_seconds=0.0)
-    history = fit(task, Settings(config.epochs), session, identity(NAME, config))
+    runtime = replace(runtime, save_seconds=0.0)
+    history = fit(task, TrainingOptions(config.epochs), runtime, identity(NAME, config))
     figures = {"found": model.bias.item(), "rank": history.epochs[-1]["rank"]}
-    return record(NAME, config, history.seconds, (), figures=figures, ended=history.ended, epochs=history.epochs)
+    return build_record(NAME, config, history.seconds, (), figures=figures, ended=history.ended, epochs=history.epochs)
 
 
 def name_of(config: Config) -> str:

@@ -12,7 +12,7 @@ from tests.lab import slope
 from typer.testing import Result
 
 from uncollapse.errors import NotFiniteError
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs import model_folder, saved_models
 
@@ -20,13 +20,13 @@ Run = Callable[..., Result]
 WEIGHTS = torch.nn.Linear(1, 1)
 
 
-def keeps(config: slope.Config, session: Session) -> dict[str, Any]:
-    record = slope.run(config, session)
-    saved_models.keep_weights(session, WEIGHTS, config)
+def keeps(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
+    record = slope.run(config, runtime)
+    saved_models.save_weights(runtime, WEIGHTS, config)
     return record
 
 
-def diverges(config: slope.Config, session: Session) -> dict[str, Any]:
+def diverges(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
     raise NotFiniteError("The loss is not finite in epoch 1.")
 
 

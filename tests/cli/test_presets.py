@@ -10,7 +10,7 @@ import pytest
 from tests.lab import slope
 from typer.testing import Result
 
-from uncollapse.lab.config.fields import build, settings
+from uncollapse.lab.config.fields import build, config_fields
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
@@ -109,10 +109,12 @@ def test_recipes_are_listed_with_their_presets(run: Run) -> None:
 def test_presets_are_allowed(name: str) -> None:
     recipe = RECIPES[name]
     for preset in recipe.presets.values():
-        assert dataclasses.asdict(build(recipe.config, preset)).keys() == settings(recipe.config).keys()
+        assert dataclasses.asdict(build(recipe.config, preset)).keys() == config_fields(recipe.config).keys()
 
 
-@pytest.mark.parametrize("name", [name for name, r in RECIPES.items() if r.presets and "task" in settings(r.config)])
+@pytest.mark.parametrize(
+    "name", [name for name, r in RECIPES.items() if r.presets and "task" in config_fields(r.config)]
+)
 def test_presets_on_sentences_name_every_setting_but_the_task(name: str) -> None:
     """A default that changes later must not change what a preset means."""
     recipe = RECIPES[name]
@@ -121,7 +123,7 @@ def test_presets_on_sentences_name_every_setting_but_the_task(name: str) -> None
         loss = dataclasses.asdict(build(recipe.config, {**preset, "cure": "uniform_loss"}))
         lost = {item for item in preset.items() if item not in made.items()}
         assert lost <= set(loss.items()) & {("uniform_on", "pooled")}  # of the uniformity loss, not of ContraNorm
-        assert settings(recipe.config).keys() - preset.keys() == {"task"}
+        assert config_fields(recipe.config).keys() - preset.keys() == {"task"}
 
 
 # What ContraNorm's authors trained with (arXiv 2303.06562 and its code), for all of GLUE.

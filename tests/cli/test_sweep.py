@@ -16,14 +16,14 @@ from typer.testing import Result
 from uncollapse.cli.progress import SweepBars
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_one import placed
-from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.runs.run_one import with_run_folder
+from uncollapse.lab.runs.run_queue import RunQueue
 from uncollapse.lab.runs.sweep import Sweep
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.paper_table import PaperTable
 
 Run = Callable[..., Result]
 WHERE = "Results are in results/tiny-sweep.\n"  # a recipe without boards has no table
@@ -91,7 +91,7 @@ def test_named_grids_are_joined(run: Run, tiny: ModuleType) -> None:
 
 
 def test_a_long_plan_shows_what_comes_first(run: Run, tiny: ModuleType, tmp_path: Path) -> None:
-    runs = placed(Session(), tiny.RECIPE, tiny.Config(2), tmp_path / "runs").checkpoints
+    runs = with_run_folder(Runtime(), tiny.RECIPE, tiny.Config(2), tmp_path / "runs").checkpoints
     Checkpoints(runs, f"{identity(tiny.NAME, tiny.Config(2))}-data").save(7, {}, {})
     words = run("sweep", tiny.NAME, "--grid", "size=1-12", "--dry-run").stdout
     rows = [line.split()[:2] for line in words.splitlines() if "size" in line]
@@ -125,7 +125,7 @@ def test_what_was_chosen_is_said(run: Run, tiny: ModuleType, monkeypatch: pytest
 
 
 def test_where_the_results_are(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board("All", {}, "fault", "size", "scale")
+    board = PaperTable("All", {}, "fault", "size", "scale")
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, dataclasses.replace(tiny.RECIPE, tables={"all": board}))
     for folder, flags in (("results", ""), ("my results", " --results 'my results'")):
         keep(tiny, tiny.Config(), folder=folder)
@@ -207,7 +207,7 @@ def test_failures_are_counted_and_one_is_shown(run: Run, tiny: ModuleType, monke
 def test_bars_show_what_runs_and_what_is_left(tiny: ModuleType, tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    agenda = Agenda(tiny.RECIPE, Grid({"size": (60, 120)}).cells(tiny.Config), Results(tmp_path))
+    agenda = RunQueue(tiny.RECIPE, Grid({"size": (60, 120)}).cells(tiny.Config), Results(tmp_path))
     first, second = (type("Worker", (), {"steps": steps})() for steps in ((30, 200), (0, 0)))
     sweep = SimpleNamespace(agenda=agenda, running={first: agenda.take()}, seconds_left=lambda: 240.0)
     with SweepBars(console) as bars:
@@ -235,7 +235,7 @@ def test_pictures_are_drawn_where_the_recipe_has_some(
     def pictures(records: list[dict[str, object]]) -> Iterator[ResultPlot]:
         yield ResultPlot("Dots", f"{len(records)} dots.", new_figure("", (2, 2))[0])
 
-    board = Board("Sizes", where={}, groups="scale", rows="size", columns="seed", figure="validation")
+    board = PaperTable("Sizes", where={}, groups="scale", rows="size", columns="seed", metric="validation")
     recipe = dataclasses.replace(tiny.RECIPE, tables={"sizes": board}, plots=pictures)
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, recipe)
     keep(tiny, tiny.RECIPE.config(size=1))

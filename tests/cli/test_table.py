@@ -12,7 +12,7 @@ from typer.testing import Result
 from uncollapse.cli import console
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 
 Run = Callable[..., Result]
 
@@ -33,8 +33,8 @@ RECIPE = SimpleNamespace(
     config=Config,
     name_of=lambda config: f"{config.data}-{config.norm}-L{config.layers}-seed{config.seed}",
     tables={
-        "depth": Board("Depth", {}, "data", "norm", "layers", published=PAPER),
-        "shallow": Board("Shallow", {"layers": 2}, "data", "norm", "layers"),
+        "depth": PaperTable("Depth", {}, "data", "norm", "layers", published=PAPER),
+        "shallow": PaperTable("Shallow", {"layers": 2}, "data", "norm", "layers"),
     },
     grids={"all": None},
 )

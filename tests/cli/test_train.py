@@ -17,10 +17,10 @@ from uncollapse.cli import progress as waiting
 from uncollapse.cli.train import RecipeCommands
 from uncollapse.io.files import try_lock
 from uncollapse.lab.config import fields
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_one import lock_of
+from uncollapse.lab.runs.run_one import run_lock
 
 Run = Callable[..., Result]
 
@@ -162,8 +162,8 @@ def test_seeds_are_told_in_a_table_and_not_run_twice(run: Run, tmp_path: Path) -
 
 
 def test_an_early_end_and_the_kept_epoch_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def early(config: slope.Config, session: Session) -> dict[str, Any]:
-        record = slope.run(config, session)
+    def early(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
+        record = slope.run(config, runtime)
         record["figures"]["epoch"] = 2
         return record | {"epochs": record["epochs"][:4], "ended": "no better validation in 2 evaluations"}
 
@@ -202,7 +202,7 @@ def test_a_plan_runs_nothing(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_another_process_runs_is_left_to_it(run: Run, tmp_path: Path) -> None:
-    with try_lock(lock_of(slope.RECIPE, slope.Config(), Results(tmp_path / "results"))):
+    with try_lock(run_lock(slope.RECIPE, slope.Config(), Results(tmp_path / "results"))):
         result = run("train", "slope")
     assert (result.exit_code, result.stdout, slope.runs) == (2, "", [])
     assert result.stderr == "Error: Another process is running 2-seed0 just now. Wait for its result.\n"
@@ -292,14 +292,14 @@ def test_progress_is_told_to_the_bar(run: Run, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def seen_by(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[Session]:
+def seen_by(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[Runtime]:
     """The sessions that the recipe is run with from here on."""
-    seen: list[Session] = []
+    seen: list[Runtime] = []
 
-    def watched(config: slope.Config, session: Session) -> dict[str, Any]:
-        seen.append(session)
-        session.doing("drawing the line")
-        return slope.run(config, session)
+    def watched(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
+        seen.append(runtime)
+        runtime.report_stage("drawing the line")
+        return slope.run(config, runtime)
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=watched, **changes))
     return seen
@@ -310,7 +310,7 @@ def test_workers_are_the_cores_that_are_free(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
     for given in ([], ["--threads", 4], ["--threads", 9], ["--workers", 3], ["--workers", 0]):
         assert run("train", "slope", "--again", *given).exit_code == 0
-    assert [session.workers for session in seen] == [5, 2, 0, 3, 0]
+    assert [runtime.workers for runtime in seen] == [5, 2, 0, 3, 0]
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     run("train", "slope", "--again")
     assert seen[-1].workers == 8
@@ -331,8 +331,8 @@ def test_recipes_that_read_no_images_have_no_workers(run: Run, monkeypatch: pyte
 def test_settings_with_a_group_have_a_panel_of_their_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True)
     class Config(slope.Config):
-        extra: int = fields.setting(1, "More.", group="Additions")
-        also: bool = fields.setting(False, "Or not.", group="Additions")
+        extra: int = fields.config_field(1, "More.", group="Additions")
+        also: bool = fields.config_field(False, "Or not.", group="Additions")
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, config=Config))
     shown = run("train", "slope", "--help").stdout
@@ -348,8 +348,8 @@ def test_settings_with_a_group_have_a_panel_of_their_own(run: Run, monkeypatch: 
 def test_speed_and_waiting_are_told_where_a_record_has_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     paces = iter([{"images_per_second": 80.0, "waiting": 0.02}, {"images_per_second": 92.0, "waiting": 0.06}, {}])
 
-    def paced(config: slope.Config, session: Session) -> dict[str, Any]:
-        return slope.run(config, session) | {"pace": next(paces)}
+    def paced(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
+        return slope.run(config, runtime) | {"pace": next(paces)}
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=paced))
     words = "Trained at 86 images/s; 4 % of that time went by waiting for data."
@@ -363,8 +363,8 @@ def test_class_lists_and_unread_pictures_are_told(run: Run, monkeypatch: pytest.
         "skipped": {"train": 4, "validation": 0, "test": 1},
     }
 
-    def read(config: slope.Config, session: Session) -> dict[str, Any]:
-        return slope.run(config, session) | {"data": facts}
+    def read(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
+        return slope.run(config, runtime) | {"data": facts}
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=read))
     lines = run("train", "slope", "--seeds", 2).stdout.splitlines()
@@ -374,7 +374,7 @@ def test_class_lists_and_unread_pictures_are_told(run: Run, monkeypatch: pytest.
 
 def test_a_result_of_other_data_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("train", "slope")
-    other = dataclasses.replace(slope.RECIPE, fingerprint=lambda config, session: "other")
+    other = dataclasses.replace(slope.RECIPE, fingerprint=lambda config, runtime: "other")
     monkeypatch.setitem(RECIPES._entries, "slope", other)
     refused = run("train", "slope")
     assert refused.exit_code == 2
@@ -390,8 +390,8 @@ def test_the_command_line_starts_without_the_libraries_of_recipes() -> None:
 
 
 def test_many_figures_stand_below_each_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judged(config: slope.Config, session: Session) -> dict[str, Any]:
-        record = slope.run(config, session)
+    def judged(config: slope.Config, runtime: Runtime) -> dict[str, Any]:
+        record = slope.run(config, runtime)
         return record | {"figures": {f"test_by_judge_{at}": at / 10 for at in range(9)} | {"uniformity": -3.5}}
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=judged))

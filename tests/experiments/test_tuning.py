@@ -12,9 +12,9 @@ from experiments.tuning import TASKS, Comparison, chosen, compared
 from tests.lab.sweep_recipe import registered
 
 from uncollapse.lab.config import fields
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -28,7 +28,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_both_ways_cost_the_same(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = [{"cure": "none"}, *({"cure": "good", "scale": scale} for scale in (0.01, 0.02, 0.05, 0.1, 0.2))]
     task = Comparison(tiny.NAME, {"epochs": 5}, grid, (), "test", ())
-    found = compared(task, tmp_path, Session(tmp_path))
+    found = compared(task, tmp_path, Runtime(tmp_path))
     assert found["hand"]["best"]["settings"] == {"cure": "good", "scale": 0.2}
     assert found["hand"]["cost"]["trainings"] == 6
     assert 5 < found["search"]["cost"]["trainings"] <= 6
@@ -40,7 +40,7 @@ def test_both_ways_cost_the_same(tiny: ModuleType, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tables, "TITLES", {tiny.NAME: "tiny"})
     assert tables.means()[1] == []
     assert tables.verdict() == "Not run yet."
-    kept = json.dumps(record("experiments.tuning", task, 1.0, (), **found))
+    kept = json.dumps(build_record("experiments.tuning", task, 1.0, (), **found))
     (tmp_path / "tiny-seed0.json").write_text(kept)
     assert [row[:3] for row in tables.compared()[1]] == [("tiny", "0", name) for name in tables.WAYS.values()]
     assert [row[3] for row in tables.means()[1]] == ["6.0", f"{found['search']['cost']['trainings']:.1f}", "1.0"]

@@ -133,10 +133,10 @@ def warm_up() -> None:
 
     torchvision_ops.declare()
     torch.set_num_threads(1)
-    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.engine.runtime import Runtime
 
-    names = [field.name for field in dataclasses.fields(Session)]
-    given: Any = Session.__init__
+    names = [field.name for field in dataclasses.fields(Runtime)]
+    given: Any = Runtime.__init__
     values = zip(names, given.__defaults__, strict=True)
     given.__defaults__ = tuple(0.0 if name == "save_seconds" else value for name, value in values)
     quiet = contextlib.redirect_stdout(io.StringIO())

@@ -20,7 +20,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io.embedding_files import open_rows
 from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_batches import ImageBatches
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.recipe import RECIPES
 
@@ -139,9 +139,9 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prope
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
     model = tiny_text.tiny_model(tmp_path / "model")
     root = tiny_text.write_sst2(tmp_path / "data", tiny_text.SENTENCES)
-    config, session = sentences.TextConfig(task="sst2", model=str(model), max_length=16), Session(data_root=root)
-    record = {"data": {"fingerprint": sentences.load(config, session, sentences.Origin(str(model))).fingerprint()}}
-    assert RECIPES["glue"].same_data(config, session, record)
+    config, runtime = sentences.TextConfig(task="sst2", model=str(model), max_length=16), Runtime(data_root=root)
+    record = {"data": {"fingerprint": sentences.load(config, runtime, sentences.Origin(str(model))).fingerprint()}}
+    assert RECIPES["glue"].same_data(config, runtime, record)
     path = root / "SST-2" / "train.tsv"
     intact = path.read_text(encoding="utf-8")
     for changed in (
@@ -150,9 +150,9 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prope
         intact.rsplit("\n", 2)[0] + "\n",
     ):
         path.write_text(changed, encoding="utf-8")
-        assert not RECIPES["glue"].same_data(config, session, record)
+        assert not RECIPES["glue"].same_data(config, runtime, record)
     path.write_text(intact, encoding="utf-8")
-    assert RECIPES["glue"].same_data(config, session, record)
+    assert RECIPES["glue"].same_data(config, runtime, record)
     path.unlink()
-    assert RECIPES["glue"].same_data(config, session, record)  # they are not here: they cannot be others
+    assert RECIPES["glue"].same_data(config, runtime, record)  # they are not here: they cannot be others
     record_property("cases", 4)

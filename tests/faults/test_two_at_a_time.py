@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.runs.run_queue import RunQueue
 from uncollapse.lab.runs.sweep import Limits, Sweep
 
 from ..lab.sweep_recipe import registered  # noqa: TID252
@@ -110,8 +110,8 @@ def test_two_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prop
         made = []
         for _ in range(2):
             cells = Grid({"size": (1, 2, 3, 4), "steps": (20,), "slow": (9,)}).cells(tiny.Config)
-            agenda = Agenda(tiny.RECIPE, cells, Results(tmp_path / "results"))
-            made.append(Sweep(agenda, tmp_path / "runs", Session(tmp_path), Limits(1), Silent()))
+            agenda = RunQueue(tiny.RECIPE, cells, Results(tmp_path / "results"))
+            made.append(Sweep(agenda, tmp_path / "runs", Runtime(tmp_path), Limits(1), Silent()))
         ends: list[str] = []
         threads = [threading.Thread(target=lambda sweep=sweep: ends.append(sweep.run())) for sweep in made]
         for thread in threads:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.config_files import LARGEST, read
-from uncollapse.lab.config.fields import build, checked, command, from_pairs, identity, settings
+from uncollapse.lab.config.config_files import LARGEST, read_config_file
+from uncollapse.lab.config.fields import build, command_line, config_fields, identity, parse_pairs, parse_values
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
 
@@ -66,7 +66,7 @@ def used(folder: Path, name: str, content: bytes) -> Any:
     """What becomes of a file that a recipe is given."""
     path = folder / name
     path.write_bytes(content)
-    return answer(lambda: build(RECIPE.config, read(path)))
+    return answer(lambda: build(RECIPE.config, read_config_file(path)))
 
 
 @few(150)
@@ -85,7 +85,7 @@ def test_files_of_wild_yaml(folder: Path, pieces: list[str], between: str) -> No
 
 
 @few(150)
-@given(values=st.dictionaries(st.sampled_from([*settings(RECIPE.config), *TEXTS]), WILD, max_size=4))
+@given(values=st.dictionaries(st.sampled_from([*config_fields(RECIPE.config), *TEXTS]), WILD, max_size=4))
 def test_files_with_wild_values(folder: Path, values: dict[str, Any]) -> None:
     used(folder, "a.json", json.dumps(values).encode())
     used(folder, "b.yaml", yaml.safe_dump(values).encode("utf-8", "surrogatepass"))
@@ -108,7 +108,7 @@ def test_yaml_that_would_run_or_never_end(folder: Path, content: str, words: str
     path = folder / "x.yaml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=words):
-        build(RECIPE.config, read(path))
+        build(RECIPE.config, read_config_file(path))
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_json_that_would_never_end(folder: Path, content: str, words: str) -> No
     path = folder / "x.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=words):
-        build(RECIPE.config, read(path))
+        build(RECIPE.config, read_config_file(path))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_wild_settings_of_every_recipe(recipe: str, tmp_path: Path) -> None:
     """Whatever is asked for, what is taken has an identity, a command and a file inside of its folder."""
     chosen = RECIPES[recipe]
-    known = settings(chosen.config)
+    known = config_fields(chosen.config)
     texts = st.sampled_from(
         [*TEXTS, "1e999", "nan", "-inf", "0", "-1", "1" * 400, "[" * 50, "none", "true", "1,2", "a/b", ".."]
     )
@@ -144,7 +144,7 @@ def test_wild_settings_of_every_recipe(recipe: str, tmp_path: Path) -> None:
         if not isinstance(config, UsageError):
             json.dumps(asdict(config))
             identity(chosen.name, config)
-            command(chosen.name, config)
+            command_line(chosen.name, config)
             path = Results(tmp_path).path(chosen, config)
             assert path.resolve().parent == (tmp_path / chosen.name).resolve()
             assert len(path.name.encode()) < 255
@@ -155,5 +155,5 @@ def test_wild_settings_of_every_recipe(recipe: str, tmp_path: Path) -> None:
 @few(80)
 @given(pairs=st.lists(st.text(max_size=12) | st.sampled_from([f"layers={text}" for text in TEXTS]), max_size=3))
 def test_wild_pairs(pairs: list[str]) -> None:
-    answer(from_pairs, RECIPE.config, pairs)
-    answer(checked, RECIPE.config, dict.fromkeys(pairs, "x"))
+    answer(parse_pairs, RECIPE.config, pairs)
+    answer(parse_values, RECIPE.config, dict.fromkeys(pairs, "x"))

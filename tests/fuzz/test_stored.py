@@ -23,8 +23,8 @@ from uncollapse.lab.experiments.contrastive import saved_encoders
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.tables.markdown import facts, markdown
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.markdown import table_json, to_markdown
+from uncollapse.lab.tables.paper_table import build_cells
 from uncollapse.report.page import page
 
 from .damage import answer, as_json, changed, damaged, few
@@ -114,8 +114,8 @@ def test_results(folder: Path) -> None:
         path.write_bytes(content)
         records = answer(results.all, recipe)
         if not isinstance(records, Exception):
-            answer(markdown, board, records)
-            answer(lambda: json.dumps(facts(board, cells(board, records)), allow_nan=False))
+            answer(to_markdown, board, records)
+            answer(lambda: json.dumps(table_json(board, build_cells(board, records)), allow_nan=False))
         answer(results.find, recipe, config)
 
     checks(json.loads(raw), raw, check, 200)
@@ -187,8 +187,8 @@ def test_kept_models(folder: Path, name: str) -> None:
         (place / name).write_bytes(content)
         for load in (
             saved_encoders.load_encoder,
-            saved_models.load_vision,
-            saved_models.load_text,
+            saved_models.load_vision_model,
+            saved_models.load_text_model,
             timm_models.is_folder,
         ):
             answer(load, place)

@@ -9,7 +9,7 @@ import torch
 import uncollapse as uc
 from uncollapse.errors import UsageError
 from uncollapse.io import models
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import VisionConfig
 from uncollapse.lab.runs import saved_models
@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {"width": 24, "heads": 2, "depth": 2, "image": 16, "patch
 def kept(folder: Path, **changes: Any) -> Any:
     config = VisionConfig(seed=5, **TINY, **changes)
     vit = vision.build(config, len(CLASSES)).vit.eval()
-    saved_models.keep_vision(Session(keep=folder), vit, config, CLASSES)
+    saved_models.save_vision_model(Runtime(save_to=folder), vit, config, CLASSES)
     return vit
 
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.recipe import Recipe
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 NAME = "slope"
 runs: list[int] = []  # seeds of the runs that were begun
@@ -22,22 +22,22 @@ interrupt_at: list[int] = []  # epochs in which Ctrl-C is pressed, once each
 
 @dataclass(frozen=True)
 class Config:
-    slope: float = setting(2.0, "What is to be found; any number in [-9, 9].")
-    epochs: int = setting(6, "How long.")
-    shape: str = setting("line", "Of the data.", choices=("line", "none"))
-    noise: float | None = setting(None, "Deviation, if any.")
-    steps: tuple[int, ...] = setting((1, 2), "Batches of an epoch.")
-    precision: Literal["no", "bf16"] = setting("no", "Of the numbers.")
-    bias: bool = setting(False, "Whether there is a constant.")
-    weight_decay: float = setting(0.0, "L2 penalty.")
-    seed: int = setting(0, "Of the weights.")
+    slope: float = config_field(2.0, "What is to be found; any number in [-9, 9].")
+    epochs: int = config_field(6, "How long.")
+    shape: str = config_field("line", "Of the data.", choices=("line", "none"))
+    noise: float | None = config_field(None, "Deviation, if any.")
+    steps: tuple[int, ...] = config_field((1, 2), "Batches of an epoch.")
+    precision: Literal["no", "bf16"] = config_field("no", "Of the numbers.")
+    bias: bool = config_field(False, "Whether there is a constant.")
+    weight_decay: float = config_field(0.0, "L2 penalty.")
+    seed: int = config_field(0, "Of the weights.")
 
     def __post_init__(self) -> None:
         if abs(self.slope) > 9:
             raise ValueError(f"slope must lie within [-9, 9], got {self.slope}.")
 
 
-def run(config: Config, session: Session) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     runs.append(config.seed)
     torch.manual_seed(config.seed)
     model = nn.Linear(1, 1, bias=config.bias)
@@ -55,10 +55,12 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=config.weight_decay)
     task = Task(model, optimiser, lambda epoch: [torch.tensor(epoch)], loss, evaluate)
-    history = fit(task, Settings(config.epochs, config.seed), session, f"{identity(NAME, config)}-of9")  # and its data
+    history = fit(
+        task, TrainingOptions(config.epochs, config.seed), runtime, f"{identity(NAME, config)}-of9"
+    )  # and its data
     figures = {"found": next(model.parameters()).item(), "epoch": history.kept, "broken": math.nan}
     figures |= {"validation": history.epochs[-1]["validation"]}
-    return record(
+    return build_record(
         NAME,
         config,
         history.seconds,

@@ -8,10 +8,10 @@ from typing import Any
 
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES, Recipe
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 
 NAME = "tiny-sweep"
 PAUSE = 0.02  # seconds
@@ -27,15 +27,15 @@ class Config:
     seed: int = 0
 
 
-def run(config: Config, session: Session) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     """Count to `steps`, slowly when it begins the first `slow` times.
 
     Each beginning is a line in data_root/log: the name of the run, the step it goes on from, the number of threads.
     """
-    checkpoints = Checkpoints(session.checkpoints, identity(NAME, config))
+    checkpoints = Checkpoints(runtime.checkpoints, identity(NAME, config))
     found = checkpoints.load()
     done = 0 if found is None else found.step
-    with (session.data_root / "log").open("a+") as log:
+    with (runtime.data_root / "log").open("a+") as log:
         log.seek(0)
         pause = PAUSE if len(log.readlines()) < config.slow else 0.0
         log.write(f"{name_of(config)} {done} {os.environ['OMP_NUM_THREADS']}\n")
@@ -47,12 +47,12 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         while done < config.steps:
             time.sleep(pause)
             done += 1
-            session.progress(done, config.steps, {"epoch": done})
+            runtime.progress(done, config.steps, {"epoch": done})
     except KeyboardInterrupt:
         checkpoints.save(done, {}, {})
         raise
     figures = {"validation": 1 - abs(config.scale - config.size / 10), "test": 0.5}
-    return record(NAME, config, 0.5 * config.size, (), figures=figures)
+    return build_record(NAME, config, 0.5 * config.size, (), figures=figures)
 
 
 def name_of(config: Config) -> str:

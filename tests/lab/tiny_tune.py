@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import PrunedError, Session
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.runtime import PrunedError, Runtime
+from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.recipe import RECIPES, Recipe
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 from uncollapse.lab.search.variables import Search
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.trial_result import attach_line
@@ -30,13 +30,13 @@ NAME = "tiny-tune"
 class Config:
     """The figure after an epoch is best at scale 0.5 of the cure "good"; "bad" is behind from the start."""
 
-    cure: str = setting("good", "Which.", choices=("none", "good", "bad", "broken"))
-    scale: float = setting(0.1, "How strong.")
-    test: float = setting(0.5, "What the test figure is.")
-    epochs: int = setting(5, "How long.")
-    fault: str = setting("", "What goes wrong: raise, kill, nan, slow.")
-    holdout: float = setting(0.1, "Share that is held out.")
-    seed: int = setting(0, "Of the search.")
+    cure: str = config_field("good", "Which.", choices=("none", "good", "bad", "broken"))
+    scale: float = config_field(0.1, "How strong.")
+    test: float = config_field(0.5, "What the test figure is.")
+    epochs: int = config_field(5, "How long.")
+    fault: str = config_field("", "What goes wrong: raise, kill, nan, slow.")
+    holdout: float = config_field(0.1, "Share that is held out.")
+    seed: int = config_field(0, "Of the search.")
 
     def __post_init__(self) -> None:
         if self.cure == "broken" and self.scale > 0.2:
@@ -50,37 +50,37 @@ def figure(config: Config, epoch: int) -> float:
     return top * (0.5 + 0.5 * epoch / config.epochs)
 
 
-def run(config: Config, session: Session) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     """Train nothing, for so many epochs. Each beginning is a line in data_root/log."""
-    begun = _log(session.data_root, config)
+    begun = _log(runtime.data_root, config)
     _fail(config, begun)
-    epochs = _trained(config, session, begun) if config.fault == "slow" else _counted(config, session)
+    epochs = _trained(config, runtime, begun) if config.fault == "slow" else _counted(config, runtime)
     found = {"validation": figure(config, config.epochs), "test": config.test}
-    return record(
+    return build_record(
         NAME,
         config,
         0.5,
         (),
-        data={"fingerprint": _data(session.data_root)},
+        data={"fingerprint": _data(runtime.data_root)},
         figures=found,
         epochs=epochs,
         ended="last",
     )
 
 
-def _counted(config: Config, session: Session) -> list[dict[str, float]]:
+def _counted(config: Config, runtime: Runtime) -> list[dict[str, float]]:
     """Epochs that take no time."""
     epochs: list[dict[str, float]] = []
     for epoch in range(1, config.epochs + 1):
         epochs.append({"epoch": epoch, "loss": 0.0, "validation": figure(config, epoch)})
         if config.fault == "nan" and config.cure != "none":
             raise NotFiniteError("The loss became nan in epoch 1.")
-        if epoch < config.epochs and session.judge is not None and session.judge(epoch, epochs[-1]):
+        if epoch < config.epochs and runtime.should_prune is not None and runtime.should_prune(epoch, epochs[-1]):
             raise PrunedError(f"stopped after epoch {epoch}")
     return epochs
 
 
-def _trained(config: Config, session: Session, begun: int) -> list[dict[str, float]]:
+def _trained(config: Config, runtime: Runtime, begun: int) -> list[dict[str, float]]:
     """Epochs of a real training, slow ones where the run is begun for the first time."""
     epoch = [0]
 
@@ -97,7 +97,7 @@ def _trained(config: Config, session: Session, begun: int) -> list[dict[str, flo
 
     model = nn.Linear(1, 1)
     task = Task(model, torch.optim.SGD(model.parameters(), lr=0.0), batches, loss, evaluate)
-    return fit(task, Settings(config.epochs, config.seed), session, identity(NAME, config)).epochs
+    return fit(task, TrainingOptions(config.epochs, config.seed), runtime, identity(NAME, config)).epochs
 
 
 def _log(folder: Path | None, config: Config) -> int:
@@ -134,9 +134,9 @@ def line(config: Config) -> str:
 
 SEARCH = Search(
     space=(OneOf("cure", ("good", "bad")), Between("scale", 0.01, 10.0, when={"cure": ("good",)})),
-    none={"cure": "none"},
+    baseline={"cure": "none"},
     line=line,
-    lacks=lambda config: None if config.holdout else "Nothing is held out to choose on: --holdout 0.1.",
+    missing=lambda config: None if config.holdout else "Nothing is held out to choose on: --holdout 0.1.",
 )
 RECIPE = Recipe(
     name=NAME,

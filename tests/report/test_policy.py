@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from uncollapse import report
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.table_page import ResultPlot, write_page
 from uncollapse.report.canvas import new_figure
 from uncollapse.report.library import asset
@@ -38,7 +38,7 @@ def of_comparison(make: Any, path: Path) -> Path:
 
 
 def of_table(make: Any, path: Path) -> Path:
-    board = Board(EVIL, where={}, groups="data", rows="norm", columns="layers")
+    board = PaperTable(EVIL, where={}, groups="data", rows="norm", columns="layers")
     config = {"data": SHORT, "norm": SHORT, "layers": 2, "seed": 0}
     records = [{"recipe": "x", "config": config, "seed": 0, "figures": {"test": 0.5, "validation": 0.5}}]
     figure, (axes,) = new_figure(SHORT, (8, 4))

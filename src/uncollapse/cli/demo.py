@@ -23,8 +23,8 @@ from uncollapse.cli.progress import ProgressBar
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.io import files
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.vit import digits
 
 LIBRARIES = {"timm": "timm", "sklearn": "train", "plotly": "report", "transformers": "hf"}  # and the extras they are in
@@ -45,7 +45,7 @@ class Trained:
         return [layer for layer in self.diagnosis.layers if layer.name.startswith("block")][-1][measure]
 
 
-@threads()
+@use_threads()
 def main(out: Path = Path("demo"), config: digits.Config | None = None) -> int:
     """Run all of it, print what is found, and write reports and diagnoses into the folder `out`."""
     started, console, config = time.perf_counter(), output.stdout_console(), config or digits.Config()
@@ -118,7 +118,7 @@ def _train_and_measure(config: digits.Config, waiting: ProgressBar) -> Trained:
     """Train a vision transformer and measure it on the test images."""
     name = f"ViT-{config.depth}, {NORMS[config.norm]}"
     step = waiting.stage(f"Training {name}", config.steps)
-    model, record = digits.train(config, Session(progress=lambda done, total, figures: step(done)))
+    model, record = digits.train(config, Runtime(progress=lambda done, total, figures: step(done)))
     images, _ = digits.digits()["test"]
     batches = torch.split(images, 50)
     words: dict[str, Any] = {"name": name, "data": f"{len(images)} test images of scikit-learn's digits"}

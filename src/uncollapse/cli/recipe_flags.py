@@ -12,8 +12,9 @@ from rich.markup import escape
 from uncollapse.cli.options import flag, option
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
-from uncollapse.lab.config.field_types import as_text, members
-from uncollapse.lab.config.fields import Setting
+from uncollapse.lab.config.config_files import read_config_file
+from uncollapse.lab.config.field_types import as_text, union_members
+from uncollapse.lab.config.fields import ConfigField
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
@@ -29,10 +30,10 @@ def config_flags(config: type) -> list[inspect.Parameter]:
         inspect.Parameter(
             setting.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=setting.default if setting.kind is bool else as_text(setting.default),
+            default=setting.default if setting.annotation is bool else as_text(setting.default),
             annotation=_annotation(setting),
         )
-        for setting in fields.settings(config).values()
+        for setting in fields.config_fields(config).values()
     ]
 
 
@@ -90,14 +91,14 @@ def given_settings(ctx: typer.Context, config: type, files: list[Path], pairs: l
     values: dict[str, Any] = {}
     for path in files:
         try:
-            read = fields.read(path)
+            read = read_config_file(path)
             _check_flags(ctx, config, read)
-            values |= fields.checked(config, read)
+            values |= fields.parse_values(config, read)
         except UsageError as error:
             told = str(error) if str(path) in str(error) else f"{path}: {error}"
             raise UsageError(told) from error
-    values |= fields.from_pairs(config, pairs)
-    return values | {name: ctx.params[name] for name in fields.settings(config) if _is_given(ctx, name)}
+    values |= fields.parse_pairs(config, pairs)
+    return values | {name: ctx.params[name] for name in fields.config_fields(config) if _is_given(ctx, name)}
 
 
 def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None:
@@ -105,7 +106,7 @@ def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None
     flags = {flag.strip("-").replace("-", "_"): flag for option in ctx.command.params for flag in option.opts}
     for name in names:
         plain = name.replace("-", "_")
-        if plain in flags and plain not in fields.settings(config):
+        if plain in flags and plain not in fields.config_fields(config):
             raise UsageError(f"{name} is no setting but a flag of the command: leave it out, and use {flags[plain]}.")
 
 
@@ -114,9 +115,9 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _annotation(setting: Setting) -> Any:
-    words, values, panel = escape(setting.words), _values(setting), setting.group or PANEL
-    if setting.kind is bool:
+def _annotation(setting: ConfigField) -> Any:
+    words, values, panel = escape(setting.help), _values(setting), setting.group or PANEL
+    if setting.annotation is bool:
         both = f"{setting.flag}/--no-{setting.flag[2:]}"
         return Annotated[bool, typer.Option(both, metavar="", help=words, rich_help_panel=panel)]
     if len(values) > SHORT:
@@ -124,9 +125,9 @@ def _annotation(setting: Setting) -> Any:
     return Annotated[str, option(values, words, panel, setting.flag)]
 
 
-def _values(setting: Setting) -> str:
+def _values(setting: ConfigField) -> str:
     """What stands behind the flag in the help."""
-    return "|".join(_value(kind, setting.choices) for kind in members(setting.kind))
+    return "|".join(_value(kind, setting.choices) for kind in union_members(setting.annotation))
 
 
 def _value(kind: Any, choices: tuple[Any, ...] | None) -> str:

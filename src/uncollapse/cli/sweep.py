@@ -17,13 +17,13 @@ from uncollapse.cli.outcomes import PlannedRun, format_duration, format_metric, 
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.config.field_types import as_text
-from uncollapse.lab.config.fields import settings
+from uncollapse.lab.config.fields import config_fields
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
-    from uncollapse.lab.runs.grids import Cell, Grid
-    from uncollapse.lab.runs.run_queue import Agenda
-    from uncollapse.lab.runs.sweep import Ended, Sweep
+    from uncollapse.lab.runs.grids import Grid, GridCell
+    from uncollapse.lab.runs.run_queue import RunQueue
+    from uncollapse.lab.runs.sweep import StopReason, Sweep
 
 BLANKS = r"\s+,\s*|\s*,\s+"  # beside a comma
 PLOTS = "pictures.html"  # beside the results
@@ -66,10 +66,10 @@ def sweep(
 ) -> None:
     """Run what is missing of a grid of experiments: cheapest first, several at a time."""
     from uncollapse.cli.progress import sweep_progress
-    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.recipe import RECIPES
     from uncollapse.lab.runs.results import Results
-    from uncollapse.lab.runs.run_queue import Agenda
+    from uncollapse.lab.runs.run_queue import RunQueue
     from uncollapse.lab.runs.sweep import Limits, Sweep
 
     try:
@@ -78,7 +78,7 @@ def sweep(
         raise UsageError(error_sentence(error)) from error
     console.check_folders(results, runs, data_root)
     given = {} if preset is None else wanted.preset(preset)
-    agenda = Agenda(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or [], given), Results(results))
+    agenda = RunQueue(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or [], given), Results(results))
     limits = Limits(jobs or os.cpu_count() or 1, None if budget_minutes is None else 60 * budget_minutes)
     if dry_run:
         _show_plan(agenda, runs, limits.jobs, as_json)
@@ -86,20 +86,20 @@ def sweep(
     if agenda.open:
         console.make_folders(results / wanted.name, runs)
     with sweep_progress() as telling:
-        sweeping = Sweep(agenda, runs, Session(data_root), limits, telling)
+        sweeping = Sweep(agenda, runs, Runtime(data_root), limits, telling)
         ended = sweeping.run()
     _show(sweeping, ended, as_json)
     raise typer.Exit(130 if ended == "interrupted" else 1 if agenda.failed else 0)
 
 
-def _show_plan(agenda: "Agenda", runs: Path, jobs: int, as_json: bool) -> None:
+def _show_plan(agenda: "RunQueue", runs: Path, jobs: int, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_facts(agenda), ensure_ascii=False))
     else:
         print_sweep_plan(agenda, runs, jobs)
 
 
-def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
+def _show(sweep: "Sweep", ended: "StopReason", as_json: bool) -> None:
     """What came of it."""
     agenda = sweep.agenda
     if as_json:
@@ -117,7 +117,7 @@ def _show(sweep: "Sweep", ended: "Ended", as_json: bool) -> None:
             typer.echo(f"Drawn: {drawn}")
 
 
-def _write_plots(agenda: "Agenda") -> Path | None:
+def _write_plots(agenda: "RunQueue") -> Path | None:
     """The page with the pictures of all results, where the recipe has some and they can be drawn."""
     recipe = agenda.recipe
     if recipe.plots is None:
@@ -134,9 +134,9 @@ def _write_plots(agenda: "Agenda") -> Path | None:
 
 def _cells(
     recipe: "Recipe", texts: list[str], choose: tuple[str, ...], pairs: list[str], preset: Mapping[str, Any]
-) -> "list[Cell]":
+) -> "list[GridCell]":
     """The cells of all grids that were asked for; a preset gives way to the fields of a grid and to pairs."""
-    fixed = fields.from_pairs(recipe.config, pairs)
+    fixed = fields.parse_pairs(recipe.config, pairs)
     choose = tuple(name.replace("-", "_") for name in choose)
     found: list[Grid] = []
     for text in texts:
@@ -145,11 +145,11 @@ def _cells(
         names = f"one of {', '.join(recipe.grids)}, or " if recipe.grids else ""
         raise UsageError(f"Say what to run with --grid: {names}fields with values, such as 'layers=2,4 seed=0-4'.")
     for name in choose:
-        if name not in fields.settings(recipe.config):
-            fields.checked(recipe.config, {name: ""})  # which says what there is
+        if name not in fields.config_fields(recipe.config):
+            fields.parse_values(recipe.config, {name: ""})  # which says what there is
         if not any(name in grid.choose for grid in found):
             raise UsageError(f"--choose {name}: no grid has several values of it; add it, such as '{name}=A,B'.")
-    cells: list[Cell] = []
+    cells: list[GridCell] = []
     for grid in found:
         left = {name: value for name, value in preset.items() if name not in grid.values}
         cells += grid.cells(recipe.config, left | fixed)
@@ -158,18 +158,18 @@ def _cells(
 
 def _parse_grid(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":
     """The grid that was written out."""
-    from uncollapse.lab.runs.grids import parse
+    from uncollapse.lab.runs.grids import parse_grid
 
     if re.search(BLANKS, text) and not re.search("[\"']", text):  # within quotes, blanks belong to a value
         raise UsageError(f"--grid {text!r}: leave out the blanks beside commas: {re.sub(BLANKS, ',', text)!r}.")
-    return parse(text, recipe.config, choose)
+    return parse_grid(text, recipe.config, choose)
 
 
 MOST = 10  # lines of a list
 RESULTS = Path("results")  # where they are unless another folder is named
 
 
-def print_sweep_plan(agenda: "Agenda", runs: Path, jobs: int) -> None:
+def print_sweep_plan(agenda: "RunQueue", runs: Path, jobs: int) -> None:
     """The runs that come first, and how many and how long they all are."""
     terminal = console.stdout_console()
     if agenda.open:
@@ -180,17 +180,17 @@ def print_sweep_plan(agenda: "Agenda", runs: Path, jobs: int) -> None:
     console.print_paragraph(terminal, _plan_summary(agenda, jobs))
 
 
-def _planned_run(agenda: "Agenda", config: Any, runs: Path) -> PlannedRun:
-    from uncollapse.lab.engine.runtime import Session
-    from uncollapse.lab.runs.run_one import placed, step_of
+def _planned_run(agenda: "RunQueue", config: Any, runs: Path) -> PlannedRun:
+    from uncollapse.lab.engine.runtime import Runtime
+    from uncollapse.lab.runs.run_one import checkpoint_step, with_run_folder
 
     recipe = agenda.recipe
-    begun = step_of(placed(Session(), recipe, config, runs), recipe, config) is not None
+    begun = checkpoint_step(with_run_folder(Runtime(), recipe, config, runs), recipe, config) is not None
     path = agenda.results.path(recipe, config)
     return PlannedRun(agenda.label(config), path, there=False, seconds=agenda.seconds(config), begun=begun)
 
 
-def _plan_summary(agenda: "Agenda", jobs: int) -> str:
+def _plan_summary(agenda: "RunQueue", jobs: int) -> str:
     if not agenda.open:
         return "The only run is there." if agenda.total == 1 else f"All {agenda.total} runs are there."
     later = f", and {agenda.later} more once it is known which values are best" if agenda.later else ""
@@ -212,7 +212,7 @@ def _runs(count: int) -> str:
     return f"{count} {'run' if count == 1 else 'runs'}"
 
 
-def _summary(agenda: "Agenda", ended: "Ended") -> str:
+def _summary(agenda: "RunQueue", ended: "StopReason") -> str:
     """How many runs are done, and why not all are."""
     done = len(agenda.records)
     counts = f"{done} of {_runs(agenda.total)} {'is' if done == 1 else 'are'} done, {done - agenda.found} of them now."
@@ -224,7 +224,7 @@ def _summary(agenda: "Agenda", ended: "Ended") -> str:
     return counts
 
 
-def _failures(agenda: "Agenda", first: Path) -> str:
+def _failures(agenda: "RunQueue", first: Path) -> str:
     """How many failed, and where one of them says why."""
     wait = "waits" if agenda.later == 1 else "wait"
     later = f" {_runs(agenda.later)} {wait} for what failed." if agenda.later else ""
@@ -232,17 +232,19 @@ def _failures(agenda: "Agenda", first: Path) -> str:
     return f"{_runs(len(agenda.failed))} {verb} {first}.{later} The same command tries again."
 
 
-def _choices(agenda: "Agenda") -> list[str]:
+def _choices(agenda: "RunQueue") -> list[str]:
     """Which values were chosen, a line a cell; cells are told apart by the settings in which they differ."""
     chosen = agenda.chosen()
-    differing = [name for name in settings(agenda.recipe.config) if len({getattr(one, name) for _, one in chosen}) > 1]
+    differing = [
+        name for name in config_fields(agenda.recipe.config) if len({getattr(one, name) for _, one in chosen}) > 1
+    ]
     lines = [
         _choice(cell, best, [name for name in differing if name not in cell.choose], agenda) for cell, best in chosen
     ]
     return lines[:MOST] + [f"… and {len(lines) - MOST} more."] * (len(lines) > MOST)
 
 
-def _choice(cell: "Cell", best: Any, names: list[str], agenda: "Agenda") -> str:
+def _choice(cell: "GridCell", best: Any, names: list[str], agenda: "RunQueue") -> str:
     where = f" for {_pairs(best, names)}" if names else ""
     figure = format_metric(cell.by, [agenda.records[agenda.key(best)]["figures"].get(cell.by)])
     return f"Chosen{where}: {_pairs(best, cell.choose)} ({cell.by} {figure})."
@@ -252,7 +254,7 @@ def _pairs(config: Any, names: list[str] | tuple[str, ...]) -> str:
     return " ".join(f"{name}={as_text(getattr(config, name))}" for name in names)
 
 
-def _results_hint(agenda: "Agenda") -> str:
+def _results_hint(agenda: "RunQueue") -> str:
     """Where the results are, and what shows them."""
     recipe, folder = agenda.recipe, agenda.results.folder
     words = ["uncollapse", "table", recipe.name, *(() if folder == RESULTS else ("--results", str(folder)))]
@@ -260,7 +262,7 @@ def _results_hint(agenda: "Agenda") -> str:
     return f"Results are in {folder / recipe.name}.{table}"
 
 
-def _facts(agenda: "Agenda") -> dict[str, Any]:
+def _facts(agenda: "RunQueue") -> dict[str, Any]:
     """All of it for JSON."""
     recipe = agenda.recipe
     missing = [

@@ -17,7 +17,7 @@ from uncollapse.cli.options import complete_recipe, flag, option
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config import fields
 from uncollapse.lab.tables import markdown as tables
-from uncollapse.lab.tables.paper_table import Board, Cell, cells
+from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
@@ -46,7 +46,7 @@ def table(
         list[str] | None, option("KEY=VALUE", "Only results with this; repeatable.", None, "--set")
     ] = None,
     html: Annotated[Path | None, option("FILE", "Write it as a self-contained page with plots.")] = None,
-    as_json: Annotated[bool, flag("--json", "Print all cells as JSON and nothing else.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print all build_cells as JSON and nothing else.")] = False,
 ) -> None:
     """Show the results of a recipe beside the paper's numbers."""
     if as_json and markdown == STDOUT:
@@ -60,11 +60,11 @@ def table(
     laid_out, records = _board(chosen, board), _records(chosen, results)
     laid_out, records = _filter(chosen, laid_out, records, pairs or [])
     written = _write(chosen, laid_out, records, markdown, html)
-    made = cells(laid_out, records)
+    made = build_cells(laid_out, records)
     if as_json:
-        typer.echo(json.dumps(tables.facts(laid_out, made), ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(tables.table_json(laid_out, made), ensure_ascii=False, allow_nan=False))
     elif markdown == STDOUT:
-        typer.echo(tables.markdown(laid_out, records), nl=False)
+        typer.echo(tables.to_markdown(laid_out, records), nl=False)
     else:
         _show(laid_out, made)
     if written:
@@ -80,7 +80,7 @@ def _recipe(name: str) -> "Recipe":
         raise UsageError(str(error.args[0])) from error
 
 
-def _board(recipe: "Recipe", name: str | None) -> Board:
+def _board(recipe: "Recipe", name: str | None) -> PaperTable:
     if not recipe.tables:
         raise UsageError(f"The recipe {recipe.name} has no table.")
     if name is None:
@@ -103,22 +103,22 @@ def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
 
 
 def _filter(
-    recipe: "Recipe", board: Board, records: list[dict[str, Any]], pairs: list[str]
-) -> tuple[Board, list[dict[str, Any]]]:
+    recipe: "Recipe", board: PaperTable, records: list[dict[str, Any]], pairs: list[str]
+) -> tuple[PaperTable, list[dict[str, Any]]]:
     """Only results with these settings, which then are what the table is about."""
     if not pairs:
         return board, records
-    wanted = fields.from_pairs(recipe.config, pairs)
+    wanted = fields.parse_pairs(recipe.config, pairs)
     where = {name: value for name, value in board.where.items() if name not in wanted}
     kept = [record for record in records if all(record["config"][name] == value for name, value in wanted.items())]
     if not kept:
         raise UsageError(f"No result of {recipe.name} has {', '.join(pairs)}.")
-    return replace(board, where=where, usual={**board.usual, **wanted}), kept
+    return replace(board, where=where, protocol={**board.protocol, **wanted}), kept
 
 
 def _write(
     recipe: "Recipe",
-    board: Board,
+    board: PaperTable,
     records: Sequence[Mapping[str, Any]],
     markdown: Path | None,
     html: Path | None,
@@ -129,7 +129,7 @@ def _write(
     files = []
     try:
         if markdown not in (None, STDOUT):
-            files.append(write(markdown, tables.markdown(board, records)))
+            files.append(write(markdown, tables.to_markdown(board, records)))
         if html is not None:
             from uncollapse.lab.tables.table_page import write_page
 
@@ -140,19 +140,21 @@ def _write(
     return files
 
 
-def _show(board: Board, made: Sequence[Cell]) -> None:
+def _show(board: PaperTable, made: Sequence[TableCell]) -> None:
     terminal = console.stdout_console()
     console.print_paragraph(terminal, board.title, style="bold")
-    for group, rows in tables.by_group(made).items():
+    for group, rows in tables.group_cells(made).items():
         for part in _fit_width(terminal, board, group, rows):
             terminal.print(part)
     console.print_paragraph(terminal, tables.legend(board, made))
-    for note in tables.notes(board, made):
+    for note in tables.cell_notes(board, made):
         console.print_paragraph(terminal, note, bullet=" · ")
-    console.print_paragraph(terminal, tables.summary(made), style="bold")
+    console.print_paragraph(terminal, tables.coverage(made), style="bold")
 
 
-def _fit_width(terminal: Console, board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> list[Table]:
+def _fit_width(
+    terminal: Console, board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]
+) -> list[Table]:
     """A table, or several with some of its columns each, so that no number has to be broken in two."""
     count = len(next(iter(rows.values())))
     unbound = terminal.options.update(max_width=ENDLESS)
@@ -164,9 +166,9 @@ def _fit_width(terminal: Console, board: Board, group: Any, rows: Mapping[Any, S
     return parts
 
 
-def _table(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Table:
+def _table(board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Table:
     title = Text(f"{board.groups} {group}", style="bold")
-    table = Table(tables.corner(board), title=title, title_justify="left", box=box.SIMPLE_HEAD, leading=1)
+    table = Table(tables.corner_label(board), title=title, title_justify="left", box=box.SIMPLE_HEAD, leading=1)
     for cell in next(iter(rows.values())):
         table.add_column(Text(f"{INDENT}{cell.column}"))
     for row, along in rows.items():
@@ -174,13 +176,13 @@ def _table(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Tabl
     return table
 
 
-def _cell(board: Board, cell: Cell) -> Text:
+def _cell(board: PaperTable, cell: TableCell) -> Text:
     """Ours, below it the paper's, and what was chosen."""
-    came = tables.marked(board, cell)
+    came = tables.format_marked(board, cell)
     text = Text(
         came if cell.reached or cell.near else f"{INDENT}{came}", style="yellow" if cell.near else COLOURS[cell.reached]
     )
-    for line in (tables.theirs(board, cell), tables.choice(cell)):
+    for line in (tables.format_published(board, cell), tables.format_choice(cell)):
         if line:
             text.append(f"\n{INDENT}{line}", style="dim not bold default")
     return text

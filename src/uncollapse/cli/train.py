@@ -21,7 +21,7 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 
 if TYPE_CHECKING:
-    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.runs.results import Results
 
@@ -165,24 +165,24 @@ def _show(title: str, done: list[Outcome], order: Order) -> None:
 def _title(recipe: "Recipe", config: Any) -> str:
     """What all the runs share: the recipe and its settings but for the seed."""
     first = dataclasses.replace(config, seed=recipe.config().seed)
-    return fields.command(recipe.name, first).removeprefix("uncollapse train ")
+    return fields.command_line(recipe.name, first).removeprefix("uncollapse train ")
 
 
 def _plan_run(recipe: "Recipe", config: Any, results: "Results", order: Order) -> PlannedRun:
-    from uncollapse.lab.runs.run_one import step_of
+    from uncollapse.lab.runs.run_one import checkpoint_step
 
     path, there = results.path(recipe, config), results.find(recipe, config) is not None
-    begun = step_of(_session(recipe, config, order), recipe, config) is not None
+    begun = checkpoint_step(_session(recipe, config, order), recipe, config) is not None
     return PlannedRun(recipe.name_of(config), path, there, recipe.cost(config), begun, order.again)
 
 
-def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
-    from uncollapse.lab.engine.runtime import Session, spare_cores
-    from uncollapse.lab.runs.run_one import placed
+def _session(recipe: "Recipe", config: Any, order: Order) -> "Runtime":
+    from uncollapse.lab.engine.runtime import Runtime, spare_cores
+    from uncollapse.lab.runs.run_one import with_run_folder
 
     trackers = tuple(name.strip() for name in order.track.split(",") if name.strip())
     workers = spare_cores(order.threads) if order.workers is None else order.workers
-    session = Session(
+    runtime = Runtime(
         order.data_root,
         resume=order.resume,
         device=order.device,
@@ -190,58 +190,58 @@ def _session(recipe: "Recipe", config: Any, order: Order) -> "Session":
         trackers=trackers,
         workers=workers if recipe.reads_images else 0,
     )
-    session = placed(session, recipe, config, order.runs)
-    return dataclasses.replace(session, keep=model_folder(session)) if order.keep else session
+    runtime = with_run_folder(runtime, recipe, config, order.runs)
+    return dataclasses.replace(runtime, save_to=model_folder(runtime)) if order.keep else runtime
 
 
 def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: ProgressBar, words: str) -> Outcome:
 
-    session = _session(recipe, config, order)
-    found = distributed.on_rank_zero(lambda: _find_result(recipe, config, results, order, session, waiting))
+    runtime = _session(recipe, config, order)
+    found = distributed.on_rank_zero(lambda: _find_result(recipe, config, results, order, runtime, waiting))
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
-        session = dataclasses.replace(session, progress=waiting.training(words), stage=waiting.within(words))
+        runtime = dataclasses.replace(runtime, progress=waiting.training(words), on_stage=waiting.within(words))
         try:
-            done = _run_locked(recipe, config, results, session, order.again)
+            done = _run_locked(recipe, config, results, runtime, order.again)
         except KeyboardInterrupt as interrupt:
             if (
                 not interrupt.args and distributed.world_size() > 1
             ):  # one process alone: the others do not stop by themselves
                 raise
-            waiting.note(_interrupt_note(interrupt, config.seed, session.checkpoints, order))
+            waiting.note(_interrupt_note(interrupt, config.seed, runtime.checkpoints, order))
             raise typer.Exit(130) from None
-    if session.keep is not None:
-        waiting.note(saved_model_note(session.keep, done))
+    if runtime.save_to is not None:
+        waiting.note(saved_model_note(runtime.save_to, done))
     return done
 
 
 def _find_result(
-    recipe: "Recipe", config: Any, results: "Results", order: Order, session: "Session", waiting: ProgressBar
+    recipe: "Recipe", config: Any, results: "Results", order: Order, runtime: "Runtime", waiting: ProgressBar
 ) -> dict[str, Any] | None:
     """The result, if it need not be run; else there are folders for it, and a word if it goes on."""
-    from uncollapse.lab.runs.run_one import step_of, there, tidy
+    from uncollapse.lab.runs.run_one import checkpoint_step, find_result, remove_leftovers
 
-    found = None if order.again else there(recipe, config, results, session)
+    found = None if order.again else find_result(recipe, config, results, runtime)
     if found is not None:
-        tidy(recipe, config, results, session.checkpoints)
+        remove_leftovers(recipe, config, results, runtime.checkpoints)
         return found
     console.make_folders(results.path(recipe, config).parent, order.runs)
-    if (step := step_of(session, recipe, config)) is not None:
+    if (step := checkpoint_step(runtime, recipe, config)) is not None:
         waiting.note(f"Seed {config.seed} goes on from step {step}.")
     return None
 
 
-def _run_locked(recipe: "Recipe", config: Any, results: "Results", session: "Session", again: bool) -> Outcome:
+def _run_locked(recipe: "Recipe", config: Any, results: "Results", runtime: "Runtime", again: bool) -> Outcome:
     """Run it while no other command does: a sweep, or this one in another window."""
     from uncollapse.io.files import try_lock
-    from uncollapse.lab.runs.run_one import lock_of, run_one
+    from uncollapse.lab.runs.run_one import run_lock, run_one
 
     path = results.path(recipe, config)
-    with try_lock(lock_of(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as ours:
+    with try_lock(run_lock(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as ours:
         if not distributed.on_rank_zero(lambda: ours):
             raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
-        record, new = run_one(recipe, config, results, session, again)
+        record, new = run_one(recipe, config, results, runtime, again)
     return Outcome(record, path, new)
 
 
@@ -257,9 +257,9 @@ def _interrupt_note(interrupt: KeyboardInterrupt, seed: int, folder: Path | None
 MODEL = "model"
 
 
-def model_folder(session: "Session") -> Path | None:
+def model_folder(runtime: "Runtime") -> Path | None:
     """Where the model of a run goes: into the folder of the run."""
-    return None if session.checkpoints is None else session.checkpoints / MODEL
+    return None if runtime.checkpoints is None else runtime.checkpoints / MODEL
 
 
 def saved_model_note(folder: Path, outcome: Outcome) -> str:

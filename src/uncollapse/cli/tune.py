@@ -21,7 +21,7 @@ from uncollapse.lab.config import fields
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.search.tune_recipe import Outcome
-    from uncollapse.lab.search.variables import Searched
+    from uncollapse.lab.search.variables import RecipeSearch
     from uncollapse.tuning.trial_result import TrialResult
 
 SEARCH = "Search"  # panel of the help
@@ -86,11 +86,11 @@ tune = typer.Typer(
 
 def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> None:
     from uncollapse.cli.progress import tune_progress
-    from uncollapse.lab.engine.runtime import Session
+    from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.runs.sweep import Limits
-    from uncollapse.lab.search.trials import Most
+    from uncollapse.lab.search.trials import TrialLimits
     from uncollapse.lab.search.tune_recipe import PAGE, RUNS
-    from uncollapse.lab.search.tune_recipe import tune as search
+    from uncollapse.lab.search.tune_recipe import tune_recipe as search
 
     if (count := launch_size()) > 1:
         raise UsageError(
@@ -109,8 +109,8 @@ def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Ord
     )
     with tune_progress() as telling:
         made = search(
-            recipe, searched, folder, Session(order.data_root), telling,
-            most=Most(order.trials), limits=limits, pruning=pruner,
+            recipe, searched, folder, Runtime(order.data_root), telling,
+            most=TrialLimits(order.trials), limits=limits, pruning=pruner,
         )  # fmt: skip
     written = _page(made, folder / PAGE)
     _show(made, folder, written, order)
@@ -137,13 +137,13 @@ def _pruner(name: str) -> Any:
     return name
 
 
-def _searched(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> "Searched":
-    from uncollapse.lab.search.variables import searched
+def _searched(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> "RecipeSearch":
+    from uncollapse.lab.search.variables import build_search
 
     if recipe.search is None:
         there = ", ".join(_tunable())
         raise UsageError(f"{recipe.name} says of no setting that it may vary. Recipes that can be tuned: {there}.")
-    return searched(recipe.search, fields.build(recipe.config, values), given, order.vary or [])
+    return build_search(recipe.search, fields.build(recipe.config, values), given, order.vary or [])
 
 
 def _tunable() -> list[str]:
@@ -152,8 +152,8 @@ def _tunable() -> list[str]:
     return [name for name in RECIPES if RECIPES[name].search is not None]
 
 
-def _show_plan(recipe: "Recipe", searched: "Searched", folder: Path, order: Order) -> None:
-    from uncollapse.lab.search.tune_recipe import OUTCOME, guess
+def _show_plan(recipe: "Recipe", searched: "RecipeSearch", folder: Path, order: Order) -> None:
+    from uncollapse.lab.search.tune_recipe import OUTCOME, estimate_seconds
 
     path = folder / OUTCOME
     try:
@@ -161,7 +161,7 @@ def _show_plan(recipe: "Recipe", searched: "Searched", folder: Path, order: Orde
         there = sum(trial["state"] != "open" and not trial["idle"] for trial in known)
     except (OSError, ValueError, KeyError, TypeError):  # nothing is there yet, or it is torn: the study itself counts
         there = 0
-    seconds = guess(recipe, searched, order.trials)
+    seconds = estimate_seconds(recipe, searched, order.trials)
     if order.as_json:
         space = [dimension.describe() for dimension in searched.space]
         typer.echo(json.dumps({"recipe": recipe.name, "there": there, "seconds": seconds, "space": space}))
@@ -206,7 +206,7 @@ def _show(made: "Outcome", folder: Path, page: Path | None, order: Order) -> Non
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
 
 
-def _plan(searched: "Searched", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
+def _plan(searched: "RecipeSearch", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
     """What varies, and how long it takes. there: trials that are done already."""
     lines = ["These settings vary:", *(f"  {dimension.describe()}" for dimension in searched.space)]
     left = max(0, trials - there)

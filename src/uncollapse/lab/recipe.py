@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import Later, Registry
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Recipe:
         grids: Sweeps by name.
         presets: Settings by name, for example those of a paper.
         quick: Settings of a run that takes less than two minutes and needs no download; None if there are none.
-        reads_images: Whether worker processes may read images ahead of the training, see `Session.workers`.
+        reads_images: Whether worker processes may read images ahead of the training, see `Runtime.workers`.
         single_process: Whether its work cannot be shared between processes, so that only rank 0 runs it.
         fingerprint: Returns the fingerprint of the data that a run would use now, as its record has it in
             `data.fingerprint`; None where the data cannot have changed. See `same_data`.
@@ -50,16 +50,16 @@ class Recipe:
     title: str
     paper: str
     config: type
-    run: Callable[[Any, Session], dict[str, Any]]
+    run: Callable[[Any, Runtime], dict[str, Any]]
     name_of: Callable[[Any], str]
     cost: Callable[[Any], float]
-    tables: Mapping[str, Board] = field(default_factory=dict)
+    tables: Mapping[str, PaperTable] = field(default_factory=dict)
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: Mapping[str, Any] | None = None
     reads_images: bool = False
     single_process: bool = False
-    fingerprint: Callable[[Any, Session], str | None] | None = None
+    fingerprint: Callable[[Any, Runtime], str | None] | None = None
     plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
     search: Search | None = None
 
@@ -71,7 +71,7 @@ class Recipe:
         """Return the grids of this name, or raise a UsageError that lists the names."""
         return self._lookup("grid", self.grids, name, "write fields with values")
 
-    def same_data(self, config: Any, session: Session, record: Mapping[str, Any]) -> bool:
+    def same_data(self, config: Any, runtime: Runtime, record: Mapping[str, Any]) -> bool:
         """Return whether a result used the data at hand, and not other data that was in the same place.
 
         Data that is not here cannot be other data. A record without a fingerprint is of a run that did not stay finite.
@@ -80,7 +80,7 @@ class Recipe:
         if known is None or self.fingerprint is None:
             return True
         try:
-            return self.fingerprint(config, session) in (None, known)
+            return self.fingerprint(config, runtime) in (None, known)
         except UsageError:
             return True
 

@@ -15,7 +15,8 @@ from tests.lab.slope import Config
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.config_files import read_config_file
+from uncollapse.lab.config.fields import config_field
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,8 @@ def test_what_is_wrong_is_told(name: str, value: Any, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Words:
-    pair: tuple[int, float] = setting((1, 1.0), "Two numbers.")
-    names: tuple[str, ...] = setting((), "Some.", choices=("a", "b"))
+    pair: tuple[int, float] = config_field((1, 1.0), "Two numbers.")
+    names: tuple[str, ...] = config_field((), "Some.", choices=("a", "b"))
     rest: str | int | None = "x"  # declared without `setting`
     seed: int = 0
 
@@ -113,10 +114,10 @@ def test_the_identity_does_not_depend_on_how_a_number_was_written() -> None:
 
 
 def test_the_command_has_only_what_differs() -> None:
-    assert fields.command("slope", Config()) == "uncollapse train slope"
+    assert fields.command_line("slope", Config()) == "uncollapse train slope"
     config = Config(slope=-0.5, noise=0.1, steps=(4, 8), bias=True, weight_decay=5e-4, seed=3)
     words = "--slope -0.5 --noise 0.1 --steps 4,8 --bias --weight-decay 0.0005 --seed 3"
-    assert fields.command("slope", config) == f"uncollapse train slope {words}"
+    assert fields.command_line("slope", config) == f"uncollapse train slope {words}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Anything:
     )
 )
 def test_the_command_repeats_the_configuration(config: Anything) -> None:
-    values, words = {}, iter(shlex.split(fields.command("any", config))[3:])
+    values, words = {}, iter(shlex.split(fields.command_line("any", config))[3:])
     for flag in words:
         name = flag.removeprefix("--")
         values[name.removeprefix("no-")] = flag == "--yes" if name.endswith("yes") else next(words)
@@ -153,9 +154,9 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("# how\nslope: 1e-1\nsteps: [1, 2]\nnoise: null\n", encoding="utf-8")
     (tmp_path / "b.json").write_text(json.dumps({"weight-decay": 0.5}), encoding="utf-8")
     (tmp_path / "empty.yml").write_text("# nothing\n", encoding="utf-8")
-    assert fields.read(tmp_path / "a.yaml") == {"slope": "1e-1", "steps": [1, 2], "noise": None}
-    assert fields.read(tmp_path / "b.json") == {"weight-decay": 0.5}
-    assert fields.read(tmp_path / "empty.yml") == {}
+    assert read_config_file(tmp_path / "a.yaml") == {"slope": "1e-1", "steps": [1, 2], "noise": None}
+    assert read_config_file(tmp_path / "b.json") == {"weight-decay": 0.5}
+    assert read_config_file(tmp_path / "empty.yml") == {}
 
 
 @pytest.mark.parametrize(
@@ -179,4 +180,4 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str | byt
     if content is not None:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UsageError, match=sentence):
-        fields.read(tmp_path / name)
+        read_config_file(tmp_path / name)

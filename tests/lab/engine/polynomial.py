@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
-from uncollapse.lab.engine.task import History, Settings, Task
+from uncollapse.lab.engine.task import History, Task, TrainingOptions
 
 SETTINGS: dict[str, Any] = {
     "epochs": 6,
@@ -51,6 +51,6 @@ def trained(folder: Path | None = None, **changes: Any) -> tuple[History, dict[s
     """Train it; a checkpoint after every step."""
     made = task()
     history = fit(
-        made, Settings(**{**SETTINGS, **changes}), Session(checkpoints=folder, save_seconds=0.0), "polynomial"
+        made, TrainingOptions(**{**SETTINGS, **changes}), Runtime(checkpoints=folder, save_seconds=0.0), "polynomial"
     )
     return history, dict(made.model.state_dict())

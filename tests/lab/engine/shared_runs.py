@@ -17,8 +17,8 @@ import uncollapse as uc
 from uncollapse import distributed
 from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import History, Settings, Task
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, objective, queue_objective
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder
 
@@ -58,8 +58,8 @@ def mean() -> dict[str, Any]:
         return {"size": float(model(rows(5, 20, WIDTH)).square().mean()) + 100 * distributed.rank()}
 
     task = mean_task(model, evaluate=evaluate, unit="rows")
-    settings = Settings(3, accumulate=3, clip=0.5, ema=0.8, select="size", better="lower")
-    return {"weights": model, "history": fit(task, settings, Session(device="cpu"))}
+    settings = TrainingOptions(3, accumulate=3, clip=0.5, ema=0.8, select="size", better="lower")
+    return {"weights": model, "history": fit(task, settings, Runtime(device="cpu"))}
 
 
 def pairs() -> dict[str, Any]:
@@ -73,9 +73,9 @@ def pairs() -> dict[str, Any]:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sizes = (9, 6)
     task = Task(
-        model, optimiser, lambda epoch: [rows(epoch, size, 2, WIDTH) for size in sizes], loss, shares="gathered"
+        model, optimiser, lambda epoch: [rows(epoch, size, 2, WIDTH) for size in sizes], loss, sharding="gathered"
     )
-    return {"weights": model, "history": fit(task, Settings(3), Session(device="cpu"))}
+    return {"weights": model, "history": fit(task, TrainingOptions(3), Runtime(device="cpu"))}
 
 
 class Features(nn.Sequential):
@@ -93,8 +93,8 @@ def momentum() -> dict[str, Any]:
 
     optimiser = torch.optim.SGD(model.encoder.parameters(), lr=0.05)
     batches = [rows(n, 10, 2, WIDTH) for n in range(3)]
-    task = Task(model, optimiser, lambda epoch: batches, loss, shares="gathered")
-    return {"weights": model, "history": fit(task, Settings(2), Session(device="cpu"))}
+    task = Task(model, optimiser, lambda epoch: batches, loss, sharding="gathered")
+    return {"weights": model, "history": fit(task, TrainingOptions(2), Runtime(device="cpu"))}
 
 
 def cured() -> nn.Module:
@@ -116,7 +116,7 @@ def cure() -> dict[str, Any]:
         return (model(x) - x.roll(1, 1)).square().mean()
 
     task = Task(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda epoch: [rows(epoch, 7, 5, 8)], loss)
-    return {"weights": model, "history": fit(task, Settings(3), Session(device="cpu"))}
+    return {"weights": model, "history": fit(task, TrainingOptions(3), Runtime(device="cpu"))}
 
 
 def sharded() -> dict[str, Any]:
@@ -159,7 +159,7 @@ def normed() -> dict[str, Any]:
     """Batch norms, whose statistics are each process's own while it trains."""
     model = nn.Sequential(*perceptron(), nn.BatchNorm1d(3))
     task = replace(mean_task(model), batches=lambda epoch: [(rows(epoch, 8, WIDTH), rows(epoch, 8, 3))])
-    fit(task, Settings(2), Session(device="cpu"))
+    fit(task, TrainingOptions(2), Runtime(device="cpu"))
     return {"weights": model}
 
 
@@ -167,7 +167,7 @@ def resumed(folder: Path) -> dict[str, Any]:
     """The last process hears Ctrl-C after a few steps; then the run goes on. Dropout is each process's own."""
     seen: list[int] = []
 
-    def trained(session: Session, press: bool = False) -> tuple[nn.Module, History]:
+    def trained(runtime: Runtime, press: bool = False) -> tuple[nn.Module, History]:
         model = perceptron(dropout=0.4)
         plain_task = mean_task(model)
 
@@ -178,17 +178,17 @@ def resumed(folder: Path) -> dict[str, Any]:
             return plain_task.loss(model, batch)
 
         task = replace(plain_task, loss=loss)
-        return model, fit(task, Settings(3, seed=4), session, "resumed")
+        return model, fit(task, TrainingOptions(3, seed=4), runtime, "resumed")
 
-    whole, _ = trained(Session(device="cpu"))
+    whole, _ = trained(Runtime(device="cpu"))
     seen.clear()
-    session = Session(device="cpu", checkpoints=folder / "run", save_seconds=math.inf)
+    runtime = Runtime(device="cpu", checkpoints=folder / "run", save_seconds=math.inf)
     try:
-        trained(session, press=True)
+        trained(runtime, press=True)
     except KeyboardInterrupt as stopped:
         told = str(stopped)
     written = sorted(path.name for path in (folder / "run").iterdir())
-    model, _ = trained(session)
+    model, _ = trained(runtime)
     return {"weights": model, "whole": whole.state_dict(), "told": told, "written": written, "steps": len(seen)}
 
 
@@ -200,7 +200,7 @@ def not_finite() -> dict[str, Any]:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     task = Task(model, optimiser, lambda epoch: [batch], lambda model, x: model(x).square().mean())
     try:
-        fit(task, Settings(1), Session(device="cpu"))
+        fit(task, TrainingOptions(1), Runtime(device="cpu"))
     except NotFiniteError as error:
         return {"told": str(error), "before": before, "weights": model}
     return {}
@@ -217,9 +217,9 @@ def refused() -> dict[str, Any]:
         ("few", torch.ones(1, WIDTH), "gathered", ""),
         ("other data", torch.ones(4, WIDTH), "rows", str(distributed.rank())),
     ):
-        task = Task(model, optimiser, lambda epoch, batch=batch: [batch], lambda m, x: m(x).mean(), shares=shares)
+        task = Task(model, optimiser, lambda epoch, batch=batch: [batch], lambda m, x: m(x).mean(), sharding=shares)
         try:
-            fit(task, Settings(1), Session(device="cpu"), identity)
+            fit(task, TrainingOptions(1), Runtime(device="cpu"), identity)
         except Exception as error:
             told[name] = f"{type(error).__name__}: {error}"
     return told
@@ -236,7 +236,7 @@ def failing() -> dict[str, Any]:
     model = perceptron()
     task = Task(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda epoch: [torch.ones(8, WIDTH)], loss)
     try:
-        fit(task, Settings(1), Session(device="cpu"))
+        fit(task, TrainingOptions(1), Runtime(device="cpu"))
     except Exception as error:
         return {"told": f"{type(error).__name__}: {error}"}
     return {}

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.devices import accelerated
+from uncollapse.lab.engine.devices import build_accelerator
 
 pytest.importorskip("accelerate")
 
@@ -12,4 +12,4 @@ pytest.importorskip("accelerate")
 def test_a_launcher_that_splits_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # what `accelerate launch --use_fsdp` says
     with pytest.raises(UsageError, match="trains a whole model here, and Accelerate is set to FSDP, which splits it"):
-        accelerated(nn.Linear(2, 2), None, "no")
+        build_accelerator(nn.Linear(2, 2), None, "no")

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import Task, TrainingOptions
 
 pytest.importorskip("accelerate")
-CPU = Session(device="cpu")
+CPU = Runtime(device="cpu")
 
 
 def line(batches: list[Tensor], lr: float = 0.1, **more: Any) -> Task:
@@ -51,13 +51,13 @@ def by_hand(batches: list[list[float]], lr: float, accumulate: int, clip: float,
 def test_steps_are_on_the_mean_loss_of_a_group(accumulate: int) -> None:
     numbers = [[1.0, 2.0], [0.5], [3.0, 1.0, 0.2], [1.5], [0.1]]  # the last group of an epoch may be smaller
     made = line([torch.tensor(batch).unsqueeze(1) for batch in numbers])
-    fit(made, Settings(epochs=3, accumulate=accumulate, clip=0.8), CPU)
+    fit(made, TrainingOptions(epochs=3, accumulate=accumulate, clip=0.8), CPU)
     assert weight(made) == pytest.approx(by_hand(numbers, 0.1, accumulate, 0.8, 3), rel=1e-5)
 
 
 def test_the_schedule_multiplies_the_learning_rate() -> None:
     made = line([torch.ones(1, 1)], lr=0.5, schedule=lambda step: [1.0, 0.5, 0.0][step])
-    fit(made, Settings(epochs=3), CPU)
+    fit(made, TrainingOptions(epochs=3), CPU)
     assert weight(made) == pytest.approx(1.0)  # one full step of 0.5·2·(1 − 0) lands on the solution, then none is left
     assert made.optimiser.param_groups[0]["lr"] == 0.0
 
@@ -65,7 +65,7 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
 def test_averages_of_the_weights_are_evaluated_and_kept() -> None:
     seen: list[float] = []
     made = line([torch.ones(1, 1)], lr=0.25, evaluate=lambda model: seen.append(next(model.parameters()).item()) or {})
-    fit(made, Settings(epochs=3, ema=0.5), CPU)
+    fit(made, TrainingOptions(epochs=3, ema=0.5), CPU)
     path = [0.5, 0.75, 0.875]
     average = [path[0], 0.5 * path[0] + 0.5 * path[1]]
     average.append(0.5 * average[-1] + 0.5 * path[2])
@@ -78,7 +78,7 @@ def scripted(figures: list[float], **settings: Any) -> tuple[Any, Task]:
     script = iter(figures)
     made = line([torch.ones(1, 1)], evaluate=lambda model: {"score": next(script)})
     made = replace(made, loss=lambda model, x: -10 * model(x).sum())  # a step of lr·10 = 1
-    return fit(made, Settings(epochs=len(figures), select="score", **settings), CPU), made
+    return fit(made, TrainingOptions(epochs=len(figures), select="score", **settings), CPU), made
 
 
 def test_the_best_epoch_is_kept_and_the_first_of_equals() -> None:
@@ -101,7 +101,7 @@ def test_figures_that_are_never_numbers_do_not_switch_patience_off() -> None:
 
 def test_figures_may_be_tensors_or_numpy_s(tmp_path: Path) -> None:
     made = line([torch.ones(1, 1)], evaluate=lambda model: {"a": torch.tensor(0.5), "b": numpy.float32(0.25)})
-    history = fit(made, Settings(epochs=2), Session(device="cpu", checkpoints=tmp_path, save_seconds=0.0))
+    history = fit(made, TrainingOptions(epochs=2), Runtime(device="cpu", checkpoints=tmp_path, save_seconds=0.0))
     assert [(figures["a"], figures["b"]) for figures in history.epochs] == [(0.5, 0.25)] * 2
 
 
@@ -119,7 +119,7 @@ def test_patience_stops_the_training() -> None:
 
 def test_evaluations_are_as_rare_as_asked_for_but_for_the_last_epoch() -> None:
     made = line([torch.ones(1, 1)], evaluate=lambda model: {"score": 1.0})
-    history = fit(made, Settings(epochs=7, evaluate_every=3), CPU)
+    history = fit(made, TrainingOptions(epochs=7, evaluate_every=3), CPU)
     assert [figures["epoch"] for figures in history.epochs if "score" in figures] == [3, 6, 7]
     assert all(set(figures) >= {"epoch", "loss"} for figures in history.epochs)
 
@@ -140,7 +140,7 @@ def test_the_seed_decides_whatever_was_drawn_before() -> None:
 def test_fit_leaves_the_random_state_as_it_was() -> None:
     made = task()
     before = torch.get_rng_state()
-    fit(made, Settings(**SETTINGS), CPU)
+    fit(made, TrainingOptions(**SETTINGS), CPU)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -152,7 +152,7 @@ def test_mixed_precision_and_then_full_precision_in_one_process() -> None:
         model = nn.Sequential(inner)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         made = Task(model, optimiser, lambda epoch: [torch.ones(2, 1)], lambda model, x: model(x).square().mean())
-        fit(made, Settings(epochs=1, precision=precision), CPU)  # type: ignore[arg-type]
+        fit(made, TrainingOptions(epochs=1, precision=precision), CPU)  # type: ignore[arg-type]
         assert kinds[-1] == kind
         assert "forward" not in vars(model)  # Accelerate's wrapper is gone
         assert inner.weight.dtype == torch.float32
@@ -160,28 +160,28 @@ def test_mixed_precision_and_then_full_precision_in_one_process() -> None:
 
 def test_progress_counts_steps_or_epochs_where_steps_are_not_known() -> None:
     seen: list[tuple[int, int]] = []
-    session = Session(device="cpu", progress=lambda done, total, figures: seen.append((done, total)))
+    runtime = Runtime(device="cpu", progress=lambda done, total, figures: seen.append((done, total)))
     made = line([torch.ones(1, 1)] * 3)
-    fit(made, Settings(epochs=2, accumulate=2), session)
+    fit(made, TrainingOptions(epochs=2, accumulate=2), runtime)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     seen.clear()
 
     def stream() -> Iterator[Tensor]:
         yield from [torch.ones(1, 1)] * 3
 
-    fit(replace(made, batches=lambda epoch: stream()), Settings(epochs=2), session)
+    fit(replace(made, batches=lambda epoch: stream()), TrainingOptions(epochs=2), runtime)
     assert seen == [(1, 2)] * 3 + [(2, 2)] * 3
 
 
 def test_speed_is_told_where_batches_are_counted() -> None:
     told: list[set[str]] = []
-    session = Session(device="cpu", progress=lambda done, total, figures: told.append(set(figures)))
-    history = fit(line([torch.ones(2, 1)] * 2, unit="points"), Settings(epochs=2), session)
+    runtime = Runtime(device="cpu", progress=lambda done, total, figures: told.append(set(figures)))
+    history = fit(line([torch.ones(2, 1)] * 2, unit="points"), TrainingOptions(epochs=2), runtime)
     assert told == [{"epoch", "loss"}] + [{"epoch", "loss", "points/s"}] * 3
     assert set(history.pace) == {"points_per_second", "waiting"}
     assert history.pace["points_per_second"] > 0
     assert 0 <= history.pace["waiting"] <= 1
-    assert fit(line([torch.ones(2, 1)]), Settings(epochs=2), session).pace == {}
+    assert fit(line([torch.ones(2, 1)]), TrainingOptions(epochs=2), runtime).pace == {}
 
 
 def test_what_makes_batches_is_closed_when_it_ends_early() -> None:
@@ -199,7 +199,7 @@ def test_what_makes_batches_is_closed_when_it_ends_early() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        fit(replace(line([]), batches=stream), Settings(epochs=2), Session(device="cpu", progress=press))
+        fit(replace(line([]), batches=stream), TrainingOptions(epochs=2), Runtime(device="cpu", progress=press))
     assert caught.traceback  # which holds on to all that ran: it is not left to the garbage collector
     assert closed == [1]
 
@@ -207,7 +207,7 @@ def test_what_makes_batches_is_closed_when_it_ends_early() -> None:
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where() -> None:
     made = replace(line([torch.ones(1, 1)] * 3), loss=lambda model, x: model(x).sum() * math.nan)
     with pytest.raises(NotFiniteError, match=r"became nan in epoch 1, step 1\. .*Try a smaller learning rate"):
-        fit(made, Settings(epochs=2), CPU)
+        fit(made, TrainingOptions(epochs=2), CPU)
     assert weight(made) == 0.0
 
 
@@ -224,23 +224,23 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_where() -> None:
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Settings(**settings)
+        TrainingOptions(**settings)
 
 
 def test_what_is_not_there() -> None:
     made = line([torch.ones(1, 1)], evaluate=lambda model: {"score": 1.0})
     with pytest.raises(UsageError, match=r"No figure is named 'f1'\. There are: epoch, loss, score"):
-        fit(made, Settings(epochs=1, select="f1"), CPU)
+        fit(made, TrainingOptions(epochs=1, select="f1"), CPU)
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="device 'cuda' is not here; Accelerate found 'cpu'"):
-            fit(made, Settings(epochs=1), Session(device="cuda"))
+            fit(made, TrainingOptions(epochs=1), Runtime(device="cuda"))
 
 
 def test_what_cannot_be_selected_or_placed() -> None:
     with pytest.raises(UsageError, match="needs a task that evaluates"):
-        fit(line([torch.ones(1, 1)]), Settings(epochs=1, select="score"), CPU)
+        fit(line([torch.ones(1, 1)]), TrainingOptions(epochs=1, select="score"), CPU)
     with pytest.raises(UsageError, match="without its number"):
-        fit(line([torch.ones(1, 1)]), Settings(epochs=1), Session(device="cuda:1"))
+        fit(line([torch.ones(1, 1)]), TrainingOptions(epochs=1), Runtime(device="cuda:1"))
 
 
 def test_an_interrupt_in_the_last_evaluation_is_heard(tmp_path: Path) -> None:
@@ -253,18 +253,18 @@ def test_an_interrupt_in_the_last_evaluation_is_heard(tmp_path: Path) -> None:
         return {"score": 1.0}
 
     made = line([torch.ones(1, 1)], evaluate=evaluate)
-    session = Session(device="cpu", checkpoints=tmp_path)
+    runtime = Runtime(device="cpu", checkpoints=tmp_path)
     with pytest.raises(KeyboardInterrupt, match="after epoch 2 of 2"):
-        fit(made, Settings(epochs=2), session, "x")
+        fit(made, TrainingOptions(epochs=2), runtime, "x")
     again = line([torch.ones(1, 1)], evaluate=evaluate)
-    history = fit(again, Settings(epochs=2), session, "x")
+    history = fit(again, TrainingOptions(epochs=2), runtime, "x")
     assert [figures["epoch"] for figures in history.epochs] == [1, 2]
     assert weight(again) == weight(made)
 
 
 def test_figures_are_tracked(tmp_path: Path) -> None:
     made = line([torch.ones(1, 1)] * 2, evaluate=lambda model: {"score": 0.5})
-    fit(made, Settings(epochs=2), Session(device="cpu", trackers=("jsonl",), tracked=tmp_path))
+    fit(made, TrainingOptions(epochs=2), Runtime(device="cpu", trackers=("jsonl",), tracker_folder=tmp_path))
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(entry["step"], entry["score"]) for entry in lines] == [(2, 0.5), (4, 0.5)]
 
@@ -278,9 +278,9 @@ def test_an_interrupt_waits_for_the_step_and_writes_a_checkpoint(tmp_path: Path,
             os.kill(os.getpid(), number)
 
     told: list[str] = []
-    session = Session(checkpoints=tmp_path, save_seconds=1e9, progress=press, stage=told.append)
+    runtime = Runtime(checkpoints=tmp_path, save_seconds=1e9, progress=press, on_stage=told.append)
     with pytest.raises(KeyboardInterrupt, match="in epoch 3 of 6"):
-        fit(task(), Settings(**SETTINGS), session, "polynomial")
+        fit(task(), TrainingOptions(**SETTINGS), runtime, "polynomial")
     assert told == ["stopping after this step; Ctrl-C again stops at once"]
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000007"]
     again, found = trained(tmp_path)
@@ -294,7 +294,7 @@ def test_outside_the_main_thread_it_trains_as_well() -> None:
 
     def work() -> None:
         try:
-            fit(made, Settings(epochs=1), CPU)
+            fit(made, TrainingOptions(epochs=1), CPU)
         except BaseException as error:
             errors.append(error)
 

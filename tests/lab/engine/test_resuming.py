@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import Task, TrainingOptions
 
 pytest.importorskip("accelerate")
 KILLS = int(os.environ.get("UNCOLLAPSE_KILLS", "5"))
@@ -32,11 +32,11 @@ import sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 config = gcn_depth.Config(layers=4, epochs=60, dropout=0.5, select="loss", norm="contra_norm", sample=64, drop_edge=0.1)
 def told(done, total, figures):
     print(done, flush=True)
-record = gcn_depth.run(config, Session(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", progress=told))
+record = gcn_depth.run(config, Runtime(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", progress=told))
 import json
 print("END", json.dumps({key: record[key] for key in ("epochs", "figures", "ended", "diagnosis")}), flush=True)
 """
@@ -69,7 +69,10 @@ def test_every_step_is_a_place_to_go_on_from(tmp_path: Path, steps: int) -> None
 
     with pytest.raises(GoneError):
         fit(
-            task(), Settings(**SETTINGS), Session(checkpoints=tmp_path, save_seconds=0.0, progress=vanish), "polynomial"
+            task(),
+            TrainingOptions(**SETTINGS),
+            Runtime(checkpoints=tmp_path, save_seconds=0.0, progress=vanish),
+            "polynomial",
         )
     again, found = trained(tmp_path)
     assert again.epochs == whole.epochs
@@ -145,10 +148,10 @@ def test_batches_that_draw_random_numbers(tmp_path: Path, source: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     whole, cut, rest = made(), made(), made()
-    fit(whole, Settings(epochs=3), Session(device="cpu"))
+    fit(whole, TrainingOptions(epochs=3), Runtime(device="cpu"))
     with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 3"):
-        fit(cut, Settings(epochs=3), Session(device="cpu", checkpoints=tmp_path, progress=press), "x")
-    fit(rest, Settings(epochs=3), Session(device="cpu", checkpoints=tmp_path), "x")
+        fit(cut, TrainingOptions(epochs=3), Runtime(device="cpu", checkpoints=tmp_path, progress=press), "x")
+    fit(rest, TrainingOptions(epochs=3), Runtime(device="cpu", checkpoints=tmp_path), "x")
     assert same(dict(rest.model.state_dict()), dict(whole.model.state_dict()))
 
 
@@ -159,10 +162,15 @@ def test_batches_that_need_not_be_made_are_not_made(tmp_path: Path, monkeypatch:
         if done == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def learn(**session: Any) -> None:
+    def learn(**runtime: Any) -> None:
         model = nn.Linear(3, 1)
         task = Task(model, torch.optim.SGD(model.parameters(), 0.01), Later, lambda model, x: model(x).square().mean())
-        fit(task, Settings(epochs=2, accumulate=2), Session(device="cpu", checkpoints=tmp_path, **session), "later")
+        fit(
+            task,
+            TrainingOptions(epochs=2, accumulate=2),
+            Runtime(device="cpu", checkpoints=tmp_path, **runtime),
+            "later",
+        )
 
     with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 2"):
         learn(progress=press)
@@ -188,17 +196,17 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_used(tmp_path: Path) ->
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     trained(tmp_path)
     seen: list[int] = []
-    session = Session(checkpoints=tmp_path, progress=lambda done, total, figures: seen.append(done))
+    runtime = Runtime(checkpoints=tmp_path, progress=lambda done, total, figures: seen.append(done))
     with pytest.warns(UserWarning, match="another"):
-        fit(task(), Settings(**SETTINGS), session, "something else")
+        fit(task(), TrainingOptions(**SETTINGS), runtime, "something else")
     assert seen[0] == 1
 
 
 def test_without_resume_it_starts_anew(tmp_path: Path) -> None:
     trained(tmp_path)
     seen: list[int] = []
-    session = Session(checkpoints=tmp_path, resume=False, progress=lambda done, total, figures: seen.append(done))
-    fit(task(), Settings(**SETTINGS), session, "polynomial")
+    runtime = Runtime(checkpoints=tmp_path, resume=False, progress=lambda done, total, figures: seen.append(done))
+    fit(task(), TrainingOptions(**SETTINGS), runtime, "polynomial")
     assert seen[0] == 1
 
 

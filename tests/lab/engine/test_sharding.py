@@ -10,7 +10,7 @@ from torch import Tensor
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
 from uncollapse.lab.data.image.two_views import ImagesInMemory, MemoryBatches
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
-from uncollapse.lab.engine.sharding import rows, slice_of
+from uncollapse.lab.engine.sharding import count_rows, shard_slice
 from uncollapse.lab.engine.task import Shareable
 from uncollapse.lab.experiments.glue.training import Batches as TextBatches
 from uncollapse.lab.experiments.sentences.training import Batches as PairBatches
@@ -19,14 +19,14 @@ from uncollapse.lab.experiments.sentences.training import Batches as PairBatches
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [0, 1, 5, 8])
 def test_slices(size: int, count: int) -> None:
-    parts = [list(range(size))[slice_of(size, number, count)] for number in range(count)]
+    parts = [list(range(size))[shard_slice(size, number, count)] for number in range(count)]
     assert [row for own in parts for row in own] == list(range(size))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_rows() -> None:
     x = torch.ones(3, 2)
-    assert [rows(batch) for batch in (x, (x, x), [x], {"x": x, "y": x}, ImageBatch(x, x[:, 0]))] == [3] * 5
+    assert [count_rows(batch) for batch in (x, (x, x), [x], {"x": x, "y": x}, ImageBatch(x, x[:, 0]))] == [3] * 5
 
 
 class Tones:
@@ -83,9 +83,9 @@ def test_shares_make_the_whole(kind: str, count: int) -> None:
         shares.append(list(made.share(number, count)))
     assert [len(each) for each in shares] == [len(whole)] * count
     for at, batch in enumerate(whole):
-        parts = [FIRST[kind](each[at]) for each in shares if rows(each[at])]
+        parts = [FIRST[kind](each[at]) for each in shares if count_rows(each[at])]
         assert torch.equal(torch.cat(parts), FIRST[kind](batch))
-        assert sum(rows(each[at]) for each in shares) == rows(batch)
+        assert sum(count_rows(each[at]) for each in shares) == count_rows(batch)
 
 
 @pytest.mark.parametrize("kind", ["pictures", "held", "pairs"])

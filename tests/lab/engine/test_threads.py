@@ -2,16 +2,16 @@
 
 import torch
 
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.threads import use_threads
 
 
 def test_threads_are_left_as_found() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with threads(1):
+        with use_threads(1):
             assert torch.get_num_threads() == 1
-            with threads(3):
+            with use_threads(3):
                 assert torch.get_num_threads() == 3
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2

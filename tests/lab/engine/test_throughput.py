@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from uncollapse.lab.engine.throughput import RECENT, Pace
+from uncollapse.lab.engine.throughput import RECENT, Throughput
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
         return wait
 
 
-def step(pace: Pace, clock: Clock, waiting: float, work: float, *sizes: int) -> None:
+def step(pace: Throughput, clock: Clock, waiting: float, work: float, *sizes: int) -> None:
     assert pace.waited(clock.passes(waiting)) == waiting
     clock.passes(work)()
     pace.did([range(size) for size in sizes])
@@ -34,7 +34,7 @@ def step(pace: Pace, clock: Clock, waiting: float, work: float, *sizes: int) -> 
 
 def test_speed_and_the_share_of_waiting() -> None:
     clock = Clock()
-    pace = Pace("images", clock)
+    pace = Throughput("images", clock)
     step(pace, clock, 1.0, 3.0, 8, 8)
     step(pace, clock, 0.5, 1.5, 4)
     assert pace.figures() == {"images_per_second": 20 / 6, "waiting": 1.5 / 6}
@@ -42,7 +42,7 @@ def test_speed_and_the_share_of_waiting() -> None:
 
 def test_what_comes_between_two_steps_counts_nowhere() -> None:
     clock = Clock()
-    pace = Pace("images", clock)
+    pace = Throughput("images", clock)
     for _ in range(3):
         step(pace, clock, 1.0, 1.0, 10)
         clock.passes(500.0)()  # an evaluation
@@ -52,7 +52,7 @@ def test_what_comes_between_two_steps_counts_nowhere() -> None:
 
 def test_the_fetch_that_finds_the_end_is_waiting_as_well() -> None:
     clock = Clock()
-    pace = Pace("images", clock)
+    pace = Throughput("images", clock)
     step(pace, clock, 0.0, 1.0, 10)
     pace.waited(clock.passes(1.0))  # and nothing came
     assert pace.figures() == {"images_per_second": 5.0, "waiting": 0.5}
@@ -60,7 +60,7 @@ def test_the_fetch_that_finds_the_end_is_waiting_as_well() -> None:
 
 def test_the_speed_of_the_moment_is_that_of_the_last_steps() -> None:
     clock = Clock()
-    pace = Pace("images", clock)
+    pace = Throughput("images", clock)
     step(pace, clock, 0.0, 100.0, 10)
     assert pace.now() == {}
     step(pace, clock, 0.0, 1.0, 10)
@@ -74,13 +74,13 @@ def test_the_speed_of_the_moment_is_that_of_the_last_steps() -> None:
 @pytest.mark.parametrize("sizes", [(0,), ()])
 def test_steps_of_nothing_have_no_speed(sizes: tuple[int, ...]) -> None:
     clock = Clock()
-    pace = Pace("images", clock)
+    pace = Throughput("images", clock)
     step(pace, clock, 1.0, 1.0, *sizes)
     assert pace.figures() == {}
 
 
 def test_a_clock_that_does_not_move_divides_by_nothing() -> None:
-    pace = Pace("images", Clock())
+    pace = Throughput("images", Clock())
     for _ in range(3):
         pace.waited(lambda: None)
         pace.did([range(4)])
@@ -90,7 +90,7 @@ def test_a_clock_that_does_not_move_divides_by_nothing() -> None:
 
 def test_batches_need_a_length_only_where_they_are_counted() -> None:
     clock = Clock()
-    pace = Pace(None, clock)
+    pace = Throughput(None, clock)
     for _ in range(3):
         pace.waited(clock.passes(1.0))
         pace.did([object()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.recipe_data import RecipeData
 
@@ -64,13 +64,13 @@ title = "Plain"
 
 @dataclass(frozen=True)
 class Config:
-    data: str = setting("cora", "The graph.")
-    norm: str = setting("none", "The norm.", choices=("none", "contra_norm"))
-    scale: float = setting(1.0, "Its scale.")
-    layers: int = setting(2, "Layers.", least=1)
-    epochs: int = setting(200, "Epochs.", least=1)
-    falls: tuple[float, ...] = setting((), "Falls of the learning rate.")
-    seed: int = setting(0, "Seed.")
+    data: str = config_field("cora", "The graph.")
+    norm: str = config_field("none", "The norm.", choices=("none", "contra_norm"))
+    scale: float = config_field(1.0, "Its scale.")
+    layers: int = config_field(2, "Layers.", minimum=1)
+    epochs: int = config_field(200, "Epochs.", minimum=1)
+    falls: tuple[float, ...] = config_field((), "Falls of the learning rate.")
+    seed: int = config_field(0, "Seed.")
 
 
 Read = Callable[..., RecipeData]
@@ -116,10 +116,10 @@ def test_tables(read: Read) -> None:
         ("none", 4, 72.0, None, "Table 3"),
         ("contra_norm", 2, 79.75, None, "Table 3"),
     ]
-    assert depth.usual["falls"] == (0.5, 0.75)
-    assert "scale" not in depth.usual
-    assert (depth.where, depth.chosen) == ({"epochs": 300}, ("scale",))
-    assert (plain.where, plain.usual, plain.published) == ({}, {}, ())
+    assert depth.protocol["falls"] == (0.5, 0.75)
+    assert "scale" not in depth.protocol
+    assert (depth.where, depth.choose) == ({"epochs": 300}, ("scale",))
+    assert (plain.where, plain.protocol, plain.published) == ({}, {}, ())
 
 
 def test_absent_files_are_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

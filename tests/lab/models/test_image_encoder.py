@@ -8,7 +8,7 @@ from torch import nn
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.models.image_encoder import (
     ALEXNET_LAYERS,
     RESNET_LAYERS,
@@ -48,9 +48,9 @@ def test_alexnet_does_not_start_collapsed() -> None:
 
 
 def test_resnet_is_torchvisions() -> None:
-    with seeded(0):
+    with use_seed(0):
         plain = models.resnet18(num_classes=6).eval()
-    with seeded(0):
+    with use_seed(0):
         encoder = resnet()
     with torch.no_grad():
         assert torch.equal(encoder(IMAGES), plain(IMAGES))
@@ -109,7 +109,7 @@ def test_the_depth_head_learns_positions() -> None:
     ramp = torch.linspace(-1, 1, 6).expand(6, 6)
     features = torch.stack([ramp, ramp.T])[None] * torch.tensor([1.0, -1.0, 0.5])[:, None, None, None]
     wanted = torch.nn.functional.interpolate(features[:, :1], (12, 12), mode="bilinear")[:, 0]
-    with seeded(0):
+    with use_seed(0):
         head = DepthHead(2, side=12, width=8)
         optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
         losses = []

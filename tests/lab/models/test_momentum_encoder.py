@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
 
 
 def model(queue: int = 7, ema: float = 0.9) -> MomentumEncoder:
-    with seeded(0):
+    with use_seed(0):
         return MomentumEncoder(SmallAlexNet(4, 15, 0.03), queue, ema)
 
 

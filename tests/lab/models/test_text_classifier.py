@@ -16,7 +16,7 @@ import uncollapse as uc
 from uncollapse import backbones
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_classifier
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.models.text_classifier import (
     L2Norm,
     UniformLoss,
@@ -40,7 +40,7 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Origin]:
 
 
 def made(origin: Origin, seed: int = 0) -> nn.Module:
-    with seeded(seed):
+    with use_seed(seed):
         return load_classifier(origin, 2).eval()
 
 
@@ -127,7 +127,7 @@ def blocks(model: nn.Module) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("depth", [1, 3, 7])
 def test_stacked(origins: dict[str, Origin], kind: str, depth: int) -> None:
     source, pretrained = made(origins[kind]), backbones.find(made(origins[kind])).blocks
-    with seeded(0):
+    with use_seed(0):
         deep = build_deepened(origins[kind], 2, depth, repeated=True)
     found = blocks(deep)
     assert len(found) == depth
@@ -141,13 +141,13 @@ def test_stacked(origins: dict[str, Origin], kind: str, depth: int) -> None:
 
 
 def test_stacked_to_the_same_depth_is_the_pretrained_model(origins: dict[str, Origin]) -> None:
-    with seeded(0):
+    with use_seed(0):
         deep = build_deepened(origins["bert"], 2, 3, repeated=True).eval()
     assert torch.equal(logits_on_cpu(deep, batch()), logits_on_cpu(made(origins["bert"]), batch()))
 
 
 def test_extended_with_random_blocks(origins: dict[str, Origin]) -> None:
-    with seeded(0):
+    with use_seed(0):
         deep = build_deepened(origins["bert"], 2, 5, repeated=False)
     found, pretrained = blocks(deep), blocks(made(origins["bert"]))
     for number in range(3):
@@ -181,7 +181,7 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path, damage: str) -
 def test_the_head_of_a_stack_comes_from_the_seed(origins: dict[str, Origin]) -> None:
     heads = []
     for seed in (0, 0, 1):
-        with seeded(seed):
+        with use_seed(seed):
             heads.append(build_deepened(origins["bert"], 2, 4, repeated=True).get_parameter("classifier.weight"))
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.models.vision_classifier import TalkingHeads, build_vit, put_cure, sizes_of
 
 PREFIX = {"class token": 1, "distilled": 2, "no class token": 0, "registers": 5, "pooled registers": 4}
@@ -30,7 +30,7 @@ def test_every_kind_of_prefix_and_both_starts(kind: str, init: str) -> None:
 
 def test_xavier_depends_on_the_width_and_timm_does_not() -> None:
     for init, expected in (("timm", 0.02), ("xavier", math.sqrt(2 / (24 + 72)))):
-        with seeded(0):
+        with use_seed(0):
             weight = build_vit("deit_tiny_patch16_224", 5, init=init, **SIZES).get_parameter("blocks.0.attn.qkv.weight")
         assert float(weight.detach().std()) == pytest.approx(expected, rel=0.1)
 
@@ -49,7 +49,7 @@ def test_sizes_of_zero_are_the_models_own() -> None:
 def test_the_same_seed_gives_the_same_weights_and_talking_draws_nothing() -> None:
     states = []
     for talking in (False, False, True):
-        with seeded(3):
+        with use_seed(3):
             states.append(build_vit("deit_tiny_patch16_224", 5, talking_heads=talking, **SIZES).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert all(torch.equal(states[0][name], states[2][name]) for name in states[0])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.runs.grids import Grid, parse
+from uncollapse.lab.runs.grids import Grid, parse_grid
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def test_a_figure_that_nobody_has_cannot_choose() -> None:
 
 
 def test_the_same_value_twice_is_one_run() -> None:
-    (cell,) = parse("scale=.5,0.5,1 seed=0,1,1", Config, ("scale",)).cells(Config)
+    (cell,) = parse_grid("scale=.5,0.5,1 seed=0,1,1", Config, ("scale",)).cells(Config)
     assert [trial.scale for trial in cell.trials] == [0.5, 1.0]
     assert cell.seeds == (1,)
 
@@ -86,7 +86,7 @@ def test_the_same_value_twice_is_one_run() -> None:
     ],
 )
 def test_a_grid_from_text(text: str, values: dict[str, list[str]]) -> None:
-    assert parse(text, Config).values == values
+    assert parse_grid(text, Config).values == values
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_a_grid_from_text(text: str, values: dict[str, list[str]]) -> None:
 )
 def test_a_text_that_is_no_grid(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        parse(text, Config)
+        parse_grid(text, Config)
 
 
 def test_a_value_of_the_wrong_type_is_told_when_cells_are_made() -> None:
     with pytest.raises(UsageError, match="layers is a whole number"):
-        parse("layers=two", Config).cells(Config)
+        parse_grid("layers=two", Config).cells(Config)
 
 
 def test_a_grid_that_cannot_be() -> None:

@@ -9,9 +9,9 @@ import pytest
 from tests.lab.sweep_recipe import registered
 
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record
+from uncollapse.lab.runs.records import build_record
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.runs.run_queue import RunQueue
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         yield module
 
 
-def agenda(tiny: ModuleType, folder: Path, *grids: Grid) -> Agenda:
+def agenda(tiny: ModuleType, folder: Path, *grids: Grid) -> RunQueue:
     cells = [cell for grid in grids for cell in grid.cells(tiny.Config)]
-    return Agenda(tiny.RECIPE, cells, Results(folder))
+    return RunQueue(tiny.RECIPE, cells, Results(folder))
 
 
 def keep(tiny: ModuleType, folder: Path, config: object, seconds: float = 1.0, validation: float = 0.5) -> None:
-    kept = record(tiny.NAME, config, seconds, (), figures={"validation": validation})
+    kept = build_record(tiny.NAME, config, seconds, (), figures={"validation": validation})
     Results(folder).save(tiny.RECIPE, config, kept)
 
 

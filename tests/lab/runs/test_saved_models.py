@@ -14,7 +14,7 @@ from tests.lab.tiny_text import SENTENCES, tiny_model, write_sst2
 import uncollapse as uc
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph import datasets
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.bert_depth import recipe as bert_depth
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.experiments.glue import recipe as glue
@@ -43,8 +43,8 @@ def same(model: torch.nn.Module, other: torch.nn.Module, words: transformers.Pre
     return torch.allclose(logits(model, words), logits(other, words), rtol=1e-5, atol=1e-6)
 
 
-def session(tmp_path: Path) -> Session:
-    return Session(write_sst2(tmp_path / "data", SENTENCES), device="cpu", keep=tmp_path / "run" / "model")
+def runtime(tmp_path: Path) -> Runtime:
+    return Runtime(write_sst2(tmp_path / "data", SENTENCES), device="cpu", save_to=tmp_path / "run" / "model")
 
 
 @pytest.mark.parametrize("kind", ["bert", "albert"])
@@ -52,7 +52,7 @@ def session(tmp_path: Path) -> Session:
 def test_a_text_model_comes_back_with_transformers_and_load_cure(tmp_path: Path, kind: str, cure: str) -> None:
     place = tiny_model(tmp_path / kind, kind)
     config = glue.Config(task="sst2", model=str(place), cure=cure, scale=0.5, padding="counted", **SHORT)
-    model, _ = glue.train(config, session(tmp_path))
+    model, _ = glue.train(config, runtime(tmp_path))
     folder = tmp_path / "run" / "model"
     words = transformers.AutoTokenizer.from_pretrained(folder)
     again = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -60,7 +60,7 @@ def test_a_text_model_comes_back_with_transformers_and_load_cure(tmp_path: Path,
     if cure != "none":
         uc.load_cure(again, folder)
     assert same(again, model, words)
-    assert same(saved_models.load_text(folder)[0], model, words)
+    assert same(saved_models.load_text_model(folder)[0], model, words)
     assert glue.Config(**json.loads((folder / "settings.json").read_text())) == config
 
 
@@ -69,8 +69,8 @@ def test_l2_norms_come_back_with_load_text_alone(tmp_path: Path, at: str) -> Non
     place = tiny_model(tmp_path / "bert")
     config = glue.Config(task="sst2", model=str(place), norm="l2", at=at, scale=0.5, **SHORT)
     with pytest.warns(UserWarning, match=r"L2 norms .*/model are no part of transformers\. Load it with uncollapse"):
-        model, _ = glue.train(config, session(tmp_path))
-    again, words = saved_models.load_text(tmp_path / "run" / "model")
+        model, _ = glue.train(config, runtime(tmp_path))
+    again, words = saved_models.load_text_model(tmp_path / "run" / "model")
     assert same(again, model, words)
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model").eval()
     uc.load_cure(plain, tmp_path / "run" / "model")
@@ -80,8 +80,8 @@ def test_l2_norms_come_back_with_load_text_alone(tmp_path: Path, at: str) -> Non
 def test_a_deep_encoder_comes_back(tmp_path: Path) -> None:
     place = tiny_model(tmp_path / "bert")
     config = bert_depth.Config(model=str(place), depth=3, width=16, examples=0, **SHORT)
-    model, _ = bert_depth.train(config, session(tmp_path))
-    again, words = saved_models.load_text(tmp_path / "run" / "model")
+    model, _ = bert_depth.train(config, runtime(tmp_path))
+    again, words = saved_models.load_text_model(tmp_path / "run" / "model")
     assert again.config.num_hidden_layers == 3
     assert same(again, model, words)
 
@@ -92,8 +92,8 @@ def test_a_head_of_scores_and_names_of_classes_come_back(tmp_path: Path) -> None
             saved_models.Origin(str(tiny_model(tmp_path / "bert"))), len(labels) or 1
         ).eval()
         words = transformers.AutoTokenizer.from_pretrained(tmp_path / "bert")
-        saved_models.keep_text(Session(keep=tmp_path / "kept"), model, words, glue.Config(cure="none"), labels)
-        again, words = saved_models.load_text(tmp_path / "kept")
+        saved_models.save_text_model(Runtime(save_to=tmp_path / "kept"), model, words, glue.Config(cure="none"), labels)
+        again, words = saved_models.load_text_model(tmp_path / "kept")
         assert same(again, model, words)
         if labels:
             assert again.config.id2label == {0: "bad", 1: "fair", 2: "good"}
@@ -104,7 +104,7 @@ def test_a_head_of_scores_and_names_of_classes_come_back(tmp_path: Path) -> None
 def test_a_graph_network_comes_back(tmp_path: Path, norm: str) -> None:
     pytest.importorskip("torch_geometric")
     config = gcn_depth.Config(layers=4, hidden=8, epochs=2, norm=norm)  # its layers share one LayerNorm
-    model, record = gcn_depth.train(config, Session(device="cpu", keep=tmp_path / "model"))
+    model, record = gcn_depth.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
     kept = json.loads((tmp_path / "model" / "config.json").read_text())
     assert kept == json.loads(json.dumps(record["config"]))
     graph = datasets.load_graph("csbm")
@@ -117,7 +117,7 @@ def test_a_graph_network_comes_back(tmp_path: Path, norm: str) -> None:
 def test_a_vision_transformer_comes_back(tmp_path: Path) -> None:
     pytest.importorskip("timm")
     config = digits.Config(depth=1, dim=16, heads=2, epochs=1, batch=400)
-    model, _ = digits.train(config, Session(device="cpu", keep=tmp_path / "model"))
+    model, _ = digits.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
     again = digits.build(digits.Config(**json.loads((tmp_path / "model" / "config.json").read_text())))
     again.load_state_dict(safetensors.torch.load_file(tmp_path / "model" / "model.safetensors"))
     images = digits.digits()["test"][0][:20]
@@ -126,8 +126,8 @@ def test_a_vision_transformer_comes_back(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
-    saved_models.keep_weights(Session(), torch.nn.Linear(2, 2), glue.Config())
-    saved_models.keep_text(Session(), torch.nn.Linear(2, 2), None, glue.Config())
+    saved_models.save_weights(Runtime(), torch.nn.Linear(2, 2), glue.Config())
+    saved_models.save_text_model(Runtime(), torch.nn.Linear(2, 2), None, glue.Config())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -215,4 +215,4 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_kept_model_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no kept model: .*settings\.json.* Name the folder that"):
-        saved_models.load_text(tmp_path)
+        saved_models.load_text_model(tmp_path)

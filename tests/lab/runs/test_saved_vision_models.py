@@ -12,7 +12,7 @@ from tests.lab.experiments.vit.tiny_vision import CLASSES, images, timm, tiny_co
 import uncollapse as uc
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import VisionConfig
 from uncollapse.lab.experiments.vit.patch_losses import PatchLosses
@@ -45,12 +45,12 @@ def test_an_exported_transformer_is_timms_own(tmp_path: Path, name: str, form: s
     """After training with DiversePatch's losses timm alone loads the folder, and computes exactly the same."""
     config = tiny_config(model=name, contrast_form=form, crop="padded", **ALL_LOSSES)
     vit = trained_vision(config)
-    saved_models.keep_vision(Session(keep=tmp_path / "model"), vit, config, CLASSES)
+    saved_models.save_vision_model(Runtime(save_to=tmp_path / "model"), vit, config, CLASSES)
     plain = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     assert set(safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")) == set(plain.state_dict())
     with torch.no_grad():
         assert torch.equal(plain(images()), vit(images()))
-        again, classes = saved_models.load_vision(tmp_path / "model")
+        again, classes = saved_models.load_vision_model(tmp_path / "model")
         assert torch.equal(again(images()), vit(images()))
     assert classes == CLASSES
     assert tuple(plain.pretrained_cfg["label_names"]) == CLASSES
@@ -66,13 +66,13 @@ def test_timm_prepares_pictures_as_they_were_judged(tmp_path: Path, crop: str) -
 
     config = tiny_config(model="vit_tiny_patch16_224", crop=crop)
     vit: Any = vision.build(config, len(CLASSES)).vit
-    saved_models.keep_vision(Session(keep=tmp_path / "model"), vit, config, CLASSES)
+    saved_models.save_vision_model(Runtime(save_to=tmp_path / "model"), vit, config, CLASSES)
     plain = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
     facts = timm.data.resolve_model_data_config(plain)
     picture = Image.effect_noise((50, 40), 80).convert("RGB")
     judged: Any = evaluation_transform(InputSpec(32, vit.pretrained_cfg["mean"], vit.pretrained_cfg["std"]), crop=crop)
     assert torch.equal(timm.data.create_transform(**facts)(picture), judged(picture))
-    again = saved_models.load_vision(tmp_path / "model")[0]
+    again = saved_models.load_vision_model(tmp_path / "model")[0]
     found = timm.data.resolve_model_data_config(again)
     assert {**found, "input_size": list(found["input_size"])} == {**facts, "input_size": list(facts["input_size"])}
 
@@ -81,10 +81,10 @@ def test_timm_prepares_pictures_as_they_were_judged(tmp_path: Path, crop: str) -
 def test_a_transformer_comes_back_with_its_cure(tmp_path: Path, cure: str) -> None:
     config = tiny_config(cure=cure, scale=0.5, learnable=cure == "contra_norm")
     vit = trained_vision(config)
-    saved_models.keep_vision(Session(keep=tmp_path / "model"), vit, config, CLASSES)
+    saved_models.save_vision_model(Runtime(save_to=tmp_path / "model"), vit, config, CLASSES)
     plain = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     state = torch.get_rng_state()
-    again, _ = saved_models.load_vision(tmp_path / "model")
+    again, _ = saved_models.load_vision_model(tmp_path / "model")
     assert torch.equal(torch.get_rng_state(), state)
     with torch.no_grad():
         expected = vit(images())
@@ -99,32 +99,32 @@ def test_talking_heads_come_back_with_load_vision_alone(tmp_path: Path) -> None:
     config = tiny_config(talking_heads=True)
     vit = trained_vision(config)
     with pytest.warns(UserWarning, match=r"talking heads .*/model are no part of timm, .* Load it with uncollapse"):
-        saved_models.keep_vision(Session(keep=tmp_path / "model"), vit, config, CLASSES)
+        saved_models.save_vision_model(Runtime(save_to=tmp_path / "model"), vit, config, CLASSES)
     with torch.no_grad():
-        assert torch.equal(saved_models.load_vision(tmp_path / "model")[0](images()), vit(images()))
+        assert torch.equal(saved_models.load_vision_model(tmp_path / "model")[0](images()), vit(images()))
     with pytest.raises(RuntimeError, match="Unexpected key"):
         timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
 
 
 def test_a_folder_of_another_kind_is_no_transformer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no kept model: .*settings\.json"):
-        saved_models.load_vision(tmp_path)
+        saved_models.load_vision_model(tmp_path)
     for name in ("settings.json", "config.json"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(UsageError, match="a kept model of another kind than a vision transformer"):
-        saved_models.load_vision(tmp_path)
-    saved_models.keep_vision(Session(), None, None, CLASSES)  # nothing is kept unasked
+        saved_models.load_vision_model(tmp_path)
+    saved_models.save_vision_model(Runtime(), None, None, CLASSES)  # nothing is kept unasked
 
 
 def test_a_damaged_transformer_is_one_sentence(tmp_path: Path) -> None:
     config, folder = tiny_config(cure="contra_norm"), tmp_path / "model"
-    saved_models.keep_vision(Session(keep=folder), vision.build(config, len(CLASSES)).vit, config, CLASSES)
+    saved_models.save_vision_model(Runtime(save_to=folder), vision.build(config, len(CLASSES)).vit, config, CLASSES)
     (folder / "uncollapse.json").write_text("{}")
     with pytest.raises(UsageError, match=r"The cure in .*model cannot be loaded: .* does not describe a cure"):
-        saved_models.load_vision(folder)
+        saved_models.load_vision_model(folder)
     (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(UsageError, match=r"model\.safetensors is not the file that was kept"):
-        saved_models.load_vision(folder)
+        saved_models.load_vision_model(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"holds no whole model: model\.safetensors is missing"):
-        saved_models.load_vision(folder)
+        saved_models.load_vision_model(folder)

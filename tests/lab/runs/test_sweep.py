@@ -16,11 +16,11 @@ import pytest
 from tests.lab.sweep_recipe import registered
 
 from uncollapse.io.files import try_lock
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs import sweep as sweeping
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.runs.run_queue import RunQueue
 from uncollapse.lab.runs.sweep import Limits, Sweep
 
 
@@ -52,8 +52,8 @@ class Ear:
 
 def sweep(tiny: ModuleType, folder: Path, *grids: Grid, ear: Ear, **limits: Any) -> Sweep:
     cells = [cell for grid in grids for cell in grid.cells(tiny.Config)]
-    agenda = Agenda(tiny.RECIPE, cells, Results(folder / "results"))
-    return Sweep(agenda, folder / "runs", Session(folder), Limits(**{"jobs": 1, **limits}), ear)
+    agenda = RunQueue(tiny.RECIPE, cells, Results(folder / "results"))
+    return Sweep(agenda, folder / "runs", Runtime(folder), Limits(**{"jobs": 1, **limits}), ear)
 
 
 def log(folder: Path) -> list[str]:

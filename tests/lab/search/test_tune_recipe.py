@@ -17,15 +17,15 @@ from tests.lab.sweep_recipe import registered
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.data.graph import datasets
-from uncollapse.lab.engine.runtime import PrunedError, Session
+from uncollapse.lab.engine.runtime import PrunedError, Runtime
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.recipe import RECIPES, Recipe
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_one import placed, run_one
+from uncollapse.lab.runs.run_one import run_one, with_run_folder
 from uncollapse.lab.runs.sweep import Limits, Sweep
-from uncollapse.lab.search.trials import Most, Trials
-from uncollapse.lab.search.tune_recipe import facts_of, tune
-from uncollapse.lab.search.variables import Searched, parsed, searched
+from uncollapse.lab.search.trials import TrialLimits, Trials
+from uncollapse.lab.search.tune_recipe import search_facts, tune_recipe
+from uncollapse.lab.search.variables import RecipeSearch, build_search, parse_dimension
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.study import FILE, Pruning, open_study
 from uncollapse.tuning.trial_result import TrialResult, best_trial
@@ -38,10 +38,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def trials(recipe: Recipe, plan: Searched, folder: Path, most: Most) -> Iterator[Trials]:
+def trials(recipe: Recipe, plan: RecipeSearch, folder: Path, most: TrialLimits) -> Iterator[Trials]:
     how = Pruning("median", plan.config.epochs)
     with open_study(
-        folder, facts_of(recipe, plan, "median"), better="higher", seed=plan.config.seed, pruning=how
+        folder, search_facts(recipe, plan, "median"), better="higher", seed=plan.config.seed, pruning=how
     ) as study:
         yield Trials(recipe, plan, study, Results(folder / "results"), most)
 
@@ -55,9 +55,9 @@ def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -
         def judge(epoch: int, figures: Any, config: Any = config) -> bool:
             return made.judge(config, epoch, figures["validation"], 0.25 * epoch)
 
-        session = placed(Session(folder, judge=judge), recipe, config, folder / "runs")
+        runtime = with_run_folder(Runtime(folder, should_prune=judge), recipe, config, folder / "runs")
         try:
-            run_one(recipe, config, made.results, session)
+            run_one(recipe, config, made.results, runtime)
         except PrunedError:
             made.prune(config)
             continue
@@ -65,15 +65,17 @@ def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -
     return made.tried
 
 
-def searches(recipe: Recipe, plan: Searched, folder: Path, most: Most, stop: int | None = None) -> list[TrialResult]:
+def searches(
+    recipe: Recipe, plan: RecipeSearch, folder: Path, most: TrialLimits, stop: int | None = None
+) -> list[TrialResult]:
     folder.mkdir(exist_ok=True)
     with trials(recipe, plan, folder, most) as made:
         return drive(recipe, made, folder, stop)
 
 
-def plan(module: ModuleType, *vary: str, **settings: Any) -> Searched:
+def plan(module: ModuleType, *vary: str, **settings: Any) -> RecipeSearch:
     config = fields.build(module.Config, settings)
-    return searched(module.SEARCH, config, list(settings), vary)
+    return build_search(module.SEARCH, config, list(settings), vary)
 
 
 def log(folder: Path) -> list[str]:
@@ -85,7 +87,7 @@ def choices(tried: list[TrialResult]) -> list[Any]:
 
 
 def test_it_finds_what_is_best(tiny: ModuleType, tmp_path: Path) -> None:
-    tried = searches(tiny.RECIPE, plan(tiny), tmp_path, Most(13))
+    tried = searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(13))
     assert tried[0].settings == {"cure": "none"}
     assert tried[1].settings == {"cure": "good", "scale": 0.1}
     won = best_trial(tried)
@@ -104,24 +106,26 @@ def test_it_finds_what_is_best(tiny: ModuleType, tmp_path: Path) -> None:
 
 
 def test_a_search_that_was_killed_chooses_as_one_that_was_not(tiny: ModuleType, tmp_path: Path) -> None:
-    whole = searches(tiny.RECIPE, plan(tiny), tmp_path / "whole", Most(7))
+    whole = searches(tiny.RECIPE, plan(tiny), tmp_path / "whole", TrialLimits(7))
     for stop in (0, 1, 3):
-        searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", Most(7), stop)
-    parts = searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", Most(5))
+        searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", TrialLimits(7), stop)
+    parts = searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", TrialLimits(5))
     assert sum(not each.idle for each in parts) == 5
-    parts = searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", Most(7))  # the same command with more trials goes on
+    parts = searches(
+        tiny.RECIPE, plan(tiny), tmp_path / "parts", TrialLimits(7)
+    )  # the same command with more trials goes on
     assert choices(parts) == choices(whole)
     begun = len(log(tmp_path / "parts"))
-    searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", Most(7))
+    searches(tiny.RECIPE, plan(tiny), tmp_path / "parts", TrialLimits(7))
     assert len(log(tmp_path / "parts")) == begun == 7
 
 
 def test_a_result_without_its_trial_is_taken(tiny: ModuleType, tmp_path: Path) -> None:
     """The process was killed after the result was written, and before the study heard of it."""
-    with trials(tiny.RECIPE, plan(tiny), tmp_path, Most(2)) as made:
+    with trials(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2)) as made:
         config = made.take()
-        run_one(tiny.RECIPE, config, made.results, Session(tmp_path))
-    tried = searches(tiny.RECIPE, plan(tiny), tmp_path, Most(2))
+        run_one(tiny.RECIPE, config, made.results, Runtime(tmp_path))
+    tried = searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
     assert [each.state for each in tried] == ["done", "done"]
     assert len(log(tmp_path)) == 2
 
@@ -140,8 +144,8 @@ def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest
                 return dataclasses.replace(graph, y=wrong)
 
             monkeypatch.setattr(datasets, "load_graph", changed)
-        made = searched(gcn_depth.SEARCH, config, settings)
-        tried = searches(RECIPES["gcn-depth"], made, tmp_path / name, Most(3))
+        made = build_search(gcn_depth.SEARCH, config, settings)
+        tried = searches(RECIPES["gcn-depth"], made, tmp_path / name, TrialLimits(3))
         records = Results(tmp_path / name / "results").all(RECIPES["gcn-depth"])
         tests.append((choices(tried), best_trial(tried), {r["config"]["norm"]: r["figures"]["test"] for r in records}))
     (right, first, judged), (wrong, second, misjudged) = tests
@@ -155,7 +159,7 @@ def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest
 def test_what_is_given_stays(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a search ends when nothing new is left to try."""
     monkeypatch.setattr("uncollapse.lab.search.trials.MAX_REPEATS", 8)
-    with trials(tiny.RECIPE, plan(tiny, "scale=0.2,0.5", cure="good"), tmp_path, Most(9)) as made:
+    with trials(tiny.RECIPE, plan(tiny, "scale=0.2,0.5", cure="good"), tmp_path, TrialLimits(9)) as made:
         tried = drive(tiny.RECIPE, made, tmp_path)
         assert (made.used_up, made.done) == (True, 4)
     scales = [each.settings.get("scale") for each in tried if not each.idle]
@@ -165,31 +169,31 @@ def test_what_is_given_stays(tiny: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 
 def test_settings_that_do_not_go_together(tiny: ModuleType, tmp_path: Path) -> None:
-    tried = searches(tiny.RECIPE, plan(tiny, "cure=good,broken", "scale=0.15,0.5"), tmp_path, Most(5))
+    tried = searches(tiny.RECIPE, plan(tiny, "cure=good,broken", "scale=0.15,0.5"), tmp_path, TrialLimits(5))
     impossible = [each for each in tried if each.why == "these settings do not go together"]
     assert all(each.idle for each in impossible)
     assert sum(not each.idle for each in tried) == 5
 
 
 def test_costs_end_a_search(tiny: ModuleType, tmp_path: Path) -> None:
-    tried = searches(tiny.RECIPE, plan(tiny), tmp_path, Most(99, trainings=9.5))
+    tried = searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(99, trainings=9.5))
     spent = sum(each.steps for each in tried)
     assert 42 < spent <= 47
     assert sum(not each.idle for each in tried) > 9  # since some were stopped early
 
 
 def test_what_diverges_has_failed(tiny: ModuleType, tmp_path: Path) -> None:
-    tried = searches(tiny.RECIPE, plan(tiny, fault="nan"), tmp_path, Most(3))
+    tried = searches(tiny.RECIPE, plan(tiny, fault="nan"), tmp_path, TrialLimits(3))
     assert [each.state for each in tried] == ["done", "failed", "failed"]
     assert "The loss became nan" in tried[1].why
     assert best_trial(tried) == tried[0]
 
 
 def test_other_data(tiny: ModuleType, tmp_path: Path) -> None:
-    searches(tiny.RECIPE, plan(tiny), tmp_path, Most(2))
+    searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
     (tmp_path / "data").write_text("other")
     with pytest.raises(UsageError, match="The data has changed since the first trial"):
-        searches(tiny.RECIPE, plan(tiny), tmp_path, Most(3))
+        searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(3))
 
 
 def test_no_figure_to_choose_by(tiny: ModuleType, tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_no_figure_to_choose_by(tiny: ModuleType, tmp_path: Path) -> None:
         plan(tiny, holdout=0.0)
     other = dataclasses.replace(plan(tiny), search=dataclasses.replace(tiny.SEARCH, by="nothing"))
     with pytest.raises(UsageError, match="has no figure 'nothing' to choose by; it has validation, test"):
-        searches(tiny.RECIPE, other, tmp_path, Most(1))
+        searches(tiny.RECIPE, other, tmp_path, TrialLimits(1))
 
 
 class Ear:
@@ -218,9 +222,15 @@ class Ear:
 
 
 def tuned(tiny: ModuleType, folder: Path, ear: Ear, number: int, jobs: int = 1, **settings: Any) -> Any:
-    session = Session(folder)
-    return tune(
-        tiny.RECIPE, plan(tiny, **settings), folder / "study", session, ear, most=Most(number), limits=Limits(jobs)
+    runtime = Runtime(folder)
+    return tune_recipe(
+        tiny.RECIPE,
+        plan(tiny, **settings),
+        folder / "study",
+        runtime,
+        ear,
+        most=TrialLimits(number),
+        limits=Limits(jobs),
     )
 
 
@@ -259,19 +269,19 @@ def test_workers_that_die_or_fail(tiny: ModuleType, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0.0, 0.3, 0.9])
 def test_a_torn_study(tiny: ModuleType, tmp_path: Path, size: float) -> None:
-    searches(tiny.RECIPE, plan(tiny), tmp_path, Most(2))
+    searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole[: int(size * len(whole))] if size else b"no database" * 100)
     with pytest.raises(UsageError, match=r"study.db (cannot be used|is no study)") as caught:
-        searches(tiny.RECIPE, plan(tiny), tmp_path, Most(3))
+        searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(3))
     assert "\n" not in str(caught.value)
 
 
 def test_a_study_that_is_in_use(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uncollapse.tuning.study.PATIENCE", 0.1)
-    with trials(tiny.RECIPE, plan(tiny), tmp_path, Most(2)) as made:
+    with trials(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2)) as made:
         with pytest.raises(UsageError, match=r"Another process has the study in .* open"):
-            searches(tiny.RECIPE, plan(tiny), tmp_path, Most(2))
+            searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
         other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(UsageError, match=r"cannot be used: database is locked. Another process writes to it"):
@@ -280,17 +290,17 @@ def test_a_study_that_is_in_use(tiny: ModuleType, tmp_path: Path, monkeypatch: p
 
 
 def test_another_study(tiny: ModuleType, tmp_path: Path) -> None:
-    searches(tiny.RECIPE, plan(tiny), tmp_path, Most(1))
+    searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(1))
     with pytest.raises(UsageError, match="a study of something else: it has epochs 5, and now it is 6"):
-        searches(tiny.RECIPE, plan(tiny, epochs=6), tmp_path, Most(1))
+        searches(tiny.RECIPE, plan(tiny, epochs=6), tmp_path, TrialLimits(1))
     with pytest.raises(UsageError, match="a study of something else: its space differs"):
-        searches(tiny.RECIPE, plan(tiny, "scale=0.1..1"), tmp_path, Most(1))
+        searches(tiny.RECIPE, plan(tiny, "scale=0.1..1"), tmp_path, TrialLimits(1))
 
 
 def test_vary(tiny: ModuleType) -> None:
-    assert parsed("scale=0.01..2", tiny.Config) == Between("scale", 0.01, 2.0)
-    assert parsed("scale=1..2", tiny.Config) == Between("scale", 1.0, 2.0, log=False)
-    assert parsed("epochs=2,4", tiny.Config) == OneOf("epochs", (2, 4))
+    assert parse_dimension("scale=0.01..2", tiny.Config) == Between("scale", 0.01, 2.0)
+    assert parse_dimension("scale=1..2", tiny.Config) == Between("scale", 1.0, 2.0, log=False)
+    assert parse_dimension("epochs=2,4", tiny.Config) == OneOf("epochs", (2, 4))
     made = plan(tiny, "scale=0.2..0.4")
     assert made.space[1] == Between("scale", 0.2, 0.4, log=False, when={"cure": ("good",)})  # as the recipe has it
     for text, words in {

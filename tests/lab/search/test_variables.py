@@ -12,7 +12,7 @@ from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.vit import recipe as vit
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.search.variables import searched
+from uncollapse.lab.search.variables import build_search
 from uncollapse.tuning.space import Between
 
 TUNED = [name for name in RECIPES if RECIPES[name].search is not None]
@@ -23,13 +23,13 @@ def test_the_space_can_be_had(name: str) -> None:
     recipe = RECIPES[name]
     search = recipe.search
     assert search is not None
-    config = recipe.config(holdout=0.1) if "holdout" in fields.settings(recipe.config) else recipe.config()
-    made = searched(search, config, ())
-    assert made.baseline == dataclasses.replace(config, **search.none)
+    config = recipe.config(holdout=0.1) if "holdout" in fields.config_fields(recipe.config) else recipe.config()
+    made = build_search(search, config, ())
+    assert made.baseline == dataclasses.replace(config, **search.baseline)
     for dimension in made.space:
         values = (dimension.low, dimension.high) if isinstance(dimension, Between) else dimension.values
         for value in values:
-            checked = fields.checked(recipe.config, {dimension.field: value})
+            checked = fields.parse_values(recipe.config, {dimension.field: value})
             assert dataclasses.replace(config, **checked)
 
 
@@ -66,4 +66,4 @@ def test_lines_for_pictures() -> None:
 def test_blocks_of_a_text_encoder() -> None:
     """The setting `layers` goes to `attach`, and is idle without ContraNorm."""
     assert glue.Config(cure="none", layers="first 2") == glue.Config(cure="none")
-    assert fields.command("glue", glue.Config(layers=":4")) == "uncollapse train glue --layers :4"
+    assert fields.command_line("glue", glue.Config(layers=":4")) == "uncollapse train glue --layers :4"

@@ -12,27 +12,27 @@ from tests.lab.made_up import BOARD, PAPER, published, result, runs
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.tables import markdown
-from uncollapse.lab.tables.paper_table import Board, Cell, Published, cells
+from uncollapse.lab.tables.paper_table import PaperTable, Published, TableCell, build_cells
 
 
-def cell(made: list[Cell], norm: str = "contra", layers: int = 16, data: str = "cora") -> Cell:
+def cell(made: list[TableCell], norm: str = "contra", layers: int = 16, data: str = "cora") -> TableCell:
     (found,) = [c for c in made if (c.group, c.row, c.column) == (data, norm, layers)]
     return found
 
 
 def test_mean_and_deviation_over_seeds_beside_the_paper() -> None:
-    found = cell(cells(BOARD, runs(0.80, 0.81, 0.79, norm="contra", layers=16)))
+    found = cell(build_cells(BOARD, runs(0.80, 0.81, 0.79, norm="contra", layers=16)))
     assert found.figures == pytest.approx({0: 80.0, 1: 81.0, 2: 79.0})
     assert found.mean == pytest.approx(80.0)
     assert found.std == pytest.approx(1.0)  # with n − 1
     assert found.difference == pytest.approx(0.25)
     assert found.reached is True
-    below = cell(cells(BOARD, runs(0.79, norm="contra", layers=16)))
+    below = cell(build_cells(BOARD, runs(0.79, norm="contra", layers=16)))
     assert (below.reached, below.std, below.chosen) == (False, None, {})
 
 
 def test_all_places_of_the_paper_and_of_the_results() -> None:
-    made = cells(BOARD, runs(0.8, norm="pair", layers=4) + runs(0.7, norm="pair", layers=4, data="pubmed"))
+    made = build_cells(BOARD, runs(0.8, norm="pair", layers=4) + runs(0.7, norm="pair", layers=4, data="pubmed"))
     places = [(c.group, c.row, c.column) for c in made]
     cora = [("cora", norm, layers) for norm in ("none", "contra", "pair") for layers in (2, 4, 16)]
     assert places == [*cora, ("pubmed", "pair", 4)]  # the paper's rows first and in its order, columns by size
@@ -43,7 +43,7 @@ def test_all_places_of_the_paper_and_of_the_results() -> None:
 
 
 def test_results_elsewhere_do_not_belong() -> None:
-    made = cells(BOARD, runs(0.9, norm="contra", layers=16, epochs=5))
+    made = build_cells(BOARD, runs(0.9, norm="contra", layers=16, epochs=5))
     assert not any(c.run for c in made)
 
 
@@ -59,13 +59,13 @@ def test_the_value_is_chosen_by_validation_with_the_first_seed_and_never_by_test
     records += scales({0.2: 0.99, 0.5: 0.10}, {0.2: 0.97, 0.5: 0.82}, seed=1)
     for _ in range(5):
         random.Random(0).shuffle(records)
-        found = cell(cells(BOARD, records))
+        found = cell(build_cells(BOARD, records))
         assert found.chosen == {"scale": 0.5}
         assert found.figures == pytest.approx({0: 80.0, 1: 82.0})
 
 
 def test_of_equals_the_smaller_value() -> None:
-    found = cell(cells(BOARD, scales({1.0: 0.7, 0.2: 0.7, 0.5: 0.7}, dict.fromkeys((0.2, 0.5, 1.0), 0.8))))
+    found = cell(build_cells(BOARD, scales({1.0: 0.7, 0.2: 0.7, 0.5: 0.7}, dict.fromkeys((0.2, 0.5, 1.0), 0.8))))
     assert found.chosen == {"scale": 0.2}
 
 
@@ -74,38 +74,40 @@ def test_the_lowest_seed_that_all_values_share_chooses() -> None:
     records = (
         scales({0.5: 0.95}, {0.5: 0.8}, seed=0) + best_with_one + scales({0.2: 0.1, 0.5: 0.9}, {0.2: 1, 0.5: 1}, 2)
     )
-    assert cell(cells(BOARD, records)).chosen == {"scale": 0.2}
+    assert cell(build_cells(BOARD, records)).chosen == {"scale": 0.2}
 
 
 def test_the_seed_with_most_values_chooses_where_none_has_all() -> None:
     records = scales({1.0: 0.99}, {1.0: 0.5}, seed=0) + scales({0.2: 0.7, 0.5: 0.8}, {0.2: 0.6, 0.5: 0.7}, seed=1)
-    assert cell(cells(BOARD, records)).chosen == {"scale": 0.5}
+    assert cell(build_cells(BOARD, records)).chosen == {"scale": 0.5}
 
 
 def test_what_did_not_stay_finite_is_never_chosen_before_what_did() -> None:
     records = scales({0.2: None, 0.5: 0.1}, {0.2: 0.9, 0.5: 0.3})
-    assert cell(cells(BOARD, records)).chosen == {"scale": 0.5}
+    assert cell(build_cells(BOARD, records)).chosen == {"scale": 0.5}
 
 
 def test_runs_that_did_not_stay_finite_are_told() -> None:
-    some = cell(cells(BOARD, runs(0.9, None, float("nan"), norm="contra", layers=16)))
+    some = cell(build_cells(BOARD, runs(0.9, None, float("nan"), norm="contra", layers=16)))
     assert (some.failed, some.reached) == ((1, 2), False)
-    assert markdown.ours(BOARD, some) == "90.00 (1, 2 not finite)"
-    every = cell(cells(BOARD, runs(None, norm="contra", layers=16)))
+    assert markdown.format_result(BOARD, some) == "90.00 (1, 2 not finite)"
+    every = cell(build_cells(BOARD, runs(None, norm="contra", layers=16)))
     assert (every.run, every.mean, every.reached) == (True, None, False)
-    assert markdown.ours(BOARD, every) == "1 not finite"
+    assert markdown.format_result(BOARD, every) == "1 not finite"
 
 
 def test_results_with_other_settings_are_not_mixed_into_a_mean() -> None:
     usual = runs(0.8, norm="none", layers=2) + runs(0.6, norm="none", layers=16) + runs(0.7, norm="contra", layers=2)
     both = runs(0.80, 0.81, norm="contra", layers=16) + runs(0.1, 0.1, 0.1, norm="contra", layers=16, widths=(8, 8))
-    found = cell(cells(BOARD, usual + both))
+    found = cell(build_cells(BOARD, usual + both))
     assert found.figures == pytest.approx({0: 80.0, 1: 81.0})
     assert (found.unusual, found.left_out) == ({}, 3)
-    alone = cell(cells(BOARD, usual + both[2:]))
+    alone = cell(build_cells(BOARD, usual + both[2:]))
     assert (alone.unusual, alone.left_out, alone.mean) == ({"widths": (8, 8)}, 0, pytest.approx(10.0))
-    assert markdown.notes(BOARD, cells(BOARD, usual + both[2:])) == ["cora, contra, layers 16: with widths (8, 8)."]
-    assert markdown.notes(BOARD, cells(BOARD, usual + both)) == [
+    assert markdown.cell_notes(BOARD, build_cells(BOARD, usual + both[2:])) == [
+        "cora, contra, layers 16: with widths (8, 8)."
+    ]
+    assert markdown.cell_notes(BOARD, build_cells(BOARD, usual + both)) == [
         "cora, contra, layers 16: 3 results with other settings (--set shows them) do not count."
     ]
 
@@ -122,7 +124,7 @@ def test_a_published_number_without_a_place() -> None:
 
 def test_a_field_that_results_do_not_have() -> None:
     with pytest.raises(UsageError, match="'depth' is asked for, but a result of made-up has only data, norm"):
-        cells(Board("Depth", {}, "data", "norm", "depth"), runs(0.8))
+        build_cells(PaperTable("Depth", {}, "data", "norm", "depth"), runs(0.8))
 
 
 MADE = runs(0.80, 0.81, norm="contra", layers=16) + runs(0.5, norm="contra", layers=16, scale=0.5, validation=0.1)
@@ -130,13 +132,13 @@ MADE += runs(0.8, norm="none", layers=2)
 
 
 def test_words() -> None:
-    made = cells(BOARD, MADE)
+    made = build_cells(BOARD, MADE)
     found = cell(made)
     spread = statistics.stdev((80, 81))
-    assert markdown.marked(BOARD, found) == f"✓ 80.50 ± {spread:.2f} (2)"
-    assert (markdown.theirs(BOARD, found), markdown.choice(found)) == ("79.75 ± 0.33", "scale 1.0")
-    assert markdown.ours(BOARD, cell(made, "none", 16)) == "–"
-    assert markdown.summary(made) == "2 of 3 cells run, 1 of 2 at least the paper's."
+    assert markdown.format_marked(BOARD, found) == f"✓ 80.50 ± {spread:.2f} (2)"
+    assert (markdown.format_published(BOARD, found), markdown.format_choice(found)) == ("79.75 ± 0.33", "scale 1.0")
+    assert markdown.format_result(BOARD, cell(made, "none", 16)) == "–"
+    assert markdown.coverage(made) == "2 of 3 cells run, 1 of 2 at least the paper's."
     assert markdown.legend(BOARD, made) == (
         "Test in percent: mean ± standard deviation (number of seeds). Below it the published number (Table 3). "
         "✓: at least that. scale: chosen by validation with the first seed alone."
@@ -144,15 +146,15 @@ def test_words() -> None:
 
 
 def test_a_board_without_a_paper_and_without_percent() -> None:
-    board = Board("Speed", {}, "data", "norm", "layers", figure="speed", percent=False)
-    made = cells(board, [run | {"figures": {"speed": 1234.5}} for run in runs(0.1)])
+    board = PaperTable("Speed", {}, "data", "norm", "layers", metric="speed", percent=False)
+    made = build_cells(board, [run | {"figures": {"speed": 1234.5}} for run in runs(0.1)])
     assert markdown.legend(board, made) == "Speed: mean ± standard deviation (number of seeds)."
-    assert markdown.ours(board, made[0]) == "1234 (1)"
-    assert markdown.summary(made) == "1 of 1 cells run."
+    assert markdown.format_result(board, made[0]) == "1234 (1)"
+    assert markdown.coverage(made) == "1 of 1 cells run."
 
 
 def test_markdown() -> None:
-    assert markdown.markdown(BOARD, MADE, level=3).splitlines() == [
+    assert markdown.to_markdown(BOARD, MADE, level=3).splitlines() == [
         "### Depth",
         "",
         "#### cora",
@@ -170,12 +172,12 @@ def test_markdown() -> None:
 
 
 def test_names_stay_names_in_markdown() -> None:
-    text = markdown.markdown(BOARD, runs(0.8, norm="a|b<br>_c_"))
+    text = markdown.to_markdown(BOARD, runs(0.8, norm="a|b<br>_c_"))
     assert "| a\\|b\\<br>\\_c\\_ |" in text
 
 
 def test_facts_are_json() -> None:
-    stated = json.loads(json.dumps(markdown.facts(BOARD, cells(BOARD, MADE)), allow_nan=False))
+    stated = json.loads(json.dumps(markdown.table_json(BOARD, build_cells(BOARD, MADE)), allow_nan=False))
     assert len(stated["cells"]) == 4
     found = stated["cells"][-1]
     assert {"data": "cora", "norm": "contra", "layers": 16, "reached": True, "chosen": {"scale": 1.0}}.items() <= (
@@ -187,45 +189,45 @@ def test_facts_are_json() -> None:
 
 def test_order_of_numbers_and_of_names() -> None:
     paper = (published("pair", 32, 1.0), published("none", 4, 1.0))
-    made = cells(replace(BOARD, published=paper), runs(0.5, norm="layer", layers=8))
+    made = build_cells(replace(BOARD, published=paper), runs(0.5, norm="layer", layers=8))
     assert list(dict.fromkeys(c.row for c in made)) == ["pair", "none", "layer"]
     assert list(dict.fromkeys(c.column for c in made)) == [4, 8, 32]
 
 
 def test_settings_of_the_protocol_are_not_those_that_happen_to_be_there() -> None:
     """A lone run of three epochs is not the protocol, and is not judged by the paper's number."""
-    board = replace(BOARD, where={}, usual={"epochs": 200, "clip": None}, free=("clip",))
-    (alone,) = [cell for cell in cells(board, runs(0.9, epochs=3)) if cell.run]
+    board = replace(BOARD, where={}, protocol={"epochs": 200, "clip": None}, free=("clip",))
+    (alone,) = [cell for cell in build_cells(board, runs(0.9, epochs=3)) if cell.run]
     assert (alone.unusual, alone.reached) == ({"epochs": 3}, None)
-    (cell,) = [cell for cell in cells(board, [*runs(0.9, 0.9, 0.9, epochs=3), *runs(0.8)]) if cell.run]
+    (cell,) = [cell for cell in build_cells(board, [*runs(0.9, 0.9, 0.9, epochs=3), *runs(0.8)]) if cell.run]
     assert (cell.unusual, cell.mean, cell.left_out, cell.reached) == ({}, pytest.approx(80.0), 3, False)
-    (free,) = [cell for cell in cells(board, runs(0.9, clip=1.0)) if cell.run]
+    (free,) = [cell for cell in build_cells(board, runs(0.9, clip=1.0)) if cell.run]
     assert (free.unusual, free.reached) == ({"clip": 1.0}, True)
 
 
 def test_near_is_within_the_larger_deviation() -> None:
     for tests, near in (((0.80, 0.82), True), ((0.8130, 0.8131), True), ((0.8110, 0.8112), False), ((0.9, 0.9), False)):
-        (cell,) = [cell for cell in cells(BOARD, runs(*tests)) if cell.run]  # beside 81.75 ± 0.51
+        (cell,) = [cell for cell in build_cells(BOARD, runs(*tests)) if cell.run]  # beside 81.75 ± 0.51
         assert cell.near is near
 
 
 def test_a_value_that_is_not_the_usual_one_is_told_even_without_a_choice() -> None:
-    board = replace(BOARD, usual={"scale": 1.0})
-    (usual,), (other,) = ([c for c in cells(board, runs(0.8, scale=s)) if c.run] for s in (1.0, 0.2))
+    board = replace(BOARD, protocol={"scale": 1.0})
+    (usual,), (other,) = ([c for c in build_cells(board, runs(0.8, scale=s)) if c.run] for s in (1.0, 0.2))
     assert (usual.chosen, other.chosen) == ({}, {"scale": 0.2})
 
 
 def test_groups_without_results_are_left_out() -> None:
     board = replace(BOARD, published=(*PAPER, published("none", 2, 60.0, data="citeseer")))
-    assert {cell.group for cell in cells(board, runs(0.8))} == {"cora"}
-    assert {cell.group for cell in cells(board, [])} == {"cora", "citeseer"}
+    assert {cell.group for cell in build_cells(board, runs(0.8))} == {"cora"}
+    assert {cell.group for cell in build_cells(board, [])} == {"cora", "citeseer"}
 
 
 def test_rows_of_several_fields() -> None:
-    board = replace(BOARD, rows="norm+scale", chosen=(), published=(), against="none")
+    board = replace(BOARD, rows="norm+scale", choose=(), published=(), baseline="none")
     records = [*runs(0.8, 0.7, norm="none", scale=0.0), *runs(0.9, 0.9, norm="contra", scale=0.5)]
-    assert {cell.row for cell in cells(board, records)} == {"none", "contra, scale 0.5"}
-    (said,) = markdown.comparisons(board, cells(board, records))
+    assert {cell.row for cell in build_cells(board, records)} == {"none", "contra, scale 0.5"}
+    (said,) = markdown.comparisons(board, build_cells(board, records))
     assert said == (
         "cora, layers 2: contra, scale 0.5 − none = 15.00 ± 7.07 over 2 seeds, p = 0.5: the same sign in all seeds, "
         "too few to rule out chance."
@@ -241,36 +243,38 @@ WORDED = replace(
     BOARD,
     rows="norm+scale",
     row_of=in_words,
-    chosen=(),
+    choose=(),
     published=(Published({"data": "cora", "norm+scale": "contra at 0.5", "layers": 2}, 70.0),),
-    against="plain",
+    baseline="plain",
 )
 
 
 def test_rows_in_words() -> None:
     """Where a row is made of the config, its fields do not make settings of their own."""
     records = [*runs(0.8, 0.7, scale=0.1), result(0.9, scale=0.2, seed=2), result(0.6, norm="contra", scale=0.5)]
-    made = {cell.row: cell for cell in cells(WORDED, records)}
+    made = {cell.row: cell for cell in build_cells(WORDED, records)}
     assert list(made) == ["plain", "contra at 0.5"]  # what others are compared with comes first
     assert (made["contra at 0.5"].difference, made["contra at 0.5"].reached) == (pytest.approx(-10.0), False)
     assert made["plain"].figures == pytest.approx({0: 80.0, 1: 70.0, 2: 90.0})
     assert (made["plain"].unusual, made["plain"].left_out) == ({}, 0)
-    assert markdown.corner(WORDED) == "norm \\ layers"
+    assert markdown.corner_label(WORDED) == "norm \\ layers"
 
 
 def test_the_whole_paper_beside_few_results() -> None:
     paper = (*PAPER, published("none", 2, 60.0, data="citeseer"))
     board = replace(BOARD, published=paper, whole=True)
-    made = cells(board, runs(0.8, data="pubmed"))
+    made = build_cells(board, runs(0.8, data="pubmed"))
     assert list(dict.fromkeys(cell.group for cell in made)) == ["pubmed", "cora", "citeseer"]  # ours first
     assert [cell.group for cell in made if cell.run] == ["pubmed"]
-    assert cells(replace(board, whole=False), []) == cells(board, [])
+    assert build_cells(replace(board, whole=False), []) == build_cells(board, [])
 
 
 def test_the_protocol_is_asked_for_only_where_the_paper_has_been() -> None:
-    board = replace(BOARD, where={}, usual={"epochs": 200})
-    made = cells(board, [*runs(0.8, epochs=3), *runs(0.8, epochs=3, data="pubmed")])
+    board = replace(BOARD, where={}, protocol={"epochs": 200})
+    made = build_cells(board, [*runs(0.8, epochs=3), *runs(0.8, epochs=3, data="pubmed")])
     found = {cell.group: (cell.unusual, cell.judged) for cell in made if cell.run}
     assert found == {"cora": ({"epochs": 3}, False), "pubmed": ({}, True)}
-    alone = cells(replace(board, published=()), runs(0.8, epochs=3, data="pubmed"))  # a protocol without any paper
+    alone = build_cells(
+        replace(board, published=()), runs(0.8, epochs=3, data="pubmed")
+    )  # a protocol without any paper
     assert [cell.unusual for cell in alone] == [{"epochs": 3}]

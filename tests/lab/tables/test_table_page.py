@@ -10,7 +10,7 @@ import pytest
 from tests.lab.made_up import BOARD, runs
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 from uncollapse.lab.tables.table_page import plot_group, render_page, write_page
 
 pytest.importorskip("matplotlib")
@@ -29,7 +29,7 @@ RECORDS = [
 
 
 def test_all_is_in_the_page_and_names_are_no_markup() -> None:
-    text = render_page(BOARD, cells(BOARD, RECORDS))
+    text = render_page(BOARD, build_cells(BOARD, RECORDS))
     for words in (
         "✓ 81.00 ± 1.00 (3)",
         "79.75 ± 0.33",
@@ -43,7 +43,7 @@ def test_all_is_in_the_page_and_names_are_no_markup() -> None:
     assert "<script" not in text
     assert "<img" not in text
     assert "http://" not in text.replace("http://www.w3.org/", "")
-    assert render_page(BOARD, cells(BOARD, RECORDS)) == text  # the same results, the same page
+    assert render_page(BOARD, build_cells(BOARD, RECORDS)) == text  # the same results, the same page
 
 
 def test_pictures_in_files(tmp_path: Path) -> None:

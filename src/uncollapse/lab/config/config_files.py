@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.lab.config.field_types import told
+from uncollapse.lab.config.field_types import quote
 
 SUFFIXES = (".yaml", ".yml", ".json")
 LARGEST = 2**16  # bytes of a configuration: more is another kind of file
 DEEPEST = 16  # lists within lists; a setting is a plain value or a list of them
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, Any]:
     """The values of a YAML or JSON file by name. What is wrong with it is told with its line."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"A configuration is a file that ends in {', '.join(SUFFIXES)}, got '{path}'.")
@@ -32,7 +32,7 @@ def read(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise UsageError(f"{path} has lists within lists without end; settings are names with plain values.") from error
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise UsageError(f"{path} must have names with values, such as 'layers: 16', got {told(values, 60)}.")
+        raise UsageError(f"{path} must have names with values, such as 'layers: 16', got {quote(values, 60)}.")
     return values
 
 

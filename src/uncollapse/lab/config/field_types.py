@@ -12,13 +12,13 @@ LARGEST = 2**63  # of a whole number: torch has no larger ones
 SEVERAL = {int: "whole numbers", float: "numbers", bool: "true or false", str: "words"}
 
 
-def parsed(value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:
+def parse(value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:
     """The value in this type, from text or from what JSON or YAML made of it; a ValueError if it cannot be.
 
     >>> parsed("16", int), parsed("none", float | None), parsed("2,4", tuple[int, ...]), parsed("1", float)
     (16, None, (2, 4), 1.0)
     """
-    kinds = members(kind)
+    kinds = union_members(kind)
     if NoneType in kinds and (value is None or (isinstance(value, str) and value.lower() in NOTHING)):
         return None
     for member in kinds[:-1] if kinds[-1] is NoneType else kinds:
@@ -29,16 +29,16 @@ def parsed(value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:
         several = found if isinstance(found, tuple) else (found,)
         if choices is None or all(one in choices for one in several):
             return found
-    raise ValueError(f"{told(value)} is not {expected(kind, choices)}")
+    raise ValueError(f"{quote(value)} is not {describe_type(kind, choices)}")
 
 
-def expected(kind: Any, choices: Sequence[Any] | None = None) -> str:
+def describe_type(kind: Any, choices: Sequence[Any] | None = None) -> str:
     """What is allowed, in words.
 
     >>> expected(float | None), expected(tuple[int, ...]), expected(str, ("none", "layer"))
     ('a number or none', 'whole numbers with commas between', 'one of none, layer')
     """
-    return " or ".join(_words(member, choices) for member in members(kind))
+    return " or ".join(_words(member, choices) for member in union_members(kind))
 
 
 def as_text(value: Any) -> str:
@@ -54,7 +54,7 @@ def as_text(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def told(value: Any, most: int = 200) -> str:
+def quote(value: Any, most: int = 200) -> str:
     """A value that is not allowed, for an error: in quotes, and not longer than so many letters.
 
     >>> told(True), told("x" * 300, 10)
@@ -67,15 +67,15 @@ def told(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def plain(value: Any, kind: Any) -> Any:
+def to_json(value: Any, kind: Any) -> Any:
     """The value for JSON, written the same however it was given: a float that was given as 1 is 1.0."""
     if isinstance(value, tuple):
-        return [plain(one, _element(members(kind)[0], at)) for at, one in enumerate(value)]
+        return [to_json(one, _element(union_members(kind)[0], at)) for at, one in enumerate(value)]
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if whole and float in (kinds := members(kind)) and int not in kinds else value
+    return float(value) if whole and float in (kinds := union_members(kind)) and int not in kinds else value
 
 
-def members(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     """The types that a union has; None is the last, as it is in words."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return tuple(sorted(kinds, key=lambda member: member is NoneType))
@@ -146,7 +146,7 @@ def _tuple(value: Any, kind: Any) -> tuple[Any, ...]:
         raise ValueError(value)
     if get_args(kind)[-1] is not Ellipsis and len(parts) != len(get_args(kind)):
         raise ValueError(value)
-    return tuple(parsed(part, _element(kind, at)) for at, part in enumerate(parts))
+    return tuple(parse(part, _element(kind, at)) for at, part in enumerate(parts))
 
 
 def _refuse(value: Any, kind: Any) -> Any:

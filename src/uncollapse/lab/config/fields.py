@@ -8,25 +8,33 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.config.config_files import read
-from uncollapse.lab.config.field_types import as_text, expected, parsed, plain, told
+from uncollapse.lab.config.field_types import as_text, describe_type, parse, quote, to_json
 
-__all__ = ["Setting", "build", "changes", "checked", "command", "identity", "read", "setting", "settings"]
+__all__ = [
+    "ConfigField",
+    "build",
+    "changed_fields",
+    "command_line",
+    "config_field",
+    "config_fields",
+    "identity",
+    "parse_values",
+]
 
 DIGITS = 10  # of an identity: a million configurations share one with a chance below one in two
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class ConfigField:
     """A field of a configuration, with all that a flag needs. group: the heading above it in the help."""
 
     name: str
-    kind: Any
+    annotation: Any
     default: Any
-    words: str
+    help: str
     choices: tuple[Any, ...] | None = None
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     group: str | None = None
 
     @property
@@ -38,36 +46,38 @@ class Setting:
     def allowed(self) -> str:
         """What it may be, in words."""
         bounds = [
-            f"{word} {as_text(value)}" for word, value in (("from", self.least), ("to", self.most)) if value is not None
+            f"{word} {as_text(value)}"
+            for word, value in (("from", self.minimum), ("to", self.maximum))
+            if value is not None
         ]
-        return " ".join([expected(self.kind, self.choices), *bounds])
+        return " ".join([describe_type(self.annotation, self.choices), *bounds])
 
     def read(self, value: Any) -> Any:
         """The value in the field's type, from text or from what a file has; a UsageError if it is not allowed."""
         try:
-            return self._bounded(parsed(value, self.kind, self.choices))
+            return self._bounded(parse(value, self.annotation, self.choices))
         except ValueError as error:
-            hint = did_you_mean(told(value), self.choices or get_args(self.kind))
+            hint = did_you_mean(quote(value), self.choices or get_args(self.annotation))
             if not isinstance(value, str) and isinstance(self.default, str):  # YAML has `no` for false
                 hint = " In a file, put text that looks like something else in quotes."
-            raise UsageError(f"{self.name} is {self.allowed}, got {told(value)}.{hint}") from error
+            raise UsageError(f"{self.name} is {self.allowed}, got {quote(value)}.{hint}") from error
 
     def _bounded(self, value: Any) -> Any:
         for number in value if isinstance(value, tuple) else (value,):
-            if self.least is not None and number is not None and number < self.least:
+            if self.minimum is not None and number is not None and number < self.minimum:
                 raise ValueError(number)
-            if self.most is not None and number is not None and number > self.most:
+            if self.maximum is not None and number is not None and number > self.maximum:
                 raise ValueError(number)
         return value
 
 
-def setting(
+def config_field(
     default: Any,
-    words: str,
+    help: str,
     *,
     choices: tuple[Any, ...] | None = None,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     group: str | None = None,
 ) -> Any:
     """A field of a configuration: its default, what it does, its choices if these are all, its least and most value.
@@ -84,41 +94,41 @@ def setting(
     >>> command("gcn-depth", Config(norm="layer", seed=3))
     'uncollapse train gcn-depth --norm layer --seed 3'
     """
-    facts = {"help": words, "choices": choices, "least": least, "most": most, "group": group}
+    facts = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "group": group}
     return dataclasses.field(default=default, metadata=facts)
 
 
-def settings(config_class: type) -> dict[str, Setting]:
+def config_fields(config_class: type) -> dict[str, ConfigField]:
     """The fields of a configuration by name, in their order."""
     kinds = get_type_hints(config_class)
     found = {}
     for field in dataclasses.fields(config_class):
         facts = dict(field.metadata)
-        found[field.name] = Setting(field.name, kinds[field.name], field.default, facts.pop("help", ""), **facts)
+        found[field.name] = ConfigField(field.name, kinds[field.name], field.default, facts.pop("help", ""), **facts)
     return found
 
 
-def checked(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def parse_values(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the names of their fields and in their types; a UsageError for what the configuration does not have."""
-    known, read_values = settings(config_class), {}
+    known, read_values = config_fields(config_class), {}
     for given, value in values.items():
         name = given.replace("-", "_")
         if name not in known:
             raise UsageError(
-                f"There is no setting {told(given)}.{did_you_mean(name, known)} There are: {', '.join(known)}."
+                f"There is no setting {quote(given)}.{did_you_mean(name, known)} There are: {', '.join(known)}."
             )
         read_values[name] = known[name].read(value)
     return read_values
 
 
-def from_pairs(config_class: type, pairs: Iterable[str]) -> dict[str, Any]:
+def parse_pairs(config_class: type, pairs: Iterable[str]) -> dict[str, Any]:
     """Values by name from text such as "layers=16"."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"--set takes key=value, such as layers=16, got {told(pair)}.")
-        values |= checked(config_class, {name.strip(): value.strip()})
+            raise UsageError(f"--set takes key=value, such as layers=16, got {quote(pair)}.")
+        values |= parse_values(config_class, {name.strip(): value.strip()})
     return values
 
 
@@ -130,18 +140,18 @@ def build(config_class: type, values: Mapping[str, Any]) -> Any:
         values: in the field's type, or as text: "16", "0.5", "true", "none", "2,4,8". A dash counts as an underscore.
     """
     try:
-        return config_class(**checked(config_class, values))
+        return config_class(**parse_values(config_class, values))
     except UsageError:
         raise
     except ValueError as error:  # what the configuration itself checks
         raise UsageError(str(error)) from error
 
 
-def changes(config: Any) -> dict[str, Any]:
+def changed_fields(config: Any) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     return {
         name: getattr(config, name)
-        for name, field in settings(type(config)).items()
+        for name, field in config_fields(type(config)).items()
         if getattr(config, name) != field.default
     }
 
@@ -151,16 +161,16 @@ def identity(recipe: str, config: Any) -> str:
 
     Only fields that differ from their defaults count, so a new field with a default leaves old results valid.
     """
-    known = settings(type(config))
-    changed = {name: plain(value, known[name].kind) for name, value in changes(config).items()}
+    known = config_fields(type(config))
+    changed = {name: to_json(value, known[name].annotation) for name, value in changed_fields(config).items()}
     text = json.dumps([recipe, changed], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def command(recipe: str, config: Any) -> str:
+def command_line(recipe: str, config: Any) -> str:
     """The command line that repeats a run; fields with their defaults are left out."""
-    known, words = settings(type(config)), ["uncollapse", "train", recipe]
-    for name, value in changes(config).items():
+    known, words = config_fields(type(config)), ["uncollapse", "train", recipe]
+    for name, value in changed_fields(config).items():
         flag = known[name].flag
-        words += [flag if value else f"--no-{flag[2:]}"] if known[name].kind is bool else [flag, as_text(value)]
+        words += [flag if value else f"--no-{flag[2:]}"] if known[name].annotation is bool else [flag, as_text(value)]
     return shlex.join(words)

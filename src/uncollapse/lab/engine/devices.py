@@ -12,7 +12,7 @@ from uncollapse.errors import UsageError, import_optional
 WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_HPU", "MULTI_MLU")  # a model in each process
 
 
-def accelerated(model: nn.Module, device: str | None, precision: str) -> Any:
+def build_accelerator(model: nn.Module, device: str | None, precision: str) -> Any:
     """Accelerate's Accelerator for a run. On GPUs, batch norms of several processes take the statistics of all."""
     state: Any = import_optional("accelerate.state", "train").AcceleratorState
     state._reset_state(reset_partial_state=True)  # else the precision of an earlier run in this process stays
@@ -50,7 +50,7 @@ def _splits(kind: str) -> UsageError:
     )
 
 
-def averaged(model: nn.Module, decay: float | None) -> Any:
+def build_weight_average(model: nn.Module, decay: float | None) -> Any:
     """The model of averaged weights; None without a decay."""
     if decay is None:
         return None

@@ -19,20 +19,20 @@ from uncollapse import distributed
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine import sharding
 from uncollapse.lab.engine.checkpoints import Checkpoint, Checkpoints
-from uncollapse.lab.engine.runtime import PrunedError, Session
-from uncollapse.lab.engine.seeding import random_state, seeded, set_random_state
+from uncollapse.lab.engine.runtime import PrunedError, Runtime
+from uncollapse.lab.engine.seeding import get_random_state, set_random_state, use_seed
 from uncollapse.lab.engine.signals import Interrupts
-from uncollapse.lab.engine.snapshot import Progressed, restore, snapshot
+from uncollapse.lab.engine.snapshot import TrainingState, restore, take_snapshot
 from uncollapse.lab.engine.step import Stepper
-from uncollapse.lab.engine.task import History, Settings, Skippable, Task
-from uncollapse.lab.engine.throughput import Pace
+from uncollapse.lab.engine.task import History, Skippable, Task, TrainingOptions
+from uncollapse.lab.engine.throughput import Throughput
 from uncollapse.lab.engine.trackers import open_trackers
 
 
 def fit(
     task: Task,
-    settings: Settings,
-    session: Session | None = None,
+    settings: TrainingOptions,
+    runtime: Runtime | None = None,
     identity: str = "",
     facts: Mapping[str, Any] | None = None,
 ) -> History:
@@ -42,13 +42,13 @@ def fit(
     and SIGTERM write a checkpoint and raise KeyboardInterrupt. Several processes must all call it, with the same task;
     the first one writes. If one of them fails, it raises its error and the others an PeerError.
     """
-    session = session or Session()
-    distributed.join_group(session.device)
+    runtime = runtime or Runtime()
+    distributed.join_group(runtime.device)
     if not distributed.is_rank_zero():
-        session = session.silent()
-    seed = seeded(settings.seed, distributed.rank())
-    with seed, Interrupts(session.doing) as interrupts, distributed.peer_errors():
-        loop = _Loop(task, settings, session, identity, facts or {})
+        runtime = runtime.without_output()
+    seed = use_seed(settings.seed, distributed.rank())
+    with seed, Interrupts(runtime.report_stage) as interrupts, distributed.peer_errors():
+        loop = _Loop(task, settings, runtime, identity, facts or {})
         try:
             return loop.run(interrupts)
         finally:
@@ -59,29 +59,29 @@ class _Loop:
     """A run while it runs."""
 
     def __init__(
-        self, task: Task, settings: Settings, session: Session, identity: str, facts: Mapping[str, Any]
+        self, task: Task, settings: TrainingOptions, runtime: Runtime, identity: str, facts: Mapping[str, Any]
     ) -> None:
-        self.task, self.settings, self.session = task, settings, session
+        self.task, self.settings, self.runtime = task, settings, runtime
         _check_same(task, identity)
-        self.stepper = Stepper(task, settings, session.device)
-        self.at, self.pace = Progressed(), Pace(task.unit)
-        folder = session.checkpoints
+        self.stepper = Stepper(task, settings, runtime.device)
+        self.at, self.pace = TrainingState(), Throughput(task.unit)
+        folder = runtime.checkpoints
         self.checkpoints = None if folder is None else Checkpoints(folder, identity)
         if settings.select is not None and task.evaluate is None:
             raise UsageError(f"select={settings.select!r} needs a task that evaluates.")
         self.saves = distributed.on_rank_zero(lambda: self.checkpoints is not None)
         saved = distributed.on_rank_zero(self._begun, "Reading the checkpoint")
         restore(saved, self.at, *self.stepper.state)
-        tracked = session.tracked or folder
+        tracked = runtime.tracker_folder or folder
         name = identity if tracked is None else tracked.name
-        self.trackers = open_trackers(session.trackers, tracked, name, facts, step=self.at.unlogged)
+        self.trackers = open_trackers(runtime.trackers, tracked, name, facts, step=self.at.unlogged)
         self.started = self.saved = time.monotonic()
 
     def _begun(self) -> Checkpoint | None:
         """What it goes on from."""
         if self.checkpoints is None:
             return None
-        if not self.session.resume:
+        if not self.runtime.resume:
             self.checkpoints.clear()  # else those of later steps would count when it is resumed next
             return None
         return self.checkpoints.load()
@@ -113,7 +113,7 @@ class _Loop:
         with closing(stream) if isinstance(stream, Generator) else nullcontext():  # else processes would go on reading
             while group := self.pace.waited(lambda: list(islice(stream, size))):
                 self.at.batch += len(group)
-                if portions := sharding.dealt(group, self.task):
+                if portions := sharding.weigh_shards(group, self.task):
                     loss = self.stepper.step(portions, self.at)
                     self.pace.did([portion.whole for portion in portions])
                     self.at.step += 1
@@ -125,9 +125,9 @@ class _Loop:
 
     def _tell(self, epoch: int, steps: int, loss: float) -> None:
         """How far it is: in steps, or in epochs where it is not known how many steps there are."""
-        if self.session.progress is not None:
+        if self.runtime.progress is not None:
             done, total = (self.at.step, steps) if steps else (epoch, self.settings.epochs)
-            self.session.progress(done, total, {"epoch": epoch, "loss": loss} | self.pace.now() | self.at.newest())
+            self.runtime.progress(done, total, {"epoch": epoch, "loss": loss} | self.pace.now() | self.at.newest())
 
     def _stream(self, epoch: int) -> tuple[Iterable[Any], Iterator[Any]]:
         """The batches of an epoch, and those of them that are left.
@@ -136,13 +136,13 @@ class _Loop:
         the batches that are skipped are made with the random state of the epoch's start, and it then goes on with that
         of the checkpoint. Batches that know how to begin later are not made to be skipped.
         """
-        here = random_state()
+        here = get_random_state()
         if self.at.batch and self.at.epoch_start is not None:
             set_random_state(*self.at.epoch_start)
         else:
             self.at.epoch_start = here
         batches = self.task.batches(epoch)
-        own = sharding.shares(batches)
+        own = sharding.shard_batches(batches)
         if self.at.batch and isinstance(own, Skippable):
             stream = iter(own.after(self.at.batch))
             set_random_state(*here)
@@ -155,7 +155,7 @@ class _Loop:
 
     def _look_up(self, interrupts: Interrupts) -> None:
         """Between two steps: stop if a process was asked to, and write a checkpoint when the first says it is time."""
-        late = distributed.is_rank_zero() and time.monotonic() - self.saved >= self.session.save_seconds
+        late = distributed.is_rank_zero() and time.monotonic() - self.saved >= self.runtime.save_seconds
         asked, due = map(bool, distributed.sum_over_ranks([interrupts.asked, late]))
         if self.saves and (due or asked):
             self._save()
@@ -166,7 +166,7 @@ class _Loop:
     def _save(self) -> None:
         """Write a checkpoint; the others wait for the first process, so that none leaves while it writes."""
         self.at.seconds, self.started = self._seconds(), time.monotonic()
-        parts = snapshot(self.at, *self.stepper.state)
+        parts = take_snapshot(self.at, *self.stepper.state)
 
         def write() -> None:
             assert self.checkpoints is not None
@@ -193,7 +193,7 @@ class _Loop:
 
     def _be_judged(self) -> None:
         """Ask whether it is worth going on, when there are new figures and something is left to do."""
-        judge, at = self.session.judge, self.at
+        judge, at = self.runtime.should_prune, self.at
         due = len(at.epochs[-1]) > 2 and at.epoch < self.settings.epochs and at.ended is None
         if due and distributed.on_rank_zero(lambda: judge is not None and judge(at.epoch, at.epochs[-1])):
             raise PrunedError(f"stopped after epoch {at.epoch} of {self.settings.epochs}")
@@ -218,14 +218,14 @@ class _Loop:
     def _keep(self) -> int:
         """Give the model the weights that were chosen; the answer is their epoch."""
         self.task.model.load_state_dict(self.at.chosen or self.stepper.weights())
-        sharding.make_alike(self.task.model)
+        sharding.sync_buffers(self.task.model)
         self.task.model.eval()
         return self.at.epoch if self.at.best is None else self.at.best[0]
 
 
 def _check_same(task: Task, identity: str) -> None:
     """Raise if several processes cannot share a task, or do not train the same one."""
-    if distributed.world_size() > 1 and task.shares == "none":
+    if distributed.world_size() > 1 and task.sharding == "none":
         raise UsageError(f"{distributed.world_size()} processes cannot share a batch of this task; start one process.")
     if len(found := set(distributed.gather_objects(identity))) > 1:
         raise UsageError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from uncollapse import distributed
 
 Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the newest figures
-Judge = Callable[[int, Mapping[str, float]], bool]  # epochs done, the newest figures: should the run be stopped?
+ShouldPrune = Callable[[int, Mapping[str, float]], bool]  # epochs done, the newest figures: should the run be stopped?
 READERS = 8  # processes beyond which reading ahead rarely gains anything
 
 
@@ -17,16 +17,16 @@ class PrunedError(Exception):
 
 
 @dataclass(frozen=True)
-class Session:
+class Runtime:
     """Nothing in here changes the figures of a run on the same kind of processor.
 
-    data_root: folder that has the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume:
-    go on from them. save_seconds: time between two checkpoints. device: None lets Accelerate decide; cpu, cuda, mps.
-    threads: of the processor; with another number sums differ in their last digits. trackers: "jsonl", "tensorboard",
-    "wandb", which write to `tracked`. progress: called after each step. keep: folder for the trained model; None keeps
-    none. workers: processes that read images ahead of the training. stage: called with what is done before and after
-    the training, in a few words. judge: asked after each evaluation but the last; a run that it stops ends with
-    PrunedError and has no result.
+    data_root: folder of the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume: start
+    from them. save_seconds: time between two checkpoints. device: cpu, cuda or mps; None lets Accelerate decide.
+    threads: CPU threads; another number changes the last digits of sums. trackers: "jsonl", "tensorboard", "wandb",
+    which write to `tracker_folder`. progress: called after each step. save_to: folder for the trained model; None saves
+    none. workers: processes that load images ahead of training. on_on_stage: called with a short description of what
+    happens before and after training. should_prune: asked after each evaluation but the last; a run that it stops
+    raises PrunedError and has no result.
     """
 
     data_root: Path | None = None
@@ -36,22 +36,22 @@ class Session:
     device: str | None = None
     threads: int = 1
     trackers: tuple[str, ...] = ()
-    tracked: Path | None = None
+    tracker_folder: Path | None = None
     progress: Progress | None = None
-    keep: Path | None = None
+    save_to: Path | None = None
     workers: int = 0
-    stage: Callable[[str], None] | None = None
-    judge: Judge | None = None
+    on_stage: Callable[[str], None] | None = None
+    should_prune: ShouldPrune | None = None
 
-    def doing(self, words: str) -> None:
+    def report_stage(self, words: str) -> None:
         """Tell what is done now, where no steps are counted."""
-        if self.stage is not None:
-            self.stage(words)
+        if self.on_stage is not None:
+            self.on_stage(words)
 
-    def silent(self) -> "Session":
+    def without_output(self) -> "Runtime":
         """For a process that only works along, while the first of several writes and tells."""
-        told = replace(self, progress=None, stage=None, judge=None)
-        return replace(told, checkpoints=None, trackers=(), tracked=None, keep=None)
+        told = replace(self, progress=None, on_stage=None, should_prune=None)
+        return replace(told, checkpoints=None, trackers=(), tracker_folder=None, save_to=None)
 
 
 def spare_cores(threads: int) -> int:

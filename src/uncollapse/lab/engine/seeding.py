@@ -13,7 +13,7 @@ STRIDE = 1_000_003  # between the seeds of two processes
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Whatever Python, NumPy and torch draw within, afterwards they go on as if nothing had been."""
     python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what other libraries draw from
     with torch.random.fork_rng():
@@ -25,20 +25,20 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int, process: int = 0) -> Iterator[None]:
+def use_seed(seed: int, process: int = 0) -> Iterator[None]:
     """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been.
 
     process: each of several has numbers of its own, the first those that it would have alone.
     """
     seed += STRIDE * process
-    with aside():
+    with preserve_random_state():
         random.seed(seed)
         numpy.random.seed(seed % 2**32)  # noqa: NPY002
         torch.manual_seed(seed)
         yield
 
 
-def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+def get_random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All of the random state: tensors, and values for JSON."""
     tensors = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():

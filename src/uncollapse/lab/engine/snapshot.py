@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.lab.engine.checkpoints import Checkpoint
-from uncollapse.lab.engine.seeding import random_state, set_random_state
+from uncollapse.lab.engine.seeding import get_random_state, set_random_state
 
 Tensors = dict[str, Tensor]
 Random = tuple[Tensors, dict[str, Any]]  # a random state, see `random_state`
 
 
 @dataclass
-class Progressed:
+class TrainingState:
     """Where a run is: epochs done, batches done in the next one, steps; and what it has found.
 
     losses: of the steps of the epoch that is not done. best: the best epoch and its figure, `chosen` its weights.
@@ -44,14 +44,14 @@ class Progressed:
         return {name: value for name, value in measured.items() if name not in ("epoch", "loss")}
 
 
-def snapshot(
-    at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
+def take_snapshot(
+    at: TrainingState, model: nn.Module, optimiser: Any, average: Any, scaler: Any
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Groups of tensors and values for JSON; all processes make it together.
 
     The random states are those of all processes: "random" and "start" of the first, "random-1" and so on of the others.
     """
-    states = {"random": random_state(), "start": at.epoch_start or ({}, {})}
+    states = {"random": get_random_state(), "start": at.epoch_start or ({}, {})}
     drawn = {
         _of(name, number): state
         for number, each in enumerate(distributed.gather_objects(states))
@@ -71,7 +71,7 @@ def snapshot(
 
 
 def restore(
-    saved: Checkpoint | None, at: Progressed, model: nn.Module, optimiser: Any, average: Any, scaler: Any
+    saved: Checkpoint | None, at: TrainingState, model: nn.Module, optimiser: Any, average: Any, scaler: Any
 ) -> None:
     """Bring everything to where it was when a checkpoint was written; nothing happens without one.
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from uncollapse import distributed
 from uncollapse.backbones.nonfinite import first_fault
 from uncollapse.errors import NotFiniteError, import_optional
-from uncollapse.lab.engine.devices import accelerated, averaged
-from uncollapse.lab.engine.seeding import aside
-from uncollapse.lab.engine.sharding import Portion
-from uncollapse.lab.engine.snapshot import Progressed
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.devices import build_accelerator, build_weight_average
+from uncollapse.lab.engine.seeding import preserve_random_state
+from uncollapse.lab.engine.sharding import Shard
+from uncollapse.lab.engine.snapshot import TrainingState
+from uncollapse.lab.engine.task import Task, TrainingOptions
 
 
 class Stepper:
@@ -29,13 +29,13 @@ class Stepper:
         device: None lets Accelerate decide.
     """
 
-    def __init__(self, task: Task, settings: Settings, device: str | None) -> None:
+    def __init__(self, task: Task, settings: TrainingOptions, device: str | None) -> None:
         self.task, self.settings = task, settings
-        self.accelerator = accelerated(task.model, device, settings.precision)
+        self.accelerator = build_accelerator(task.model, device, settings.precision)
         self.own_forward = "forward" in vars(task.model)  # Accelerate puts a wrapper there for half precision
-        self.model, self.optimiser = self.accelerator.prepare(task.model, task.optimiser)
+        self.model, self.optimiser = self.accelerator.prepare(task.model, task.optimizer)
         self.rates = [group["lr"] for group in self.optimiser.param_groups]
-        self.average = averaged(task.model, settings.ema)
+        self.average = build_weight_average(task.model, settings.ema)
 
     @property
     def state(self) -> tuple[nn.Module, Any, Any, Any]:
@@ -49,7 +49,7 @@ class Stepper:
             vars(self.task.model).pop("forward", None)  # bound to this very model, also in copies of it
         self.accelerator.free_memory()
 
-    def step(self, portions: list[Portion], at: Progressed) -> float:
+    def step(self, portions: list[Shard], at: TrainingState) -> float:
         """One step of the optimiser on the mean loss of a few batches, which it gives. at: where the run is."""
         utils: Any = import_optional("accelerate.utils", "train")
         for parameters, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
@@ -71,7 +71,7 @@ class Stepper:
             self.average.update_parameters(self.task.model)
         return mean
 
-    def _mean(self, losses: list[float], portions: list[Portion], at: Progressed) -> float:
+    def _mean(self, losses: list[float], portions: list[Shard], at: TrainingState) -> float:
         """The mean loss of a step over all processes. If it is not finite, all stop before weights change."""
         mean = distributed.sum_over_ranks([sum(losses) / len(losses)])[0] / distributed.world_size()
         if not math.isfinite(mean):
@@ -82,11 +82,11 @@ class Stepper:
             )
         return mean
 
-    def _begins(self, portions: list[Portion]) -> str:
+    def _begins(self, portions: list[Shard]) -> str:
         """Where numbers stopped being finite: the first module, looked for in another pass of all processes."""
         utils: Any = import_optional("accelerate.utils", "train")
         batches = (utils.send_to_device(portion.batch, self.accelerator.device) for portion in portions)
-        with aside(), self.accelerator.autocast():
+        with preserve_random_state(), self.accelerator.autocast():
             faults = [first_fault(self.task.model, partial(self.task.loss, self.model, batch)) for batch in batches]
         told = (str(fault) for fault in chain.from_iterable(distributed.gather_objects(faults)) if fault is not None)
         return next(told, "All outputs of the model's parts are finite, so it begins in the loss.")
@@ -95,7 +95,7 @@ class Stepper:
         """The first process's figures of the weights that would be kept now; none of the random numbers is used up."""
         model = self.task.model if self.average is None else self.average.module
         model.eval()
-        with torch.no_grad(), aside(), self.accelerator.autocast():
+        with torch.no_grad(), preserve_random_state(), self.accelerator.autocast():
             found = evaluate(model)
         return distributed.on_rank_zero(lambda: found)
 

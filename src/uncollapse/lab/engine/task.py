@@ -17,19 +17,19 @@ class Task:
     batches: those of an epoch, counted from 1; the same ones whenever it is asked for that epoch. loss: a scalar of the
     model and a batch. evaluate: figures of the model, which is in evaluation mode and without gradients. schedule: the
     factor of the learning rate at a step, counted from 0. unit: what `len` of a batch counts, such as "images", where
-    the speed is to be told in them. shares: how several processes share a batch. "rows": each takes some, and the loss
+    the speed is reported in them. sharding: how several processes share a batch. "rows": each takes some, and the loss
     is a mean over rows. "gathered": the same, but the loss is that of all rows by itself, as losses with gather=True
     are. "none": it cannot be shared, such as a graph.
     """
 
     model: nn.Module
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     batches: Callable[[int], Iterable[Any]]
     loss: Callable[[nn.Module, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     schedule: Callable[[int], float] | None = None
     unit: str | None = None
-    shares: Literal["rows", "gathered", "none"] = "rows"
+    sharding: Literal["rows", "gathered", "none"] = "rows"
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class Shareable(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingOptions:
     """How long and how it is trained.
 
     accumulate: batches for one step. clip: largest length of the gradient. ema: decay of the averaged weights, which

@@ -7,7 +7,7 @@ import torch
 
 
 @contextmanager
-def threads(count: int = 1) -> Iterator[None]:
+def use_threads(count: int = 1) -> Iterator[None]:
     """So many threads within, as many as before afterwards.
 
     Models of a few dozen features gain next to nothing from a second thread, and are many times slower with it when

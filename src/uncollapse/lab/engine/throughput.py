@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 RECENT = 20  # steps that the speed of the moment is taken over
 
 
-class Pace:
+class Throughput:
     """A clock for the steps of a training, from when it begins or goes on.
 
     What comes between a step and the next fetch, such as an evaluation or a checkpoint, counts nowhere.

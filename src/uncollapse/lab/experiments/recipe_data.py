@@ -65,9 +65,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.config.fields import build, checked
+from uncollapse.lab.config.fields import build, parse_values
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 
 Settings = dict[str, Any]
 RowOf = Callable[[Mapping[str, Any]], str]
@@ -78,7 +78,7 @@ OPTIONS = ("choose", "by")  # of a grid, next to the fields
 class RecipeData:
     """The tables, presets, quick settings and grids of a recipe."""
 
-    tables: Mapping[str, Board] = field(default_factory=dict)
+    tables: Mapping[str, PaperTable] = field(default_factory=dict)
     presets: Mapping[str, Settings] = field(default_factory=dict)
     quick: Settings | None = None
     grids: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class _File:
     def value(self, at: str, name: str, value: Any, *, text: bool = False) -> Any:
         """Return a setting in the type of its field. text: it may be written as text, as keys of TOML are."""
         try:
-            read = checked(self.config, {name: value})[name]
+            read = parse_values(self.config, {name: value})[name]
         except UsageError as error:
             raise self.error(at, error) from error
         plain = list(read) if isinstance(read, tuple) else "none" if read is None else read
@@ -256,7 +256,7 @@ def _grid(file: _File, at: str, base: Settings, given: Settings) -> Grid:
         raise file.error(at, error) from error
 
 
-def _tables(file: _File, named: Mapping[str, Settings], row_of: RowOf | None) -> dict[str, Board]:
+def _tables(file: _File, named: Mapping[str, Settings], row_of: RowOf | None) -> dict[str, PaperTable]:
     content = file.section(_Paper, "the file", file.content)
     made = {}
     for name, given in content.tables.items():
@@ -265,27 +265,27 @@ def _tables(file: _File, named: Mapping[str, Settings], row_of: RowOf | None) ->
     return made
 
 
-def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], row_of: RowOf | None) -> Board:
+def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], row_of: RowOf | None) -> PaperTable:
     axes = [part for axis in (table.groups, table.rows, table.columns) for part in axis.split("+")]
     file.check_fields(at, [*axes, *table.chosen, *table.free, *table.open])
-    return Board(
+    return PaperTable(
         table.title,
         where=file.settings(at, table.where),
         groups=table.groups,
         rows=table.rows,
         columns=table.columns,
-        figure=table.metric,
-        chosen=tuple(table.chosen),
+        metric=table.metric,
+        choose=tuple(table.chosen),
         by=table.by,
         published=tuple(_published(file, at, table, row_of)),
         percent=table.percent,
-        against=table.against,
-        usual=_protocol(file, at, table, named),
+        baseline=table.against,
+        protocol=_protocol(file, at, table, named),
         free=tuple(table.free),
         row_of=row_of,
-        whole=table.whole,
+        all_groups=table.whole,
         row_name=table.row_name,
-        row_usual={row: file.settings(at, values) for row, values in table.row_usual.items()},
+        row_protocol={row: file.settings(at, values) for row, values in table.row_usual.items()},
     )
 
 

@@ -3,10 +3,10 @@
 A recipe that trains a model has this shape::
 
     @with_threads
-    def train(config: Config, session: Session) -> tuple[nn.Module, dict[str, Any]]:
-        data = load(config, session)
+    def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
+        data = load(config, runtime)
         ...
-        history = fit(task, settings, session, experiment, vars(config))
+        history = fit(task, settings, runtime, experiment, vars(config))
         return model, training_record(NAME, config, history, LIBRARIES, data=..., figures=...)
 
     RECIPE = Recipe(name=NAME, run=record_of(train), ...)
@@ -18,40 +18,40 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import History
-from uncollapse.lab.engine.threads import threads
-from uncollapse.lab.runs.records import record, short
+from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.runs.records import build_record, round_metrics
 
 Config = TypeVar("Config", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
 
 class Run(Protocol[Config, Result]):
-    """A run of a recipe; without a session it has the defaults of `Session`."""
+    """A run of a recipe; without a runtime it has the defaults of `Runtime`."""
 
-    def __call__(self, config: Config, session: Session | None = None) -> Result:
+    def __call__(self, config: Config, runtime: Runtime | None = None) -> Result:
         """Run it."""
         ...
 
 
-def with_threads(run: Callable[[Config, Session], Result]) -> Run[Config, Result]:
-    """Decorate a run: it takes as many threads as its session says, and needs no session."""
+def with_threads(run: Callable[[Config, Runtime], Result]) -> Run[Config, Result]:
+    """Decorate a run: it takes as many threads as its runtime says, and needs no runtime."""
 
     @wraps(run)
-    def with_session(config: Config, session: Session | None = None) -> Result:
-        session = session or Session()
-        with threads(session.threads):
-            return run(config, session)
+    def with_runtime(config: Config, runtime: Runtime | None = None) -> Result:
+        runtime = runtime or Runtime()
+        with use_threads(runtime.threads):
+            return run(config, runtime)
 
-    return with_session
+    return with_runtime
 
 
 def record_of(train: Run[Config, tuple[nn.Module, dict[str, Any]]]) -> Run[Config, dict[str, Any]]:
     """Return the `run` of a recipe whose `train` returns a trained model and its record."""
 
-    def run(config: Config, session: Session | None = None) -> dict[str, Any]:
-        return train(config, session)[1]
+    def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
+        return train(config, runtime)[1]
 
     return run
 
@@ -77,6 +77,6 @@ def training_record(
         figures: Metrics of the trained model.
         facts: Further entries.
     """
-    epochs = [short(each) for each in history.epochs]
+    epochs = [round_metrics(each) for each in history.epochs]
     found = {"data": data, "figures": figures, "ended": history.ended, "epochs": epochs}
-    return record(recipe, config, history.seconds, libraries, **found | facts)
+    return build_record(recipe, config, history.seconds, libraries, **found | facts)

@@ -10,15 +10,15 @@ from itertools import product
 from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.config.fields import build, settings
-from uncollapse.lab.tables.selection import best
+from uncollapse.lab.config.fields import build, config_fields
+from uncollapse.lab.tables.selection import select_best
 
 SEED = "seed"
 RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """Configurations that compete, and the seeds that the best of them is run with afterwards.
 
     trials: they differ in the chosen fields only; just one where nothing is chosen. seeds: those that follow.
@@ -44,7 +44,7 @@ class Cell:
             )
         rivals = {tuple(getattr(trial, name) for name in self.choose): trial for trial in self.trials}
         runs = {values: {0: record} for values, record in zip(rivals, records, strict=True)}
-        winner = rivals[best(runs, self.by)]
+        winner = rivals[select_best(runs, self.by)]
         return tuple(dataclasses.replace(winner, seed=seed) for seed in self.seeds)
 
 
@@ -76,7 +76,7 @@ class Grid:
                 hint = did_you_mean(name, there)
                 raise UsageError(f"The grid has no {name!r} to choose; it has: {', '.join(there)}.{hint}")
 
-    def cells(self, config: type, fixed: Mapping[str, Any] | None = None) -> list[Cell]:
+    def cells(self, config: type, fixed: Mapping[str, Any] | None = None) -> list[GridCell]:
         """The cells, in the order of the fields. fixed: fields that all configurations share.
 
         >>> @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Grid:
         if both:
             raise UsageError(f"{both[0]} is in the grid and fixed too; leave one of the two out.")
         if not self.choose:
-            return [Cell((build(config, shared | point),)) for point in _combined(self.values)]
+            return [GridCell((build(config, shared | point),)) for point in _combined(self.values)]
         seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in self.values.get(SEED, ())))
         first = {SEED: seeds[0]} if seeds else {}
         rivals = {name: self.values[name] for name in self.choose}
@@ -102,11 +102,11 @@ class Grid:
         found = []
         for point in _combined(others):
             trials = dict.fromkeys(build(config, shared | point | first | rival) for rival in _combined(rivals))
-            found.append(Cell(tuple(trials), tuple(seeds[1:]), self.choose, self.by))
+            found.append(GridCell(tuple(trials), tuple(seeds[1:]), self.choose, self.by))
         return found
 
 
-def parse(text: str, config: type, choose: tuple[str, ...] = (), by: str = "validation") -> Grid:
+def parse_grid(text: str, config: type, choose: tuple[str, ...] = (), by: str = "validation") -> Grid:
     """A grid from text: "data=cora,citeseer layers=2,4 seed=0-4", where 0-4 stands for 0,1,2,3,4.
 
     Args:
@@ -123,7 +123,7 @@ def parse(text: str, config: type, choose: tuple[str, ...] = (), by: str = "vali
             raise UsageError(f"A grid has fields with values, such as 'layers=2,4 seed=0-4', got {part!r}.")
         if name in values:
             raise UsageError(f"The grid names {name} twice; put all its values behind one, parted by commas.")
-        if name not in settings(config):
+        if name not in config_fields(config):
             build(config, {name: words})  # which says what there is
         values[name] = list(dict.fromkeys(_spread(words, _is_integer(config, name))))
     return Grid(values, tuple(name for name in choose if name in values), by)
@@ -152,7 +152,7 @@ def _spread(words: str, integers: bool) -> Iterator[str]:
 
 
 def _is_integer(config: type, name: str) -> bool:
-    kind = settings(config)[name].kind
+    kind = config_fields(config)[name].annotation
     return kind is int or int in typing.get_args(kind)
 
 

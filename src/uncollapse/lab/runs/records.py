@@ -15,7 +15,9 @@ from uncollapse import __version__
 from uncollapse.diagnosis.result import Diagnosis
 
 
-def record(recipe: str, config: Any, seconds: float, libraries: tuple[str, ...], **figures: Any) -> dict[str, Any]:
+def build_record(
+    recipe: str, config: Any, seconds: float, libraries: tuple[str, ...], **figures: Any
+) -> dict[str, Any]:
     """The record of a run, which can be written as JSON.
 
     Args:
@@ -38,10 +40,10 @@ def record(recipe: str, config: Any, seconds: float, libraries: tuple[str, ...],
     }
 
 
-def summary(diagnosis: Diagnosis) -> dict[str, Any]:
+def summarize_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
     """The verdict and the means of all measures by layer: what the record of a run keeps of a diagnosis."""
     layers = [
-        {"name": layer.name, **short({name: found.mean for name, found in layer.measures.items()})}
+        {"name": layer.name, **round_metrics({name: found.mean for name, found in layer.measures.items()})}
         for layer in diagnosis.layers
     ]
     verdict = diagnosis.verdict
@@ -57,6 +59,6 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def short(figures: Mapping[str, float]) -> dict[str, float]:
+def round_metrics(figures: Mapping[str, float]) -> dict[str, float]:
     """Figures with six digits, which is more than anybody reads; counts as they are."""
     return {name: value if isinstance(value, int) else float(f"{value:.6g}") for name, value in figures.items()}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from uncollapse import distributed
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io.files import try_lock
-from uncollapse.lab.config.fields import command, identity
+from uncollapse.lab.config.fields import command_line, identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs import records
 from uncollapse.lab.runs.results import Results, run_name
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:  # recipes may use what runs them
     from uncollapse.lab.recipe import Recipe
 
 
-def folder_of(recipe: "Recipe", config: Any, runs: Path) -> Path:
+def run_folder(recipe: "Recipe", config: Any, runs: Path) -> Path:
     """Where a run keeps its checkpoints and what its trackers write: `runs/<recipe>/<name>--<hash>`."""
     return runs / recipe.name / run_name(recipe, config)
 
 
-def lock_of(recipe: "Recipe", config: Any, results: Results) -> Path:
+def run_lock(recipe: "Recipe", config: Any, results: Results) -> Path:
     """The file that a process holds while it runs this; it lies beside the result."""
     return results.path(recipe, config).with_suffix(".lock")
 
 
-def placed(session: Session, recipe: "Recipe", config: Any, runs: Path) -> Session:
-    """The session with the folder of this run."""
-    folder = folder_of(recipe, config, runs)
-    return dataclasses.replace(session, checkpoints=folder, tracked=folder)
+def with_run_folder(runtime: Runtime, recipe: "Recipe", config: Any, runs: Path) -> Runtime:
+    """The runtime with the folder of this run."""
+    folder = run_folder(recipe, config, runs)
+    return dataclasses.replace(runtime, checkpoints=folder, tracker_folder=folder)
 
 
 def run_one(
-    recipe: "Recipe", config: Any, results: Results, session: Session, again: bool = False
+    recipe: "Recipe", config: Any, results: Results, runtime: Runtime, again: bool = False
 ) -> tuple[dict[str, Any], bool]:
     """The record of a run, and whether it is new.
 
@@ -49,14 +49,14 @@ def run_one(
         recipe: the experiment.
         config: its configuration.
         results: where its result is, or goes.
-        session: with the folder of this run, see `placed`.
+        runtime: with the folder of this run, see `placed`.
         again: run it even if there is a result.
     """
 
     def look() -> dict[str, Any] | None:
-        found = None if again else there(recipe, config, results, session)
+        found = None if again else find_result(recipe, config, results, runtime)
         if found is not None:
-            clear(session.checkpoints, recipe, config)
+            remove_checkpoints(runtime.checkpoints, recipe, config)
         else:
             check_writable(results.path(recipe, config).parent)
         return found
@@ -64,25 +64,25 @@ def run_one(
     found = distributed.on_rank_zero(look, "Looking for the result")
     if found is not None:
         return found, False
-    session = session if distributed.is_rank_zero() else session.silent()
+    runtime = runtime if distributed.is_rank_zero() else runtime.without_output()
     try:
-        record = recipe.run(config, session)
+        record = recipe.run(config, runtime)
     except NotFiniteError as error:  # that it diverges is a result as well: the worst
-        record = records.record(recipe.name, config, 0.0, (), figures={}, ended=str(error))
-    record |= {"command": command(recipe.name, config)}
+        record = records.build_record(recipe.name, config, 0.0, (), figures={}, ended=str(error))
+    record |= {"command": command_line(recipe.name, config)}
 
     def keep() -> dict[str, Any]:
         results.save(recipe, config, record)
-        clear(session.checkpoints, recipe, config)
+        remove_checkpoints(runtime.checkpoints, recipe, config)
         return results.find(recipe, config) or record
 
     return distributed.on_rank_zero(keep, "Keeping the result"), True
 
 
-def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> dict[str, Any] | None:
+def find_result(recipe: "Recipe", config: Any, results: Results, runtime: Runtime) -> dict[str, Any] | None:
     """The result of a run that need not be run again; a UsageError if there is one that is of other data."""
     found = results.find(recipe, config)
-    if found is not None and not recipe.same_data(config, session, found):
+    if found is not None and not recipe.same_data(config, runtime, found):
         raise UsageError(
             f"{results.path(recipe, config)} has a result of the same settings, but of other data than there is now. "
             "Keep this one elsewhere with --results DIR, or replace that one with --again."
@@ -90,21 +90,21 @@ def there(recipe: "Recipe", config: Any, results: Results, session: Session) -> 
     return found
 
 
-def tidy(recipe: "Recipe", config: Any, results: Results, folder: Path | None) -> None:
+def remove_leftovers(recipe: "Recipe", config: Any, results: Results, folder: Path | None) -> None:
     """Remove what a run has left that was killed after its result was written: checkpoints in its folder, its lock."""
-    lock = lock_of(recipe, config, results)
+    lock = run_lock(recipe, config, results)
     if not lock.exists() and (folder is None or not any(folder.glob("*step-*"))):
         return
     with suppress(OSError), try_lock(lock) as ours:  # in a folder that may only be read it stays
         if ours:  # else another process runs it again
-            clear(folder, recipe, config)
+            remove_checkpoints(folder, recipe, config)
 
 
-def step_of(session: Session, recipe: "Recipe", config: Any) -> int | None:
+def checkpoint_step(runtime: Runtime, recipe: "Recipe", config: Any) -> int | None:
     """The step that the run goes on from, as an earlier one was interrupted; None if it begins anew."""
-    if session.checkpoints is None or not session.resume:
+    if runtime.checkpoints is None or not runtime.resume:
         return None
-    return _checkpoints(session.checkpoints, recipe, config).newest()
+    return _checkpoints(runtime.checkpoints, recipe, config).newest()
 
 
 def check_writable(folder: Path, what: str = "Results") -> None:
@@ -117,7 +117,7 @@ def check_writable(folder: Path, what: str = "Results") -> None:
         raise UsageError(f"{what} cannot go to {folder}: it is not writable. Name another folder.")
 
 
-def clear(folder: Path | None, recipe: "Recipe", config: Any) -> None:
+def remove_checkpoints(folder: Path | None, recipe: "Recipe", config: Any) -> None:
     """Remove the checkpoints of a run. Its result counts, also where they cannot be removed."""
     if folder is None or not folder.exists():
         return

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.runs.grids import Cell
+from uncollapse.lab.runs.grids import GridCell
 from uncollapse.lab.runs.results import Results
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
 
 
-class Agenda:
+class RunQueue:
     """The runs of a few cells, each of them once.
 
     records: of those that are done, by identity. open: configurations that nobody has begun. failed: why, by identity.
@@ -22,15 +22,15 @@ class Agenda:
 
     judged: str | None = None
 
-    def __init__(self, recipe: "Recipe", cells: Iterable[Cell], results: Results) -> None:
+    def __init__(self, recipe: "Recipe", cells: Iterable[GridCell], results: Results) -> None:
         self.recipe, self.results = recipe, results
         self.records: dict[str, dict[str, Any]] = {}
         self.open: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
         self._configs: dict[str, Any] = {}
         self._ratios: list[float] = []
-        self._waiting: list[Cell] = []
-        self._contests: list[Cell] = []
+        self._waiting: list[GridCell] = []
+        self._contests: list[GridCell] = []
         for cell in cells:
             for config in cell.trials:
                 self._add(config)
@@ -81,7 +81,7 @@ class Agenda:
         """What is open, cheapest first."""
         return sorted(self.open.values(), key=self.recipe.cost)
 
-    def chosen(self) -> list[tuple[Cell, Any]]:
+    def chosen(self) -> list[tuple[GridCell, Any]]:
         """The cells that had several trials, with the best of these, as far as all are done."""
         found = []
         for cell in self._contests:

@@ -18,8 +18,8 @@ from uncollapse.io.hf_models import Origin, load_classifier, load_tokenizer
 from uncollapse.io.loading import silence_libraries
 from uncollapse.io.tensor_files import load_into
 from uncollapse.lab.data.image.augmentation import SHARE
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import aside
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import preserve_random_state
 from uncollapse.lab.models.text_classifier import parse_place, use_l2_norms
 from uncollapse.lab.models.vision_classifier import build_vit, sizes_of
 from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json, whole
@@ -27,40 +27,40 @@ from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_we
 WHOLE_PICTURE = {"crop_pct": 1.0, "crop_mode": "squash"}  # how models that learned from padded crops are judged
 
 
-def keep_weights(session: Session, model: nn.Module, config: Any) -> None:
-    """Keep the weights of a model beside the settings of its run, if the session says so.
+def save_weights(runtime: Runtime, model: nn.Module, config: Any) -> None:
+    """Keep the weights of a model beside the settings of its run, if the runtime says so.
 
     The folder gets model.safetensors and config.json, which `uncollapse train RECIPE --config` reads.
     """
-    if session.keep is None:
+    if runtime.save_to is None:
         return
-    with whole(session.keep) as folder:
+    with whole(runtime.save_to) as folder:
         _write_weights(folder / WEIGHTS, model.state_dict())
         _write_settings(folder / CONFIG, config)
 
 
-def keep_text(
-    session: Session,
+def save_text_model(
+    runtime: Runtime,
     model: Any,
     words: Any,
     config: Any,
     labels: tuple[str, ...] = (),
 ) -> None:
-    """Keep a model of transformers with its tokenizer and its cure, if the session says so.
+    """Keep a model of transformers with its tokenizer and its cure, if the runtime says so.
 
     The folder is one of `save_pretrained`, with the cure as `uc.save_cure` writes it and the settings of the run in
-    settings.json. `load_text` brings all of it back.
+    settings.json. `load_text_model` brings all of it back.
 
     Args:
-        session: with the folder.
+        runtime: with the folder.
         model: with a head for sentences.
         words: its tokenizer.
         config: of the run.
         labels: names of the classes, which the model's configuration then has; none for scores.
     """
-    if session.keep is None:
+    if runtime.save_to is None:
         return
-    with whole(session.keep) as folder:
+    with whole(runtime.save_to) as folder:
         if labels:
             model.config.id2label = dict(enumerate(labels))
             model.config.label2id = {label: number for number, label in enumerate(labels)}
@@ -73,14 +73,14 @@ def keep_text(
         _write_settings(folder / SETTINGS, config)
     if _has_l2(asdict(config)):
         warnings.warn(
-            f"The L2 norms of the model in {session.keep} are no part of transformers. Load it with "
-            "uncollapse.lab.runs.saved_models.load_text, which puts them back: its LayerNorms give other answers.",
+            f"The L2 norms of the model in {runtime.save_to} are no part of transformers. Load it with "
+            "uncollapse.lab.runs.saved_models.load_text_model, which restores them: LayerNorms give other answers.",
             stacklevel=2,
         )
 
 
-def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
-    """The model that `keep_text` kept, in evaluation mode and with its cure, and its tokenizer."""
+def load_text_model(folder: str | Path) -> tuple[nn.Module, Any]:
+    """The model that `save_text_model` kept, in evaluation mode and with its cure, and its tokenizer."""
     folder = Path(folder)
     settings, facts = _read(folder)
     check_weights(folder)
@@ -89,25 +89,25 @@ def load_text(folder: str | Path) -> tuple[nn.Module, Any]:
     model = load_classifier(origin, len(labels), head_too=True)
     if _has_l2(settings):
         use_l2_norms(model, parse_place(settings["at"]))
-    load_kept_cure(model, folder)
+    load_saved_cure(model, folder)
     return model.eval(), load_tokenizer(origin)
 
 
-def keep_vision(session: Session, vit: Any, config: Any, classes: Sequence[str]) -> None:
-    """Keep a vision transformer of timm and its cure, if the session says so.
+def save_vision_model(runtime: Runtime, vit: Any, config: Any, classes: Sequence[str]) -> None:
+    """Keep a vision transformer of timm and its cure, if the runtime says so.
 
     timm loads the folder by itself: `timm.create_model("local-dir:FOLDER", pretrained=True)`. It has the cure as
-    `uc.save_cure` writes it, and the settings of the run in settings.json. `load_vision` brings all of it back.
+    `uc.save_cure` writes it, and the settings of the run in settings.json. `load_vision_model` brings all of it back.
 
     Args:
-        session: with the folder.
+        runtime: with the folder.
         vit: without what was there for training alone, such as a head of its patches.
         config: of the run.
         classes: their names, in the order of the outputs.
     """
-    if session.keep is None:
+    if runtime.save_to is None:
         return
-    with whole(session.keep) as folder:
+    with whole(runtime.save_to) as folder:
         _write_weights(folder / WEIGHTS, {k: v for k, v in vit.state_dict().items() if not is_of_cure(k)})
         facts = _timm_facts(vit, config, classes)
         (folder / CONFIG).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -116,19 +116,22 @@ def keep_vision(session: Session, vit: Any, config: Any, classes: Sequence[str])
         _write_settings(folder / SETTINGS, config)
     if config.talking_heads:
         warnings.warn(
-            f"The talking heads of the model in {session.keep} are no part of timm, which refuses its weights. Load it "
-            "with uncollapse.lab.runs.saved_models.load_vision, which puts them back.",
+            f"The talking heads of the model in {runtime.save_to} are not part of timm, which refuses its weights. "
+            "Load it with uncollapse.lab.runs.saved_models.load_vision_model, which puts them back.",
             stacklevel=2,
         )
 
 
-def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model that `keep_vision` kept, in evaluation mode and with its cure, and the names of its classes."""
+def load_vision_model(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model that `save_vision_model` kept, in evaluation mode and with its cure, and the names of its classes."""
     folder = Path(folder)
     settings, facts = _read(folder)
     if "architecture" not in facts or "talking_heads" not in settings:
         raise UsageError(f"{folder} holds a kept model of another kind than a vision transformer.")
-    with file_errors(folder, "folder of a kept model"), aside():  # weights are drawn before they are read
+    with (
+        file_errors(folder, "folder of a kept model"),
+        preserve_random_state(),
+    ):  # weights are drawn before they are read
         names = tuple(map(str, facts["label_names"]))
         vit = build_vit(
             facts["architecture"],
@@ -141,11 +144,11 @@ def load_vision(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
         raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
     check_weights(folder)
     load_into(vit, folder / WEIGHTS)
-    load_kept_cure(vit, folder)
+    load_saved_cure(vit, folder)
     return vit.eval(), names
 
 
-def load_kept_cure(model: nn.Module, folder: Path) -> None:
+def load_saved_cure(model: nn.Module, folder: Path) -> None:
     """Put the cure of a kept model into it, with what it had learned; nothing happens without one."""
     if not (folder / DESCRIPTION).is_file():
         return

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from uncollapse.io.files import NotWrittenError, try_lock, write
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.runs.run_one import folder_of, lock_of, placed, tidy
-from uncollapse.lab.runs.run_queue import Agenda
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.runs.run_one import remove_leftovers, run_folder, run_lock, with_run_folder
+from uncollapse.lab.runs.run_queue import RunQueue
 from uncollapse.lab.runs.workers import GRACE, Job, Message, Worker
 
 RETRY = 1.0  # seconds until it is looked up again whether another process is done with a run
 ERROR = "error.txt"
 
-Ended = Literal["done", "time", "interrupted"]
+StopReason = Literal["done", "time", "interrupted"]
 
 
-class Teller(Protocol):
+class SweepListener(Protocol):
     """Who tells a person how a sweep goes."""
 
     def changed(self, sweep: "Sweep") -> None:
@@ -45,16 +45,16 @@ class Sweep:
     running: the configuration that each worker runs. runs: the folder of checkpoints and errors, one folder a run.
     """
 
-    def __init__(self, agenda: Agenda, runs: Path, session: Session, limits: Limits, teller: Teller) -> None:
+    def __init__(self, agenda: RunQueue, runs: Path, runtime: Runtime, limits: Limits, teller: SweepListener) -> None:
         self.agenda, self.limits = agenda, limits
         self.running: dict[Worker, Any] = {}
         self._workers: list[Worker] = []
-        self._runs, self._session, self._teller = runs, session, teller
+        self._runs, self._session, self._teller = runs, runtime, teller
         self._elsewhere: dict[str, tuple[float, Any]] = {}  # other processes run these; look again at that time
         self._told: set[str] = set()
         self._stopping = False
 
-    def run(self) -> Ended:
+    def run(self) -> StopReason:
         """Run what is missing; the answer says why it ended. What is then not done is open or failed in the agenda."""
         end = None if self.limits.seconds is None else time.monotonic() + self.limits.seconds
         self._tidy()
@@ -72,7 +72,7 @@ class Sweep:
 
     def error_file(self, config: Any) -> Path:
         """Where it is said why a run failed."""
-        return folder_of(self.agenda.recipe, config, self._runs) / ERROR
+        return run_folder(self.agenda.recipe, config, self._runs) / ERROR
 
     def seconds_left(self) -> float:
         """How long it still takes, with all processes at work."""
@@ -86,7 +86,7 @@ class Sweep:
         """Remove what earlier sweeps have left that were killed as a run of theirs was done."""
         recipe, results = self.agenda.recipe, self.agenda.results
         for config in map(self.agenda.config, self.agenda.records):
-            tidy(recipe, config, results, folder_of(recipe, config, self._runs))
+            remove_leftovers(recipe, config, results, run_folder(recipe, config, self._runs))
 
     def _hand_out(self) -> None:
         """Give runs to the workers that have none, and start workers while there are more runs."""
@@ -100,8 +100,8 @@ class Sweep:
                 self._workers.append(worker := Worker())
             self.error_file(config).unlink(missing_ok=True)
             self.running[worker] = config
-            session = placed(self._session, self.agenda.recipe, config, self._runs)
-            worker.give(Job(self.agenda.recipe.name, config, self.agenda.results.folder, session, self.agenda.judged))
+            runtime = with_run_folder(self._session, self.agenda.recipe, config, self._runs)
+            worker.give(Job(self.agenda.recipe.name, config, self.agenda.results.folder, runtime, self.agenda.judged))
         self._teller.changed(self)
 
     def _listen(self, timeout: float) -> None:
@@ -167,7 +167,7 @@ class Sweep:
         if worker not in self.running:
             return
         config = self.running.pop(worker)
-        with try_lock(lock_of(self.agenda.recipe, config, self.agenda.results)):
+        with try_lock(run_lock(self.agenda.recipe, config, self.agenda.results)):
             pass  # taken and given back, so that no file is left of a worker that was killed
         if self._stopping:
             self.agenda.put_back(config)

@@ -24,10 +24,10 @@ import torch
 
 import uncollapse
 from uncollapse.io.files import try_lock
-from uncollapse.lab.engine.runtime import Judge, PrunedError, Session
+from uncollapse.lab.engine.runtime import PrunedError, Runtime, ShouldPrune
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_one import clear, lock_of, run_one
+from uncollapse.lab.runs.run_one import remove_checkpoints, run_lock, run_one
 
 HOME = str(Path(uncollapse.__file__).parent)
 GRACE = 20.0  # seconds in which a run that is asked to stop can write a checkpoint
@@ -43,7 +43,7 @@ class Job:
     recipe: str
     config: Any
     results: Path
-    session: Session
+    runtime: Runtime
     judged: str | None = None
 
 
@@ -138,17 +138,17 @@ def _run(job: Job, connection: Connection) -> None:
     recipe = RECIPES[job.recipe]
     results = Results(job.results)
     judge = None if job.judged is None else _judge(connection, job.judged)
-    session = replace(job.session, progress=_reporter(connection), judge=judge)
-    with try_lock(lock_of(recipe, job.config, results)) as ours, warnings.catch_warnings():
+    runtime = replace(job.runtime, progress=_reporter(connection), should_prune=judge)
+    with try_lock(run_lock(recipe, job.config, results)) as ours, warnings.catch_warnings():
         warnings.showwarning = _noter(connection)
         if not ours:
             _tell(connection, Message("busy"))
             return
         try:
-            run_one(recipe, job.config, results, session)
+            run_one(recipe, job.config, results, runtime)
             answer = Message("done")
         except PrunedError:
-            clear(session.checkpoints, recipe, job.config)
+            remove_checkpoints(runtime.checkpoints, recipe, job.config)
             answer = Message("pruned")
         except Exception as error:
             answer = Message("failed", " ".join(str(error).split()) or type(error).__name__, traceback.format_exc())
@@ -178,7 +178,7 @@ def _reporter(connection: Connection) -> Any:
     return report
 
 
-def _judge(connection: Connection, name: str) -> Judge:
+def _judge(connection: Connection, name: str) -> ShouldPrune:
     """Tells a figure after each evaluation, and hears whether to stop."""
 
     began = time.monotonic()

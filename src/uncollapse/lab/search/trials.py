@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.run_queue import Agenda
-from uncollapse.lab.search.variables import Searched
-from uncollapse.lab.tables.selection import figure_of
+from uncollapse.lab.runs.run_queue import RunQueue
+from uncollapse.lab.search.variables import RecipeSearch
+from uncollapse.lab.tables.selection import metric_of
 from uncollapse.tuning.space import active_dimensions, study_params
 from uncollapse.tuning.study import MAX_REPEATS, Study
 from uncollapse.tuning.trial_result import TrialResult, format_value
@@ -20,17 +20,19 @@ FAILED = 3  # trials that may fail before any was done; then the fault is hardly
 
 
 @dataclasses.dataclass(frozen=True)
-class Most:
+class TrialLimits:
     """How much is tried: so many trials, counted from the first, that cost no more than so many whole trainings."""
 
     trials: int
     trainings: float | None = None
 
 
-class Trials(Agenda):
+class Trials(RunQueue):
     """The trials of a study as runs. tried: all of them. used_up: there is nothing new left to try."""
 
-    def __init__(self, recipe: "Recipe", searched: Searched, study: Study, results: Results, most: Most) -> None:
+    def __init__(
+        self, recipe: "Recipe", searched: RecipeSearch, study: Study, results: Results, most: TrialLimits
+    ) -> None:
         super().__init__(recipe, (), results)
         self.searched, self.study, self.most = searched, study, most
         self.judged, self.used_up = searched.search.by_epoch, False
@@ -125,7 +127,7 @@ class Trials(Agenda):
         if record is None:
             return False
         self._check_data(record)
-        key, by, value = self.key(config), self.searched.search.by, figure_of(record, self.searched.search.by)
+        key, by, value = self.key(config), self.searched.search.by, metric_of(record, self.searched.search.by)
         epoch, seconds = self._ended(key)
         if value is not None:
             self.study.finish(

@@ -11,11 +11,11 @@ from uncollapse import __version__
 from uncollapse.errors import UsageError
 from uncollapse.io import files
 from uncollapse.lab.config import fields
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.runs.sweep import Ended, Limits, Sweep, Teller
-from uncollapse.lab.search.trials import Most, Trials
-from uncollapse.lab.search.variables import Searched
+from uncollapse.lab.runs.sweep import Limits, StopReason, Sweep, SweepListener
+from uncollapse.lab.search.trials import TrialLimits, Trials
+from uncollapse.lab.search.variables import RecipeSearch
 from uncollapse.tuning import space
 from uncollapse.tuning.study import PrunerName, Pruning, open_study
 from uncollapse.tuning.trial_result import TrialResult, best_trial
@@ -36,8 +36,8 @@ class Outcome:
     """
 
     recipe: "Recipe"
-    searched: Searched
-    ended: Ended
+    searched: RecipeSearch
+    ended: StopReason
     used_up: bool
     tried: list[TrialResult]
     shares: Mapping[str, float]
@@ -62,7 +62,7 @@ class Outcome:
     @property
     def command(self) -> str | None:
         """The command that repeats the winner."""
-        return None if self.best is None else fields.command(self.recipe.name, self.config)
+        return None if self.best is None else fields.command_line(self.recipe.name, self.config)
 
     @property
     def config(self) -> Any:
@@ -70,7 +70,7 @@ class Outcome:
         won = self.best
         if won is None:
             raise UsageError("No trial is done, so there is no best one.")
-        return config_of(self.searched, won)
+        return trial_config(self.searched, won)
 
     @property
     def trainings(self) -> float:
@@ -113,14 +113,14 @@ class Outcome:
         }
 
 
-def tune(
+def tune_recipe(
     recipe: "Recipe",
-    searched: Searched,
+    searched: RecipeSearch,
     folder: Path,
-    session: Session,
-    teller: Teller,
+    runtime: Runtime,
+    teller: SweepListener,
     *,
-    most: Most,
+    most: TrialLimits,
     limits: Limits,
     pruning: PrunerName = "median",
 ) -> Outcome:
@@ -133,7 +133,7 @@ def tune(
         recipe: the experiment.
         searched: from which configuration, over which space; the seed of the runs is that of the search.
         folder: of the study. One that has a study of something else is refused.
-        session: what runs are told.
+        runtime: what runs are told.
         teller: hears how it goes.
         most: how much is tried, all in all.
         limits: processes, and seconds of this call.
@@ -142,28 +142,28 @@ def tune(
     config, results = searched.config, Results(folder / RESULTS)
     how = Pruning(pruning, getattr(config, "epochs", 0))
     with open_study(
-        folder, facts_of(recipe, searched, pruning), better="higher", seed=config.seed, pruning=how
+        folder, search_facts(recipe, searched, pruning), better="higher", seed=config.seed, pruning=how
     ) as study:
         trials = Trials(recipe, searched, study, results, most)
-        ended = Sweep(trials, folder / RUNS, session, limits, teller).run()
+        ended = Sweep(trials, folder / RUNS, runtime, limits, teller).run()
         failed = {trials.label(trials.config(key)): why for key, why in trials.failed.items()}
         won = best_trial(trials.tried)
         shown = {tried.number: tried for tried in (*trials.tried[:1], *([won] if won else []))}
-        records = {n: results.find(recipe, config_of(searched, tried)) or {} for n, tried in shown.items()}
+        records = {n: results.find(recipe, trial_config(searched, tried)) or {} for n, tried in shown.items()}
         made = Outcome(recipe, searched, ended, trials.used_up, trials.tried, study.importances(), records, failed)
     files.write(folder / OUTCOME, json.dumps(made.facts(), indent=1, ensure_ascii=False) + "\n")
     return made
 
 
-def config_of(searched: Searched, tried: TrialResult) -> Any:
+def trial_config(searched: RecipeSearch, tried: TrialResult) -> Any:
     """The configuration of a trial."""
     if tried.number < 2:
         return searched.config if tried.number else searched.baseline
-    own = fields.checked(type(searched.config), tried.settings)
+    own = fields.parse_values(type(searched.config), tried.settings)
     return dataclasses.replace(searched.config, **own)
 
 
-def facts_of(recipe: "Recipe", searched: Searched, pruning: PrunerName) -> dict[str, Any]:
+def search_facts(recipe: "Recipe", searched: RecipeSearch, pruning: PrunerName) -> dict[str, Any]:
     """What is searched, as JSON has it; a study that has other facts is another one."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(searched.config)))
     return {
@@ -175,6 +175,6 @@ def facts_of(recipe: "Recipe", searched: Searched, pruning: PrunerName) -> dict[
     }
 
 
-def guess(recipe: "Recipe", searched: Searched, trials: int) -> float:
+def estimate_seconds(recipe: "Recipe", searched: RecipeSearch, trials: int) -> float:
     """Roughly the seconds of a search on one core, if none of its trials is stopped."""
     return recipe.cost(searched.baseline) + (trials - 1) * recipe.cost(searched.config)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.field_types import members
-from uncollapse.lab.config.fields import Setting, checked, settings
+from uncollapse.lab.config.field_types import union_members
+from uncollapse.lab.config.fields import ConfigField, config_fields, parse_values
 from uncollapse.tuning.space import Between, Dimension, OneOf, Space, drop_fields
 
 MANY = 10.0  # factor between two ends from which on they are searched by factors
@@ -18,22 +18,22 @@ TO = ".."
 class Search:
     """What may vary, and how trials are compared.
 
-    space: the fields and their values. none: settings without any cure, which the first trial has. by: the figure of a
-    record that chooses; higher is better. by_epoch: the same figure after each epoch, by which a trial may be stopped;
+    space: the fields and their values. baseline: settings without any cure, as in the first trial. by: the metric of a
+    record that chooses; higher is better. by_epoch: the same metric after each epoch, which may stop a trial;
     None if there is none. line: the code that a user copies, from a configuration; None: there is only the command.
-    lacks: what a configuration needs to be tuned, in a sentence; None if it lacks nothing.
+    missing: what a configuration needs to be tuned, in a sentence; None if it lacks nothing.
     """
 
     space: Space
-    none: Mapping[str, Any]
+    baseline: Mapping[str, Any]
     by: str = "validation"
     by_epoch: str | None = "validation"
     line: Callable[[Any], str | None] = lambda config: None
-    lacks: Callable[[Any], str | None] = lambda config: None
+    missing: Callable[[Any], str | None] = lambda config: None
 
 
 @dataclass(frozen=True)
-class Searched:
+class RecipeSearch:
     """A search of one command: from which configuration, over which space."""
 
     search: Search
@@ -41,7 +41,7 @@ class Searched:
     space: tuple[Dimension, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        if lacking := self.search.lacks(self.config):
+        if lacking := self.search.missing(self.config):
             raise UsageError(lacking)
         if not self.space:
             raise UsageError(
@@ -51,44 +51,44 @@ class Searched:
     @property
     def baseline(self) -> Any:
         """The configuration without a cure."""
-        return dataclasses.replace(self.config, **self.search.none)
+        return dataclasses.replace(self.config, **self.search.baseline)
 
 
-def searched(search: Search, config: Any, given: Iterable[str], vary: Iterable[str] = ()) -> Searched:
+def build_search(search: Search, config: Any, given: Iterable[str], vary: Iterable[str] = ()) -> RecipeSearch:
     """The search from a configuration, but for the fields that are given, and with those that `vary` names.
 
     vary: "scale=0.01..2" for numbers between two ends, "norm=pair_norm,contra_norm" for choices. Values that cannot be
     had with this configuration are left out.
     """
-    own = [parsed(text, type(config)) for text in vary]
+    own = [parse_dimension(text, type(config)) for text in vary]
     names = [dimension.field for dimension in own]
     both = sorted({*given} & {*names})
     if both:
         raise UsageError(f"{both[0]} is given and varies too; leave one of the two out.")
     space = (*_replaced(search.space, own, given),)
-    return Searched(search, config, tuple(found for each in space if (found := _fitting(each, config)) is not None))
+    return RecipeSearch(search, config, tuple(found for each in space if (found := _fitting(each, config)) is not None))
 
 
-def parsed(text: str, config: type) -> Dimension:
+def parse_dimension(text: str, config: type) -> Dimension:
     """A dimension from text: "scale=0.01..2" or "norm=pair_norm,contra_norm"."""
     name, equals, words = text.partition("=")
     name = name.strip().replace("-", "_")
     if not (equals and words.strip()):
         raise UsageError(f"--vary takes FIELD=LOW..HIGH or FIELD=A,B,…, such as scale=0.01..2, got {text!r}.")
-    if name not in settings(config) or name == "seed":
+    if name not in config_fields(config) or name == "seed":
         if name == "seed":
             raise UsageError("The seed is no setting to choose: it would be chosen for its luck. Give it with --seed.")
-        checked(config, {name: words})  # which says what there is
-    setting = settings(config)[name]
+        parse_values(config, {name: words})  # which says what there is
+    setting = config_fields(config)[name]
     if TO not in words:
         return OneOf(name, tuple(dict.fromkeys(setting.read(word.strip()) for word in words.split(","))))
-    if float not in members(setting.kind):
+    if float not in union_members(setting.annotation):
         raise UsageError(f"{name} is {setting.allowed}: write its values with commas between, got {words!r}.")
     low, high = (_end(setting, word) for word in words.split(TO, 1))
     return Between(name, low, high, log=low > 0 and high / low >= MANY)
 
 
-def _end(setting: Setting, word: str) -> float:
+def _end(setting: ConfigField, word: str) -> float:
     value = setting.read(word.strip())
     if value is None:
         raise UsageError(f"{setting.name} varies between two numbers, got none.")

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from uncollapse.lab.tables.selection import Record, best, figure_of, fixed, main_settings, setting, usual_settings
+from uncollapse.lab.tables.selection import (
+    Record,
+    common_settings,
+    field_of,
+    freeze,
+    main_settings,
+    metric_of,
+    select_best,
+)
 
 Place = tuple[Any, Any, Any]  # group, row, column
 
@@ -22,7 +30,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Board:
+class PaperTable:
     """A table, or one for each value of the field `groups`.
 
     where: what the config of a result must have to belong. rows, columns: fields; several joined by "+" make rows of
@@ -40,22 +48,22 @@ class Board:
     groups: str
     rows: str
     columns: str
-    figure: str = "test"
-    chosen: tuple[str, ...] = ()
+    metric: str = "test"
+    choose: tuple[str, ...] = ()
     by: str = "validation"
     published: tuple[Published, ...] = ()
     percent: bool = True
-    against: Any = None
-    usual: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Any = None
+    protocol: Mapping[str, Any] = field(default_factory=dict)
     free: tuple[str, ...] = ()
     row_of: Callable[[Mapping[str, Any]], str] | None = None
-    whole: bool = False
+    all_groups: bool = False
     row_name: str = ""
-    row_usual: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
+    row_protocol: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.chosen and self.by == self.figure:
-            raise ValueError(f"The board {self.title!r} shows {self.figure!r}, so it cannot choose by it as well.")
+        if self.choose and self.by == self.metric:
+            raise ValueError(f"The board {self.title!r} shows {self.metric!r}, so it cannot choose by it as well.")
         for number in self.published:
             lacking = [name for name in self.axes if name not in number.cell]
             if lacking:
@@ -68,18 +76,18 @@ class Board:
 
     def place(self, record: Record) -> Place:
         """Where a result stands."""
-        row = setting(record, self.rows) if self.row_of is None else self.row_of(record["config"])
-        return setting(record, self.groups), row, setting(record, self.columns)
+        row = field_of(record, self.rows) if self.row_of is None else self.row_of(record["config"])
+        return field_of(record, self.groups), row, field_of(record, self.columns)
 
     @property
     def named(self) -> frozenset[str]:
         """The fields that say where a result belongs, or that may differ between the results of a cell."""
         axes = (part for axis in self.axes for part in axis.split("+"))
-        return frozenset((*axes, *self.where, *self.chosen, "seed"))
+        return frozenset((*axes, *self.where, *self.choose, "seed"))
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A place in the table: what came there, and what the paper has.
 
     figures: by seed, in the unit of the table. failed: seeds whose run did not stay finite. chosen: the values that
@@ -140,7 +148,7 @@ class Cell:
         return not self.failed and self.difference is not None and round(self.difference, 2) >= 0
 
 
-def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
+def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]:
     """All cells: each row and column of a group that the results or the paper have, group by group and row by row;
     groups that have results first, and in each the row that others are compared with.
 
@@ -150,45 +158,45 @@ def cells(board: Board, records: Iterable[Record]) -> list[Cell]:
     mine = [
         r
         for r in records
-        if all(setting(r, name) == fixed(value) for name, value in board.where.items())
-        and (board.figure in r["figures"] or not r["figures"])  # none at all: it did not stay finite
+        if all(field_of(r, name) == freeze(value) for name, value in board.where.items())
+        and (board.metric in r["figures"] or not r["figures"])  # none at all: it did not stay finite
     ]
     found: dict[Place, list[Record]] = defaultdict(list)
     for r in mine:
         found[board.place(r)].append(r)
-    paper = {tuple(fixed(n.cell[name]) for name in board.axes): n for n in board.published}
+    paper = {tuple(freeze(n.cell[name]) for name in board.axes): n for n in board.published}
     made = []
     with_results = {at[0] for at in found}
-    shown = (at[0] for at in [*paper, *found] if board.whole or not found or at[0] in with_results)
+    shown = (at[0] for at in [*paper, *found] if board.all_groups or not found or at[0] in with_results)
     for group in sorted(_ordered(shown), key=lambda group: group not in with_results):
         here = [at for at in [*paper, *found] if at[0] == group]
-        usual = usual_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
+        usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
         if not board.published or any(at in paper for at in here):
-            usual |= dict(board.usual)
-        single = board.row_usual if any(at in paper for at in here) else {}
+            usual |= dict(board.protocol)
+        single = board.row_protocol if any(at in paper for at in here) else {}
         asked = {row: usual | dict(single.get(row, {})) for row in (at[1] for at in here)}
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
-        rows.sort(key=lambda row: row != board.against)
+        rows.sort(key=lambda row: row != board.baseline)
         places = [(group, row, column) for row in rows for column in columns]
         made += [_cell(board, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
     return made
 
 
 def _cell(
-    board: Board, at: Place, records: Sequence[Record], usual: Mapping[str, Any], published: Published | None
-) -> Cell:
+    board: PaperTable, at: Place, records: Sequence[Record], usual: Mapping[str, Any], published: Published | None
+) -> TableCell:
     if not records:
-        return Cell(*at, published=published)
+        return TableCell(*at, published=published)
     unusual, same = main_settings(records, board.named, usual)
     runs: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     for record in same:
-        runs[tuple(setting(record, name) for name in board.chosen)][record["seed"]] = record
-    taken = best(runs, board.by)
+        runs[tuple(field_of(record, name) for name in board.choose)][record["seed"]] = record
+    taken = select_best(runs, board.by)
     firsts = (of[min(of)] for of in runs.values())
-    open_choice = len(runs) > 1 and all(figure_of(record, board.by) is None for record in firsts)
-    counted = {seed: figure_of(record, board.figure) for seed, record in sorted(runs[taken].items())}
+    open_choice = len(runs) > 1 and all(metric_of(record, board.by) is None for record in firsts)
+    counted = {seed: metric_of(record, board.metric) for seed, record in sorted(runs[taken].items())}
     unit = 100.0 if board.percent else 1.0
-    return Cell(
+    return TableCell(
         *at,
         figures={seed: unit * value for seed, value in counted.items() if value is not None},
         failed=tuple(seed for seed, value in counted.items() if value is None),
@@ -202,11 +210,11 @@ def _cell(
     )
 
 
-def _told(board: Board, taken: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _told(board: PaperTable, taken: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """What was chosen, where there was a choice, or where it is not what the protocol has anyway."""
     several = [len(set(values)) > 1 for values in zip(*tried, strict=True)]
-    told = zip(board.chosen, taken, several, strict=True)
-    return {name: value for name, value, choice in told if choice or value != board.usual.get(name, value)}
+    told = zip(board.choose, taken, several, strict=True)
+    return {name: value for name, value, choice in told if choice or value != board.protocol.get(name, value)}
 
 
 def _ordered(values: Iterable[Any]) -> list[Any]:

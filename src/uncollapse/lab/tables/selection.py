@@ -11,7 +11,7 @@ Record = Mapping[str, Any]
 Values = tuple[Any, ...]
 
 
-def best(runs: Mapping[Values, Mapping[int, Record]], by: str) -> Values:
+def select_best(runs: Mapping[Values, Mapping[int, Record]], by: str) -> Values:
     """The values with the best figure `by`, in results by values and seed; of equals, the smaller ones.
 
     Only one seed is looked at: the lowest that was run with all values or, where there is none, with most of them. A
@@ -19,11 +19,11 @@ def best(runs: Mapping[Values, Mapping[int, Record]], by: str) -> Values:
     """
     seeds = Counter(seed for of in runs.values() for seed in of)
     first = min(seeds, key=lambda seed: (-seeds[seed], seed))
-    scores = {values: figure_of(of[first], by) for values, of in runs.items() if first in of}
+    scores = {values: metric_of(of[first], by) for values, of in runs.items() if first in of}
     return min(scores, key=lambda values: (_worst_last(scores[values]), [_rank(value) for value in values]))
 
 
-def usual_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> dict[str, Any]:
+def common_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> dict[str, Any]:
     """The value of each field, but for some, that most cells have; many runs of one cell count no more than one."""
     counts: dict[str, Counter[Any]] = defaultdict(Counter)
     for records in cells:
@@ -48,31 +48,31 @@ def main_settings(
     return dict(unusual), alike[unusual]
 
 
-def figure_of(record: Record, name: str) -> float | None:
+def metric_of(record: Record, name: str) -> float | None:
     """A figure of a result; None if it is not there or not finite."""
     value = record["figures"].get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def setting(record: Record, name: str) -> Any:
+def field_of(record: Record, name: str) -> Any:
     """A field of the config of a result; of several, joined by "+", those that are not 0 or none, in words."""
     if "+" in name:
-        values = {part: setting(record, part) for part in name.split("+")}
+        values = {part: field_of(record, part) for part in name.split("+")}
         said = [str(v) if isinstance(v, str) else f"{part} {v}" for part, v in values.items() if v and v != "none"]
         return ", ".join(said) or "none"
     if name not in record["config"]:
         there = ", ".join(record["config"])
         raise UsageError(f"The field {name!r} is asked for, but a result of {record['recipe']} has only {there}.")
-    return fixed(record["config"][name])
+    return freeze(record["config"][name])
 
 
-def fixed(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """A value that can be a key: JSON has lists where a config has tuples."""
-    return tuple(map(fixed, value)) if isinstance(value, list) else value
+    return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 
 def _others(record: Record, but: Collection[str]) -> dict[str, Any]:
-    return {name: fixed(value) for name, value in record["config"].items() if name not in but}
+    return {name: freeze(value) for name, value in record["config"].items() if name not in but}
 
 
 def _worst_last(score: float | None) -> float:

@@ -10,8 +10,8 @@ from uncollapse import __version__
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.io.files import write
 from uncollapse.lab.tables import markdown
-from uncollapse.lab.tables.markdown import by_group
-from uncollapse.lab.tables.paper_table import Board, Cell, cells
+from uncollapse.lab.tables.markdown import group_cells
+from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, inline_svg, new_figure, save_figure, series_colour
 from uncollapse.report.markup import Child, Markup, element
@@ -31,14 +31,16 @@ class ResultPlot:
     figure: Any
 
 
-def write_page(board: Board, records: Iterable[Record], path: str | Path, pictures: Iterable[ResultPlot] = ()) -> Path:
+def write_page(
+    board: PaperTable, records: Iterable[Record], path: str | Path, pictures: Iterable[ResultPlot] = ()
+) -> Path:
     """Write the tables of a board, each with its picture, and more pictures, as one self-contained HTML page."""
-    return write(Path(path), render_page(board, cells(board, records), tuple(pictures)))
+    return write(Path(path), render_page(board, build_cells(board, records), tuple(pictures)))
 
 
-def render_page(board: Board, made: Sequence[Cell], pictures: Sequence[ResultPlot] = ()) -> str:
+def render_page(board: PaperTable, made: Sequence[TableCell], pictures: Sequence[ResultPlot] = ()) -> str:
     """The page as text."""
-    groups = markdown.by_group(made)
+    groups = markdown.group_cells(made)
     links = [element("a", str(group), href=f"#group-{i}") for i, group in enumerate(groups)]
     links += [element("a", each.title, href=f"#picture-{i}") for i, each in enumerate(pictures)]
     body: list[Child] = [
@@ -46,12 +48,12 @@ def render_page(board: Board, made: Sequence[Cell], pictures: Sequence[ResultPlo
         element(
             "main",
             element(
-                "div", element("h1", board.title), element("p", markdown.summary(made), class_="meta"), class_="title"
+                "div", element("h1", board.title), element("p", markdown.coverage(made), class_="meta"), class_="title"
             ),
             element("p", markdown.legend(board, made), class_="lead"),
             [_group(board, i, group, rows) for i, (group, rows) in enumerate(groups.items())],
             [_picture(i, each) for i, each in enumerate(pictures)],
-            _notes(markdown.notes(board, made)),
+            _notes(markdown.cell_notes(board, made)),
             id="main",
         ),
         element("footer", element("p", f"Written by uncollapse {__version__}. This page sends and loads nothing.")),
@@ -59,7 +61,7 @@ def render_page(board: Board, made: Sequence[Cell], pictures: Sequence[ResultPlo
     return document(board.title, (), body)
 
 
-def _group(board: Board, number: int, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
+def _group(board: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Markup:
     said = f"The same numbers as lines over {board.columns}, the paper's dashed."
     return element(
         "section",
@@ -82,11 +84,11 @@ def _card(figure: Any, said: str, widest: str) -> Markup:
     return element("div", drawn, class_="card", style="margin-top: 1rem; overflow-x: auto")
 
 
-def _table(board: Board, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
+def _table(board: PaperTable, rows: Mapping[Any, Sequence[TableCell]]) -> Markup:
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     head = element(
         "tr",
-        element("th", markdown.corner(board), scope="col", style=ONE_LINE),
+        element("th", markdown.corner_label(board), scope="col", style=ONE_LINE),
         [element("th", column, scope="col", class_="number") for column in columns],
     )
     body = [
@@ -100,11 +102,11 @@ def _table(board: Board, rows: Mapping[Any, Sequence[Cell]]) -> Markup:
     return element("table", element("thead", head), element("tbody", body))
 
 
-def _cell(board: Board, cell: Cell) -> Markup:
+def _cell(board: PaperTable, cell: TableCell) -> Markup:
     """Ours, below it the paper's, and what was chosen."""
     colour = "--ink" if cell.near else {True: BETTER, False: WORSE, None: "--ink"}[cell.reached]
-    lines = [element("span", markdown.marked(board, cell), style=f"color: var({colour}); font-weight: 600")]
-    paper, chosen = markdown.theirs(board, cell), markdown.choice(cell)
+    lines = [element("span", markdown.format_marked(board, cell), style=f"color: var({colour}); font-weight: 600")]
+    paper, chosen = markdown.format_published(board, cell), markdown.format_choice(cell)
     lines += [element("small", "paper ", paper)] if paper else []
     lines += [element("small", chosen)] if chosen else []
     stacked = [[line, element("br")] for line in lines[:-1]]
@@ -122,16 +124,16 @@ SIZE = (8.4, 4.0)
 ASIDE = 0.03  # of the room of a column: so that the error bars of ours and of the paper's are both seen
 
 
-def plot_group(board: Board, records: Iterable[Record], group: Any, path: str | Path) -> Path:
+def plot_group(board: PaperTable, records: Iterable[Record], group: Any, path: str | Path) -> Path:
     """Draw the table of a group, with error bars of one standard deviation. path: ends in .png, .svg or .pdf."""
-    tables = by_group(cells(board, records))
+    tables = group_cells(build_cells(board, records))
     if group not in tables:
         hint = did_you_mean(group, tables)
         raise UsageError(f"No table is for {board.groups} {group}.{hint} There are: {', '.join(map(str, tables))}.")
     return save_figure(draw_group(board, group, tables[group]), path)
 
 
-def draw_group(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> Any:
+def draw_group(board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Any:
     """The picture of a table as a matplotlib figure."""
     figure, (axes,) = new_figure(f"{board.groups} {group}", SIZE)
     for number, (row, along) in enumerate(rows.items()):
@@ -141,7 +143,7 @@ def draw_group(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> 
     if len(columns) == 1:
         axes.set_xlim(-0.5, 0.5)  # else its tick lies at the edge, far from its points
     axes.set_xlabel(board.columns, color=INK, parse_math=False)
-    axes.set_ylabel(f"{board.figure.replace('_', ' ')}{', %' if board.percent else ''}", color=INK, parse_math=False)
+    axes.set_ylabel(f"{board.metric.replace('_', ' ')}{', %' if board.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     lines, labels = axes.get_legend_handles_labels()
     if labels:
@@ -151,7 +153,7 @@ def draw_group(board: Board, group: Any, rows: Mapping[Any, Sequence[Cell]]) -> 
     return figure
 
 
-def _draw_row(axes: Any, number: int, name: str, along: Sequence[Cell]) -> None:
+def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> None:
     """One row: ours where it was run, the paper's where it has a number."""
     ours = [None if cell.mean is None else (cell.mean, cell.std) for cell in along]
     paper = [None if cell.published is None else (cell.published.mean, cell.published.std) for cell in along]

@@ -16,7 +16,7 @@ from uncollapse.lab.data.image.augmentation import (
     posterize,
     training_transform,
 )
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 
 LOOK = InputSpec(16, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
@@ -31,7 +31,7 @@ def trained(given: Any, seed: int, **changes: Any) -> Tensor:
         "crop": "padded", "least_area": 0.3, "auto_augment": "", "color_jitter": 0.0, "erasing": 0.0
     }  # fmt: skip
     transform = training_transform(LOOK, **(settings | changes))
-    with seeded(seed):
+    with use_seed(seed):
         return transform(given)
 
 

@@ -19,7 +19,7 @@ from uncollapse.io import UsageError
 from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_batches import GRACE, ImageBatch, ImageBatches, epoch_order
 from uncollapse.lab.data.image.image_source import Images
-from uncollapse.lab.engine.seeding import random_state
+from uncollapse.lab.engine.seeding import get_random_state
 
 
 def noisy(picture: Any) -> Tensor:
@@ -75,9 +75,9 @@ def test_a_picture_that_comes_twice_is_augmented_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_others_draw_as_if_nothing_had_been(tmp_path: Path, workers: int) -> None:
-    tensors, values = random_state()
+    tensors, values = get_random_state()
     list(ImageBatches(pictures(tmp_path), range(12), 5, noisy, workers=workers))
-    after, later = random_state()
+    after, later = get_random_state()
     assert values == later
     assert all(torch.equal(tensors[name], after[name]) for name in tensors)
 

@@ -8,7 +8,7 @@ from tests.lab.tiny_text import tiny_model
 from uncollapse.io import UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text import glue
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.glue import recipe as recipe
 
 
@@ -105,7 +105,7 @@ def test_a_run_on_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targ
     root = folder(tmp_path, f"sentence {target}\n{rows}", f"sentence {target}\n{rows}")
     model = tiny_model(tmp_path / "model")
     config = recipe.Config(task=str(root), model=str(model), epochs=1, batch=8, cure="none", holdout=0.2, max_length=16)
-    trained, record = recipe.train(config, Session())
+    trained, record = recipe.train(config, Runtime())
     figures = ("accuracy", "macro_f1") if target == "label" else ("spearman", "pearson")
     assert record["data"]["name"] == root.name
     assert (record["data"]["metric"], record["data"]["train"], record["data"]["dev"]) == (figures[0], 16, 20)

@@ -15,10 +15,10 @@ from uncollapse import backbones
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.data.text import glue
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.bert_depth import recipe as bert_depth
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 
 for library in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(library)
@@ -47,13 +47,13 @@ def config(place: Path, **changes: Any) -> bert_depth.Config:
     return bert_depth.Config(**{**usual, **changes})
 
 
-def session(place: Path, **changes: Any) -> Session:
-    return Session(place, device="cpu", **changes)
+def runtime(place: Path, **changes: Any) -> Runtime:
+    return Runtime(place, device="cpu", **changes)
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_every_layer_after_every_epoch(place: Path, start: str) -> None:
-    record = bert_depth.run(config(place, **STARTS[start]), session(place))
+    record = bert_depth.run(config(place, **STARTS[start]), runtime(place))
     layers = record["layers"]
     assert len(layers["names"]) == STARTS[start]["depth"]
     for measure in ("mean_cosine", "effective_rank", "feature_variance", "token_variance"):
@@ -77,16 +77,16 @@ class GoneError(Exception):
 def test_goes_on_with_the_same_rows(place: Path, tmp_path: Path, start: str, cure: str) -> None:
     """The first epoch's rows come from the checkpoint, the second's from the rest of the run."""
     chosen = config(place, **STARTS[start], cure=cure)
-    whole, expected = bert_depth.train(chosen, session(place))
+    whole, expected = bert_depth.train(chosen, runtime(place))
 
     def vanish(done: int, total: int, figures: Mapping[str, float]) -> None:
         if done == 6:  # of three steps in each epoch
             raise GoneError
 
     with pytest.raises(GoneError):
-        bert_depth.run(chosen, session(place, checkpoints=tmp_path / "run", save_seconds=0.0, progress=vanish))
+        bert_depth.run(chosen, runtime(place, checkpoints=tmp_path / "run", save_seconds=0.0, progress=vanish))
     seen: list[int] = []
-    rest = session(place, checkpoints=tmp_path / "run", progress=lambda done, *_: seen.append(done))
+    rest = runtime(place, checkpoints=tmp_path / "run", progress=lambda done, *_: seen.append(done))
     model, found = bert_depth.train(chosen, rest)
     assert seen == [6]
     for part in ("layers", "epochs", "figures", "diagnosis"):
@@ -142,16 +142,16 @@ def made_up(dev: float, **changes: Any) -> dict[str, Any]:
 
 def test_the_figure_of_the_paper_and_other_tasks_beside_it() -> None:
     board = RECIPES["bert-depth"].tables["depth"]
-    made = cells(board, [made_up(0.8, depth=12, cure="none"), made_up(0.9, depth=12)])
+    made = build_cells(board, [made_up(0.8, depth=12, cure="none"), made_up(0.9, depth=12)])
     cola = {(cell.row, cell.column): cell for cell in made if cell.group == "cola"}
     assert len(cola) == 2 * 6
     assert [cola["none", depth].published.mean for depth in (12, 72)] == [55.28, 0.0]  # type: ignore[union-attr]
     sst2 = {cell.row: cell for cell in made if cell.group == "sst2"}
     assert {row: cell.mean for row, cell in sst2.items()} == pytest.approx({"none": 80.0, "contra_norm": 90.0})
     assert all(cell.unusual == {} for cell in sst2.values())  # the paper's protocol is for the paper's task
-    (alone,) = [cell for cell in cells(board, [made_up(0.5, task="cola", depth=24)]) if cell.run]
+    (alone,) = [cell for cell in build_cells(board, [made_up(0.5, task="cola", depth=24)]) if cell.run]
     assert alone.reached is None  # not as the paper's was trained
     assert {"start", "lr", "examples"} <= alone.unusual.keys()
     protocol = {**RECIPES["glue"].presets["paper-bert"], "start": "extended", "task": "cola", "depth": 48}
-    (judged,) = [cell for cell in cells(board, [made_up(0.59, **protocol)]) if cell.run]
+    (judged,) = [cell for cell in build_cells(board, [made_up(0.59, **protocol)]) if cell.run]
     assert (judged.unusual.keys() <= {"padding", "holdout", "uniform_on"}, judged.reached) == (True, True)

@@ -9,14 +9,14 @@ import torch
 from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.training import Training, hypersphere, reading
 from uncollapse.lab.models.image_encoder import ALEXNET_LAYERS
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 
 pytest.importorskip("accelerate")
 pytest.importorskip("sklearn")
@@ -67,10 +67,10 @@ def test_a_run_that_was_interrupted_ends_the_same(record: dict[str, Any], tmp_pa
         if done == 13:  # within the second epoch
             raise RuntimeError("killed")
 
-    session = Session(checkpoints=tmp_path / "run", save_seconds=0.0, progress=told)
+    runtime = Runtime(checkpoints=tmp_path / "run", save_seconds=0.0, progress=told)
     with pytest.raises(RuntimeError, match="killed"):
-        contrast.run(contrast.Config(**TINY), session)
-    gone_on = contrast.run(contrast.Config(**TINY), dataclasses.replace(session, progress=None))
+        contrast.run(contrast.Config(**TINY), runtime)
+    gone_on = contrast.run(contrast.Config(**TINY), dataclasses.replace(runtime, progress=None))
     assert gone_on["figures"] == record["figures"]
 
 
@@ -86,8 +86,8 @@ def test_alignment_alone_collapses_and_uniformity_alone_does_not() -> None:
 
 def test_pairs_are_the_same_for_every_encoder_and_leave_random_numbers_alone() -> None:
     config = contrast.Config(**TINY)
-    data = contrastive.load(config, Session())
-    training = Training(contrastive.build(config), config, data, Session(), lambda x, y, labels: x.sum())
+    data = contrastive.load(config, Runtime())
+    training = Training(contrastive.build(config), config, data, Runtime(), lambda x, y, labels: x.sum())
     before = torch.get_rng_state()
     x, y = training.pairs(training.encoder, "validation")
     assert torch.equal(torch.get_rng_state(), before)
@@ -100,8 +100,8 @@ def test_pairs_are_the_same_for_every_encoder_and_leave_random_numbers_alone() -
 
 def test_features_come_in_the_order_of_the_pictures() -> None:
     config = contrast.Config(**TINY)
-    data = contrastive.load(config, Session())
-    training = Training(contrastive.build(config), config, data, Session(), lambda x, y, labels: x.sum())
+    data = contrastive.load(config, Runtime())
+    training = Training(contrastive.build(config), config, data, Runtime(), lambda x, y, labels: x.sum())
     rows = training.features(training.encoder, "validation", ("conv3", "fc7", "output"))
     assert torch.equal(rows["labels"], data.parts["validation"].labels)
     assert rows["conv3"].dim() == rows["fc7"].dim() == 2
@@ -116,7 +116,7 @@ def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) 
     found.labels[30:] = -1  # without labels
     monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", found, pictures(6), {}))
     config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
-    data = contrastive.load(config, Session())
+    data = contrastive.load(config, Runtime())
     assert (len(data.learned), len(data.parts["train"]), len(data.parts["validation"])) == (37, 27, 3)
     assert not set(data.learned.numbers.tolist()) & set(data.parts["validation"].numbers.tolist())
     assert set(range(30, 40)) <= set(data.learned.numbers.tolist())
@@ -182,13 +182,13 @@ def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_clas
         place.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((20 + at, 24), 40.0 + at).convert("RGB").save(place / f"{at}.png")
     settings = TINY | {"data": "mine", "batch": 8, "holdout": 0.25}
-    record = contrast.run(contrast.Config(**settings), Session(data_root=tmp_path))
+    record = contrast.run(contrast.Config(**settings), Runtime(data_root=tmp_path))
     assert {"alignment", "uniformity", "information"} <= record["figures"].keys()
     assert not any("linear" in name or "knn" in name for name in record["figures"])
     assert (record["data"]["train"], record["data"]["validation"]) == (18, 6)
-    assert cells(contrast.TABLES["output"], [record]) == cells(contrast.TABLES["output"], [])
+    assert build_cells(contrast.TABLES["output"], [record]) == build_cells(contrast.TABLES["output"], [])
     with pytest.raises(UsageError, match="does not have pictures where they are looked for"):
-        contrastive.load(contrast.Config(**settings), Session(data_root=tmp_path))
+        contrastive.load(contrast.Config(**settings), Runtime(data_root=tmp_path))
 
 
 def test_a_batch_beyond_the_pictures_is_told() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig
@@ -29,7 +29,7 @@ def kept(folder: Path, config: Any) -> Any:
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter += 0.01
-    saved_models.keep_weights(Session(keep=folder), encoder, config)
+    saved_models.save_weights(Runtime(save_to=folder), encoder, config)
     return encoder.eval()
 
 
@@ -49,7 +49,7 @@ def test_a_supervised_circle_has_a_head_too(tmp_path: Path) -> None:
     config = circle.Config(learned="supervised", **SIZES)
     encoder = contrastive.build(config)
     encoder.add_module("head", torch.nn.Linear(2, 7))
-    saved_models.keep_weights(Session(keep=tmp_path / "model"), encoder.eval(), config)
+    saved_models.save_weights(Runtime(save_to=tmp_path / "model"), encoder.eval(), config)
     with torch.no_grad():
         assert torch.equal(load_encoder(tmp_path / "model").encoder(IMAGES), encoder(IMAGES))
 

@@ -11,10 +11,10 @@ import pytest
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.image.depth_maps import render_scenes
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.depth_probe import recipe as depth_probe
 from uncollapse.lab.experiments.depth_probe.recipe import Config
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 
 h5py: Any = pytest.importorskip("h5py")
 pytest.importorskip("accelerate")
@@ -23,8 +23,8 @@ TINY = Config(data="rendered", examples=60, width=0.1, side=32, map_side=8, head
 SAME = ("figures", "epochs", "ended", "data")  # of a record, whatever happened on the way
 
 
-def outcome(config: Config, **session: Any) -> dict[str, Any]:
-    record = depth_probe.run(config, Session(device="cpu", **session))
+def outcome(config: Config, **runtime: Any) -> dict[str, Any]:
+    record = depth_probe.run(config, Runtime(device="cpu", **runtime))
     return {name: record[name] for name in SAME}
 
 
@@ -69,20 +69,20 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path) -> None:
 def test_other_scenes_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     path = mat(tmp_path / "nyu.mat", 4)
     config = replace(TINY, data="nyu.mat", examples=4, holdout=0.5, epochs=1)
-    session = Session(device="cpu", data_root=tmp_path)
-    record = depth_probe.run(config, session)
-    assert depth_probe.RECIPE.same_data(config, session, record)
+    runtime = Runtime(device="cpu", data_root=tmp_path)
+    record = depth_probe.run(config, runtime)
+    assert depth_probe.RECIPE.same_data(config, runtime, record)
     mat(path, 4, nearer=0.5)
-    assert not depth_probe.RECIPE.same_data(config, session, record)
+    assert not depth_probe.RECIPE.same_data(config, runtime, record)
     path.unlink()
-    assert depth_probe.RECIPE.same_data(config, session, record)
+    assert depth_probe.RECIPE.same_data(config, runtime, record)
     with pytest.raises(UsageError, match="There is no"):
-        depth_probe.run(config, session)
+        depth_probe.run(config, runtime)
 
 
 def test_the_papers_numbers_stand_beside_and_are_not_judged() -> None:
     record = {"recipe": "depth-probe", "config": vars(Config()), "seed": 0, "figures": {"mse": 0.1}}
-    found = cells(depth_probe.TABLES["mse"], [record])
+    found = build_cells(depth_probe.TABLES["mse"], [record])
     (ours,) = (cell for cell in found if cell.run)
     assert (ours.row, ours.published, ours.reached) == ("random", None, None)
     assert ours.mean == pytest.approx(0.1)

@@ -9,7 +9,7 @@ import torch
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.image.depth_maps import Scenes
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig
 from uncollapse.lab.experiments.depth_probe import training as depth_probing
@@ -21,15 +21,15 @@ TINY = DepthConfig(data="rendered", examples=10, width=0.03, side=16, map_side=4
 
 def training(config: DepthConfig = TINY) -> DepthTraining:
     begun = depth_probing.start(config)
-    return DepthTraining(begun.encoder, config, depth_probing.load(config, Session(), begun.side))
+    return DepthTraining(begun.encoder, config, depth_probing.load(config, Runtime(), begun.side))
 
 
 def test_the_last_scenes_are_held_back() -> None:
-    parts = depth_probing.load(replace(TINY, holdout=0.3), Session(), 16)
+    parts = depth_probing.load(replace(TINY, holdout=0.3), Runtime(), 16)
     whole = depth_probing.rendered(10, 16, 4)
     assert torch.equal(parts["train"].images, whole.images[:7])
     assert torch.equal(parts["test"].depths, whole.depths[7:])
-    assert len(depth_probing.load(replace(TINY, examples=0), Session(), 16)["test"].images) == 60  # a fifth of 300
+    assert len(depth_probing.load(replace(TINY, examples=0), Runtime(), 16)["test"].images) == 60  # a fifth of 300
 
 
 def test_a_random_encoder_depends_on_the_seed_alone() -> None:
@@ -42,14 +42,14 @@ def test_a_random_encoder_depends_on_the_seed_alone() -> None:
 def test_a_kept_encoder_sees_pictures_of_its_own_size(tmp_path: Path) -> None:
     config = ContrastConfig(width=0.03, side=20, dim=4)
     encoder = contrastive.build(config)
-    saved_models.keep_weights(Session(keep=tmp_path / "model"), encoder, config)
+    saved_models.save_weights(Runtime(save_to=tmp_path / "model"), encoder, config)
     probe = replace(TINY, start=str(tmp_path / "model"), side=0)
     begun = depth_probing.start(probe)
     assert begun.side == 20
     assert torch.equal(begun.encoder.conv1[0].weight, encoder.conv1[0].weight)
-    before = depth_probing.digest(probe, Session())
-    saved_models.keep_weights(Session(keep=tmp_path / "model"), contrastive.build(replace(config, seed=1)), config)
-    assert depth_probing.digest(probe, Session()) != before  # other weights in the same place
+    before = depth_probing.digest(probe, Runtime())
+    saved_models.save_weights(Runtime(save_to=tmp_path / "model"), contrastive.build(replace(config, seed=1)), config)
+    assert depth_probing.digest(probe, Runtime()) != before  # other weights in the same place
     assert replace(probe, width=0.5) == probe
 
 

@@ -9,7 +9,7 @@ import torch
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import build
 from uncollapse.lab.data.graph import datasets
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.experiments.gcn.recipe import Config
 from uncollapse.lab.tables.significance import compare
@@ -91,7 +91,7 @@ def test_every_option_does_something(changes: dict[str, object]) -> None:
 
 
 def test_missing_features_are_those_of_the_nodes_that_are_judged() -> None:
-    graph = gcn_depth.load(replace(TINY, missing=1.0), Session())
+    graph = gcn_depth.load(replace(TINY, missing=1.0), Runtime())
     assert float(graph.x[graph.validation | graph.test].abs().max()) == 0
     assert float(graph.x[graph.train].abs().min(1).values.max()) > 0
 
@@ -138,7 +138,7 @@ def test_settings_that_make_no_sense_are_refused_before_anything_runs(values: di
 
 
 def test_the_random_graph_has_any_size() -> None:
-    graph = gcn_depth.load(replace(TINY, nodes=2000, degree=4.0, homophily=0.9), Session())
+    graph = gcn_depth.load(replace(TINY, nodes=2000, degree=4.0, homophily=0.9), Runtime())
     assert graph.x.shape[0] == 2000
     assert graph.edge_index.shape[1] == pytest.approx(8000, rel=0.05)
     within = graph.y[graph.edge_index[0]] == graph.y[graph.edge_index[1]]

@@ -17,8 +17,8 @@ from uncollapse.cures import ContraNorm
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.data.text import glue
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue import training as sentence_training
 from uncollapse.lab.experiments.glue.config import Data, TextConfig
@@ -35,13 +35,13 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Origin]:
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
-    return Session(write_sst2(tmp_path, SENTENCES), device="cpu")
+    return Runtime(write_sst2(tmp_path, SENTENCES), device="cpu")
 
 
 def made(origin: Origin) -> nn.Module:
-    with seeded(0):
+    with use_seed(0):
         return load_classifier(origin, 2).eval()
 
 
@@ -53,8 +53,8 @@ def cures(model: nn.Module) -> list[ContraNorm]:
 
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("number", range(1, 9))
-def test_every_number_of_the_paper(origins: dict[str, Origin], session: Session, kind: str, number: int) -> None:
-    model, data = made(origins[kind]), sentences.load(BASE, session, origins[kind])
+def test_every_number_of_the_paper(origins: dict[str, Origin], runtime: Runtime, kind: str, number: int) -> None:
+    model, data = made(origins[kind]), sentences.load(BASE, runtime, origins[kind])
     batch = data.parts["dev"].batch(torch.arange(4))
     plain = logits_on_cpu(model, batch)
     sentences.put_cure(model, replace(BASE, at=str(number), scale=0.9))
@@ -75,8 +75,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_every_option_reaches_the_layer(origins: dict[str, Origin], session: Session, kind: str) -> None:
-    data = sentences.load(BASE, session, origins[kind])
+def test_every_option_reaches_the_layer(origins: dict[str, Origin], runtime: Runtime, kind: str) -> None:
+    data = sentences.load(BASE, runtime, origins[kind])
     batch = data.parts["dev"].batch(torch.arange(4))
     found = []
     for options in ({}, *OPTIONS):
@@ -107,36 +107,36 @@ def rows(data: Data, part: str) -> list[tuple[int, ...]]:
     return [tuple(tokens.ids[a:b].tolist()) for a, b in zip(tokens.starts, tokens.starts[1:], strict=False)]
 
 
-def test_what_is_held_out_is_the_same_for_every_seed(origins: dict[str, Origin], session: Session) -> None:
-    held = [sentences.load(replace(BASE, holdout=0.25, seed=seed), session, origins["bert"]) for seed in (0, 1)]
+def test_what_is_held_out_is_the_same_for_every_seed(origins: dict[str, Origin], runtime: Runtime) -> None:
+    held = [sentences.load(replace(BASE, holdout=0.25, seed=seed), runtime, origins["bert"]) for seed in (0, 1)]
     assert {name: len(part) for name, part in held[0].parts.items()} == {"train": 36, "validation": 12, "dev": 16}
     assert rows(held[0], "validation") == rows(held[1], "validation")
     assert not set(rows(held[0], "validation")) & set(rows(held[0], "train"))
     assert held[0].fingerprint() == held[1].fingerprint()
-    every = sentences.load(BASE, session, origins["bert"])
+    every = sentences.load(BASE, runtime, origins["bert"])
     assert sorted(rows(held[0], "train") + rows(held[0], "validation")) == sorted(rows(every, "train"))
     assert every.fingerprint() != held[0].fingerprint()
 
 
-def test_some_of_the_examples(origins: dict[str, Origin], session: Session) -> None:
-    few = sentences.load(replace(BASE, examples=10), session, origins["bert"])
-    more = sentences.load(replace(BASE, examples=20), session, origins["bert"])
+def test_some_of_the_examples(origins: dict[str, Origin], runtime: Runtime) -> None:
+    few = sentences.load(replace(BASE, examples=10), runtime, origins["bert"])
+    more = sentences.load(replace(BASE, examples=20), runtime, origins["bert"])
     assert len(few.parts["train"]) == 10
     assert rows(more, "train")[:10] == rows(few, "train")
     with pytest.raises(UsageError, match=r"sst2 has 48 training examples, got examples 49\."):
-        sentences.load(replace(BASE, examples=49), session, origins["bert"])
+        sentences.load(replace(BASE, examples=49), runtime, origins["bert"])
     with pytest.raises(UsageError, match=r"holdout 0.1 of 4 examples leaves a part empty\."):
-        sentences.load(replace(BASE, examples=4, holdout=0.1), session, origins["bert"])
+        sentences.load(replace(BASE, examples=4, holdout=0.1), runtime, origins["bert"])
 
 
-def test_more_tokens_than_the_model_reads(origins: dict[str, Origin], session: Session) -> None:
-    data = sentences.load(BASE, session, origins["bert"])
+def test_more_tokens_than_the_model_reads(origins: dict[str, Origin], runtime: Runtime) -> None:
+    data = sentences.load(BASE, runtime, origins["bert"])
     with pytest.raises(UsageError, match="max_length must be from 1 to 64 for this model, got 65"):
         sentences.fit_to(data.tokenizer, made(origins["bert"]), replace(BASE, max_length=65))
 
 
-def test_batches_depend_on_seed_and_epoch_alone(origins: dict[str, Origin], session: Session) -> None:
-    data, model = sentences.load(BASE, session, origins["bert"]), made(origins["bert"])
+def test_batches_depend_on_seed_and_epoch_alone(origins: dict[str, Origin], runtime: Runtime) -> None:
+    data, model = sentences.load(BASE, runtime, origins["bert"]), made(origins["bert"])
 
     def drawn(seed: int, epoch: int) -> list[list[int]]:
         return [n.tolist() for n in Training(model, replace(BASE, seed=seed), data).batches(epoch).numbers]
@@ -150,8 +150,8 @@ def test_batches_depend_on_seed_and_epoch_alone(origins: dict[str, Origin], sess
 
 
 @pytest.mark.parametrize("on", ["tokens", "pooled"])
-def test_the_uniformity_loss_is_added_with_its_weight(origins: dict[str, Origin], session: Session, on: str) -> None:
-    model, data = made(origins["bert"]), sentences.load(BASE, session, origins["bert"])
+def test_the_uniformity_loss_is_added_with_its_weight(origins: dict[str, Origin], runtime: Runtime, on: str) -> None:
+    model, data = made(origins["bert"]), sentences.load(BASE, runtime, origins["bert"])
     batch = data.parts["train"].batch(torch.arange(5))
     config = replace(BASE, cure="uniform_loss", uniform_on=on, weight=0.3, temperature=0.5)
     with Training(model, config, data) as task, torch.no_grad():
@@ -178,8 +178,8 @@ def uniformity(model: nn.Module, last: Tensor, mask: Tensor, on: str) -> float:
     return sum(sum(mean) / len(mean) for mean in means) / len(means)
 
 
-def test_logits_come_in_the_order_of_the_examples(origins: dict[str, Origin], session: Session) -> None:
-    model, data = made(origins["bert"]), sentences.load(BASE, session, origins["bert"])
+def test_logits_come_in_the_order_of_the_examples(origins: dict[str, Origin], runtime: Runtime) -> None:
+    model, data = made(origins["bert"]), sentences.load(BASE, runtime, origins["bert"])
     dev = data.parts["dev"]
     alone = torch.cat([logits_on_cpu(model, dev.batch(torch.tensor([n]))) for n in range(len(dev))])
     found = sentence_training.logits_of(model, dev, replace(BASE, batch=3))
@@ -200,9 +200,9 @@ def test_the_main_figure_is_called_as_its_part() -> None:
     assert sentence_training.named("dev", {"f1": 0.5, "accuracy": 0.25}) == {"dev": 0.5, "dev_accuracy": 0.25}
 
 
-def test_batches_as_published_where_padding_counts(session: Session, origins: dict[str, Origin]) -> None:
+def test_batches_as_published_where_padding_counts(runtime: Runtime, origins: dict[str, Origin]) -> None:
     """At random and filled up to a multiple of 8, as the published code has them; else there is little to count."""
-    data, chosen = sentences.load(BASE, session, origins["bert"]), replace(BASE, padding="counted", batch=8)
+    data, chosen = sentences.load(BASE, runtime, origins["bert"]), replace(BASE, padding="counted", batch=8)
     training = Training(made(origins["bert"]), chosen, data)
     first, again, second = ([batch["input_ids"] for batch in training.batches(epoch)] for epoch in (1, 1, 2))
     assert all(ids.shape[1] % 8 == 0 for ids in first)
@@ -212,8 +212,8 @@ def test_batches_as_published_where_padding_counts(session: Session, origins: di
     assert sum(ids.numel() for ids in first) > sum(batch["input_ids"].numel() for batch in bucketed)
 
 
-def test_what_a_dead_model_has(session: Session, origins: dict[str, Origin]) -> None:
-    dev = sentences.load(BASE, session, origins["bert"]).parts["dev"]
+def test_what_a_dead_model_has(runtime: Runtime, origins: dict[str, Origin]) -> None:
+    dev = sentences.load(BASE, runtime, origins["bert"]).parts["dev"]
     uneven = replace(dev, labels=torch.tensor([1, 1, 1, 0] * (len(dev) // 4)))
     assert sentence_training.always(uneven, glue.TASKS["sst2"]) == 0.75
     assert sentence_training.always(uneven, glue.TASKS["cola"]) == 0.0  # Matthews' correlation of a constant
@@ -221,8 +221,8 @@ def test_what_a_dead_model_has(session: Session, origins: dict[str, Origin]) -> 
     assert sentence_training.always(uneven, glue.TASKS["stsb"]) == 0.0
 
 
-def test_one_step_is_refused(session: Session, origins: dict[str, Origin]) -> None:
-    data = sentences.load(BASE, session, origins["bert"])
+def test_one_step_is_refused(runtime: Runtime, origins: dict[str, Origin]) -> None:
+    data = sentences.load(BASE, runtime, origins["bert"])
     few = Training(made(origins["bert"]), replace(BASE, epochs=1, batch=1000), data)
     with pytest.raises(UsageError, match="one step"), few:
         pass

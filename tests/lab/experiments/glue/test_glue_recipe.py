@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from uncollapse.cli.app import app
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.glue.training import Training
@@ -46,8 +46,8 @@ def config(place: Path, **changes: Any) -> glue.Config:
     return glue.Config(**{**usual, "warmup": 0.1, "holdout": 0.0, **changes})
 
 
-def session(place: Path, **changes: Any) -> Session:
-    return Session(place, device="cpu", **changes)
+def runtime(place: Path, **changes: Any) -> Runtime:
+    return Runtime(place, device="cpu", **changes)
 
 
 LEARNS = {"epochs": 8, "batch": 4}
@@ -55,7 +55,7 @@ LEARNS = {"epochs": 8, "batch": 4}
 
 def test_learns_what_sentences_say(place: Path) -> None:
     """48 sentences teach it the words; 16 others, half of them kind, ask for them."""
-    model, record = glue.train(config(place, **LEARNS), session(place))
+    model, record = glue.train(config(place, **LEARNS), runtime(place))
     assert record["figures"]["dev"] >= 0.8
     losses = [epoch["loss"] for epoch in record["epochs"]]
     assert losses[-1] < 0.5 < losses[0]
@@ -77,7 +77,7 @@ def accuracy(model: nn.Module, place: Path) -> float:
 
 def test_a_step_makes_the_loss_of_its_batch_smaller(place: Path) -> None:
     chosen = config(place, lr=1e-3)
-    data = sentences.load(chosen, session(place), Origin(chosen.model))
+    data = sentences.load(chosen, runtime(place), Origin(chosen.model))
     model = glue.build(chosen, Origin(chosen.model), data.task).eval()  # without dropout
     with Training(model, chosen, data) as task:
         (batch, *_) = task.batches(1)
@@ -94,7 +94,7 @@ class GoneError(Exception):
 @pytest.mark.parametrize(("cure", "steps"), [("contra_norm", 4), ("contra_norm", 6), ("uniform_loss", 8)])
 def test_goes_on_where_it_was_interrupted(place: Path, tmp_path: Path, cure: str, steps: int) -> None:
     chosen = config(place, cure=cure, holdout=0.1, seed=3)
-    whole, expected = glue.train(chosen, session(place))
+    whole, expected = glue.train(chosen, runtime(place))
     seen: list[int] = []
 
     def vanish(done: int, total: int, figures: Mapping[str, float]) -> None:
@@ -102,8 +102,8 @@ def test_goes_on_where_it_was_interrupted(place: Path, tmp_path: Path, cure: str
             raise GoneError
 
     with pytest.raises(GoneError):
-        glue.run(chosen, session(place, checkpoints=tmp_path / "run", save_seconds=0.0, progress=vanish))
-    rest = session(place, checkpoints=tmp_path / "run", progress=lambda done, *_: seen.append(done))
+        glue.run(chosen, runtime(place, checkpoints=tmp_path / "run", save_seconds=0.0, progress=vanish))
+    rest = runtime(place, checkpoints=tmp_path / "run", progress=lambda done, *_: seen.append(done))
     model, found = glue.train(chosen, rest)
     assert seen[0] == steps + 1
     for part in ("epochs", "figures", "diagnosis", "data", "ended"):
@@ -130,7 +130,7 @@ CURES: dict[str, dict[str, Any]] = {
 def test_every_cure_by_its_settings(place: Path) -> None:
     ends = []
     for row, settings in CURES.items():
-        model, record = glue.train(config(place, epochs=1, examples=16, batch=8, scale=0.5, **settings), session(place))
+        model, record = glue.train(config(place, epochs=1, examples=16, batch=8, scale=0.5, **settings), runtime(place))
         assert glue.variant(record["config"]) == row.strip()
         assert math.isfinite(record["epochs"][-1]["loss"])
         ends.append(model.get_parameter("bert.encoder.layer.0.attention.self.value.weight"))
@@ -140,14 +140,14 @@ def test_every_cure_by_its_settings(place: Path) -> None:
 
 def test_albert(place: Path) -> None:
     chosen = config(place, model=str(place / "albert"), at="4", identity=False, epochs=1, examples=16)
-    record = glue.run(chosen, session(place))
-    assert record == glue.run(replace(chosen, at="attention.residual"), session(place)) | {
+    record = glue.run(chosen, runtime(place))
+    assert record == glue.run(replace(chosen, at="attention.residual"), runtime(place)) | {
         name: record[name] for name in ("config", "seconds", "date")
     }
 
 
 def test_the_record_of_a_run(place: Path) -> None:
-    record = glue.run(config(place, holdout=0.25, cure="none"), session(place))
+    record = glue.run(config(place, holdout=0.25, cure="none"), runtime(place))
     assert {name: record["data"][name] for name in ("name", "metric", "train", "validation", "dev", "skipped")} == {
         **{"name": "SST-2", "metric": "accuracy", "train": 36, "validation": 12, "dev": 16, "skipped": 0}
     }
@@ -159,7 +159,7 @@ def test_the_record_of_a_run(place: Path) -> None:
 
 
 def test_without_a_share_held_out_nothing_is_said_of_validation(place: Path) -> None:
-    record = glue.run(config(place, epochs=1, batch=16), session(place))
+    record = glue.run(config(place, epochs=1, batch=16), runtime(place))
     assert "validation" not in record["data"]
     assert not any(name.startswith("validation") for name in (*record["figures"], *record["epochs"][0]))
 
@@ -174,7 +174,7 @@ def test_scores_of_pairs(place: Path, tmp_path: Path) -> None:
     rows = [f"{n}\t{texts[n]}\t{texts[n + 2]}\t{score}" for n, score in enumerate((0, 1.25, 2.5, 4, 5))]
     for name in ("train.tsv", "dev.tsv"):
         write(tmp_path / "STS-B", name, "index\tsentence1\tsentence2\tscore", rows)
-    model, record = glue.train(config(place, task="stsb", epochs=12, batch=5), session(tmp_path))
+    model, record = glue.train(config(place, task="stsb", epochs=12, batch=5), runtime(tmp_path))
     figures = record["figures"]
     assert set(figures) == {"epoch", "dev", "dev_pearson", "always"}
     assert all(-1 <= figures[name] <= 1 for name in ("dev", "dev_pearson"))
@@ -190,7 +190,7 @@ def test_both_development_sets_of_mnli(place: Path, tmp_path: Path) -> None:
     parts = {"train": rows, "dev_matched": rows[:6], "dev_mismatched": rows[3:4]}
     for name, part in parts.items():
         write(tmp_path / "MNLI", f"{name}.tsv", "index\tsentence1\tsentence2\tgold_label", part)
-    record = glue.run(config(place, task="mnli", batch=6), session(tmp_path))
+    record = glue.run(config(place, task="mnli", batch=6), runtime(tmp_path))
     assert set(record["figures"]) == {"epoch", "dev", "dev_mismatched", "always"}
     assert record["figures"]["dev_mismatched"] in (0.0, 1.0)  # of its one row
     assert record["data"]["dev_mismatched"] == 1
@@ -198,7 +198,7 @@ def test_both_development_sets_of_mnli(place: Path, tmp_path: Path) -> None:
 
 def test_too_long_for_the_model_before_any_training(place: Path) -> None:
     with pytest.raises(UsageError, match="max_length must be from 1 to 64"):
-        glue.run(config(place, max_length=128), session(place))
+        glue.run(config(place, max_length=128), runtime(place))
 
 
 def test_by_the_command_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

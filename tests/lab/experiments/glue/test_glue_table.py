@@ -9,7 +9,7 @@ import pytest
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables import markdown
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 
 RUN: tuple[dict[str, Any], ...] = (
     {"cure": "none"},
@@ -31,7 +31,7 @@ def made_up(dev: float, seed: int = 0, validation: float = 0.5, **changes: Any) 
 def test_the_table_has_the_rows_of_the_paper() -> None:
     board = RECIPES["glue"].tables["table1"]
     records = [made_up(0.5 + number / 100, **changes) for number, changes in enumerate(RUN)]
-    made = cells(board, records)
+    made = build_cells(board, records)
     bert = [cell for cell in made if cell.group == glue.BERT]
     paper = "none,uniform_loss,contra_norm,contra_norm before residual,contra_norm best place,contra_norm both terms"
     rows = [*paper.split(","), "contra_norm l2", "contra_norm v2"]
@@ -44,7 +44,7 @@ def test_the_table_has_the_rows_of_the_paper() -> None:
     albert = [cell for cell in made if cell.group == glue.ALBERT]  # the whole paper is shown
     assert not any(cell.run for cell in albert)
     assert len(albert) == 3 * 8
-    assert markdown.corner(board) == "cure \\ task"
+    assert markdown.corner_label(board) == "cure \\ task"
 
 
 def test_presets_are_judged_beside_the_paper() -> None:
@@ -52,14 +52,16 @@ def test_presets_are_judged_beside_the_paper() -> None:
     records = [
         made_up(dev, **presets[name]) for name, dev in (("paper-bert", 0.71), ("paper-albert", 0.78), ("paper-v2", 0.7))
     ]
-    found = {(cell.group, cell.row): cell for cell in cells(RECIPES["glue"].tables["table1"], records) if cell.run}
+    found = {
+        (cell.group, cell.row): cell for cell in build_cells(RECIPES["glue"].tables["table1"], records) if cell.run
+    }
     assert {place: cell.reached for place, cell in found.items()} == {
         (glue.BERT, "contra_norm"): True,
         (glue.ALBERT, "contra_norm"): False,
         (glue.BERT, "contra_norm v2"): False,
     }
     shorter = made_up(0.71, **{**presets["paper-bert"], "epochs": 1})
-    (cell,) = (cell for cell in cells(RECIPES["glue"].tables["table1"], [shorter]) if cell.run)
+    (cell,) = (cell for cell in build_cells(RECIPES["glue"].tables["table1"], [shorter]) if cell.run)
     assert cell.reached is None
 
 
@@ -69,14 +71,16 @@ def test_without_anything_held_out_no_scale_is_chosen() -> None:
     records = [made_up(0.9, **{**protocol, "scale": scale}) for scale in (0.005, 0.2)]
     for record in records:
         del record["figures"]["validation"]
-    (cell,) = (cell for cell in cells(board, records) if cell.run)
+    (cell,) = (cell for cell in build_cells(board, records) if cell.run)
     assert (cell.open_choice, cell.reached) == (True, None)
-    assert any("nothing tells which scale or temperature to choose" in note for note in markdown.notes(board, [cell]))
+    assert any(
+        "nothing tells which scale or temperature to choose" in note for note in markdown.cell_notes(board, [cell])
+    )
 
 
 def test_scale_is_chosen_by_validation() -> None:
     records = [made_up(0.9, validation=0.1, scale=0.05), made_up(0.6, validation=0.3, scale=0.2)]
-    (cell,) = [c for c in cells(RECIPES["glue"].tables["table1"], records) if c.run]
+    (cell,) = [c for c in build_cells(RECIPES["glue"].tables["table1"], records) if c.run]
     assert (cell.chosen, cell.mean) == ({"scale": 0.2}, pytest.approx(60.0))
 
 
@@ -96,7 +100,7 @@ def test_names_of_files(tmp_path: Path) -> None:
 def test_another_model_is_not_asked_for_the_papers_rates() -> None:
     board = RECIPES["glue"].tables["table1"]
     runs = [made_up(0.5, model=glue.MINILM, lr=1e-4, **changes) for changes in ({"cure": "none"}, {"axis": "features"})]
-    found = {cell.row: cell for cell in cells(board, runs) if cell.run}
+    found = {cell.row: cell for cell in build_cells(board, runs) if cell.run}
     assert {row: (cell.unusual, cell.chosen) for row, cell in found.items()} == {
         "none": ({}, {}),
         "contra_norm v2": ({}, {}),

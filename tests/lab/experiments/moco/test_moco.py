@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive.saved_encoders import load_encoder
 from uncollapse.lab.experiments.moco import recipe as moco
 from uncollapse.lab.experiments.moco.recipe import Config
 from uncollapse.lab.experiments.moco.training import MomentumConfig
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import run_one
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 
 torchvision_ops.declare()
 pytest.importorskip("timm")
@@ -50,8 +50,8 @@ SAME = ("figures", "epochs", "ended", "diagnosis", "data")  # of a record, whate
 STEPS = 6  # of the training; four of the classifier follow
 
 
-def outcome(config: Config = TINY, **session: Any) -> dict[str, Any]:
-    record = moco.run(config, Session(device="cpu", **session))
+def outcome(config: Config = TINY, **runtime: Any) -> dict[str, Any]:
+    record = moco.run(config, Runtime(device="cpu", **runtime))
     return {name: record[name] for name in SAME}
 
 
@@ -101,7 +101,7 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path, whole: dict[str, Any], at
 
 def test_the_encoder_that_is_kept_is_the_one_that_was_judged(tmp_path: Path) -> None:
     config = replace(TINY, epochs=1, probe_epochs=1, mlp=True, neighbours=False)
-    encoder, record = moco.train(config, Session(device="cpu", keep=tmp_path / "model"))
+    encoder, record = moco.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
     again = load_encoder(tmp_path / "model")
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     encoder.to(memory_format=torch.contiguous_format)  # it was trained in channels-last, which rounds differently
@@ -116,7 +116,7 @@ def test_a_small_resnet_in_half_precision() -> None:
     config = replace(
         TINY, examples=20, encoder="resnet18", batch=10, epochs=1, probe_epochs=1, precision="bf16", neighbours=False
     )
-    record = moco.run(config, Session(device="cpu"))
+    record = moco.run(config, Runtime(device="cpu"))
     assert 0 <= record["figures"]["test"] <= 1
     assert record["epochs"][0]["uniformity"] < 0
 
@@ -124,11 +124,11 @@ def test_a_small_resnet_in_half_precision() -> None:
 def test_a_result_is_found_and_no_checkpoint_is_left(tmp_path: Path) -> None:
     config = replace(TINY, examples=20, epochs=1, probe_epochs=1, neighbours=False)
     recipe = moco.RECIPE
-    session = Session(device="cpu", checkpoints=tmp_path / "run")
-    record, new = run_one(recipe, config, Results(tmp_path), session)
+    runtime = Runtime(device="cpu", checkpoints=tmp_path / "run")
+    record, new = run_one(recipe, config, Results(tmp_path), runtime)
     assert new
     assert record["command"].startswith("uncollapse train moco ")
-    assert not run_one(recipe, config, Results(tmp_path), session)[1]
+    assert not run_one(recipe, config, Results(tmp_path), runtime)[1]
     assert not (tmp_path / "run").exists()  # those of the classifier neither
 
 
@@ -154,10 +154,10 @@ def test_presets_are_the_papers() -> None:
 def test_a_run_of_the_preset_stands_beside_the_papers_number(name: str) -> None:
     config = Config(**moco.PRESETS[f"paper-{name}"])
     record = {"recipe": "moco", "config": asdict(config), "seed": 0, "figures": {"test": 0.7}}
-    (ours,) = (cell for cell in cells(moco.TABLES[name], [record]) if cell.run)
+    (ours,) = (cell for cell in build_cells(moco.TABLES[name], [record]) if cell.run)
     assert ours.published is not None
     assert ours.published.mean in (74.60, 67.69)
     assert ours.judged
     shorter = record | {"config": asdict(replace(config, epochs=10))}
-    (ours,) = (cell for cell in cells(moco.TABLES[name], [shorter]) if cell.run)
+    (ours,) = (cell for cell in build_cells(moco.TABLES[name], [shorter]) if cell.run)
     assert not ours.judged

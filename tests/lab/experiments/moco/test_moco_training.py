@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import build, identity
 from uncollapse.lab.data.image.image_source import ImageSet
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive.config import Data
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, queue_objective
 from uncollapse.lab.experiments.moco import training as momentum
@@ -29,7 +29,7 @@ def unit(*shape: int, seed: int) -> Tensor:
 def training(config: MomentumConfig, count: int = 20) -> MomentumTraining:
     train, validation, test = (pictures(count, seed=seed) for seed in range(3))
     data = Data(ImageSet("made", train, test, {}), train, {"train": train, "validation": validation, "test": test})
-    return MomentumTraining(momentum.following(config), config, data, Session(device="cpu"))
+    return MomentumTraining(momentum.following(config), config, data, Runtime(device="cpu"))
 
 
 @pytest.mark.parametrize("within", [True, False])

@@ -11,8 +11,8 @@ import torch
 from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import NotFiniteError
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.moco import training as momentum
 from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
 from uncollapse.lab.experiments.moco.training import MomentumConfig
@@ -25,8 +25,8 @@ CONFIG = MomentumConfig(
 EXPERIMENT = "0f3a"
 
 
-def probe(config: MomentumConfig = CONFIG, **session: Any) -> OnlineProbe:
-    return OnlineProbe(momentum.build(config), config, pictures(30), Session(device="cpu", **session), EXPERIMENT)
+def probe(config: MomentumConfig = CONFIG, **runtime: Any) -> OnlineProbe:
+    return OnlineProbe(momentum.build(config), config, pictures(30), Runtime(device="cpu", **runtime), EXPERIMENT)
 
 
 def seen(made: OnlineProbe) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +41,7 @@ def seen(made: OnlineProbe) -> tuple[torch.Tensor, torch.Tensor]:
 def test_it_learns_and_the_encoder_stays() -> None:
     made = probe()
     before = {name: tensor.clone() for name, tensor in made.encoder.state_dict().items()}
-    with threads(1):
+    with use_threads(1):
         made.learn()
     assert made.judge(*seen(made))["top1"] > 0.8  # of three classes, by colour
     assert all(torch.equal(before[name], tensor) for name, tensor in made.encoder.state_dict().items())
@@ -75,7 +75,7 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path) -> None:
         if done == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with threads(1):
+    with use_threads(1):
         whole = probe()
         whole.learn()
         with pytest.raises(KeyboardInterrupt, match="in epoch 3 of 6"):
@@ -90,7 +90,7 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path) -> None:
 
 def test_the_settings_count() -> None:
     heads = []
-    with threads(1):
+    with use_threads(1):
         short = replace(CONFIG, probe_epochs=2)
         for config in (short, replace(short, probe_drop=0.5), replace(short, probe_lr=0.1)):
             made = probe(config)

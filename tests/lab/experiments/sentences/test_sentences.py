@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
 
-from uncollapse.lab.config.fields import build, checked
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.config.fields import build, parse_values
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.sentences import recipe as sentences
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 
 for library in ("sklearn", "accelerate"):
     pytest.importorskip(library)
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    return Session(put_tiny(tmp_path))
+def runtime(tmp_path: Path) -> Runtime:
+    return Runtime(put_tiny(tmp_path))
 
 
-def test_it_learns_to_find_neighbours(session: Session) -> None:
-    encoders, record = sentences.train(replace(TINY, epochs=12), session)
-    untrained = sentences.run(replace(TINY, epochs=0), session)
+def test_it_learns_to_find_neighbours(runtime: Runtime) -> None:
+    encoders, record = sentences.train(replace(TINY, epochs=12), runtime)
+    untrained = sentences.run(replace(TINY, epochs=0), runtime)
     assert not encoders.training
     figures, before = record["figures"], untrained["figures"]
     assert figures.keys() == before.keys() == {
@@ -37,43 +37,43 @@ def test_it_learns_to_find_neighbours(session: Session) -> None:
     assert (untrained["epochs"], untrained["ended"]) == ([], "untrained")
 
 
-def test_alignment_alone_collapses_and_the_record_says_so(session: Session) -> None:
-    record = sentences.run(replace(TINY, contrast=0.0, align=1.0, epochs=15), session)
+def test_alignment_alone_collapses_and_the_record_says_so(runtime: Runtime) -> None:
+    record = sentences.run(replace(TINY, contrast=0.0, align=1.0, epochs=15), runtime)
     assert record["figures"]["uniformity"] > -0.1
     assert record["diagnosis"]["after"]["verdict"] == "complete"
     assert [layer["name"] for layer in record["diagnosis"]["before"]["layers"]] == ["words", "block 1", "output"]
 
 
 @pytest.mark.parametrize("change", [{"encoder": "transformer"}, {"two_encoders": True}, {"precision": "bf16"}])
-def test_other_encoders_train_too(session: Session, change: dict[str, Any]) -> None:
-    record = sentences.run(replace(TINY, epochs=1, **change), session)
+def test_other_encoders_train_too(runtime: Runtime, change: dict[str, Any]) -> None:
+    record = sentences.run(replace(TINY, epochs=1, **change), runtime)
     assert record["config"] | change == record["config"]
     assert 0 < record["figures"]["mr"] <= 1
 
 
-def test_the_record_is_json_and_says_how_to_repeat_it(session: Session) -> None:
-    record = sentences.run(replace(TINY, epochs=1), session)
+def test_the_record_is_json_and_says_how_to_repeat_it(runtime: Runtime) -> None:
+    record = sentences.run(replace(TINY, epochs=1), runtime)
     again = json.loads(json.dumps(record))
     assert build(sentences.Config, again["config"]) == replace(TINY, epochs=1)
     assert (record["recipe"], record["seed"]) == ("sentences", 0)
     assert record["data"]["train"] == {"documents": 16, "sentences": 128}
     assert record["data"]["tasks"]["mr"]["always"] == 0.5
-    assert sentences.RECIPE.same_data(TINY, session, record)
-    assert session.data_root is not None
-    path = session.data_root / "rt-polarity.all"
+    assert sentences.RECIPE.same_data(TINY, runtime, record)
+    assert runtime.data_root is not None
+    path = runtime.data_root / "rt-polarity.all"
     path.write_text(path.read_text().replace("any1", "any2"))
-    assert not sentences.RECIPE.same_data(TINY, session, record)
-    assert sentences.RECIPE.same_data(replace(TINY, data="gone"), session, record)
+    assert not sentences.RECIPE.same_data(TINY, runtime, record)
+    assert sentences.RECIPE.same_data(replace(TINY, data="gone"), runtime, record)
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_figures(tmp_path: Path, session: Session) -> None:
-    whole = sentences.run(TINY, session)
+def test_a_run_that_was_stopped_ends_with_the_same_figures(tmp_path: Path, runtime: Runtime) -> None:
+    whole = sentences.run(TINY, runtime)
 
     def stop(done: int, total: int, figures: Any) -> None:
         if done == 8:
             raise KeyboardInterrupt
 
-    kept = replace(session, checkpoints=tmp_path / "checkpoints", save_seconds=0.0)
+    kept = replace(runtime, checkpoints=tmp_path / "checkpoints", save_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         sentences.run(TINY, replace(kept, progress=stop))
     resumed = sentences.run(TINY, kept)
@@ -81,8 +81,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_figures(tmp_path: Path, sessi
     assert resumed["epochs"] == whole["epochs"]
 
 
-def test_a_kept_encoder_has_its_words_beside_it(tmp_path: Path, session: Session) -> None:
-    sentences.run(replace(TINY, epochs=1), replace(session, keep=tmp_path / "kept"))
+def test_a_kept_encoder_has_its_words_beside_it(tmp_path: Path, runtime: Runtime) -> None:
+    sentences.run(replace(TINY, epochs=1), replace(runtime, save_to=tmp_path / "kept"))
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
         "SHA256SUMS",
         "config.json",
@@ -99,7 +99,7 @@ def test_the_paper_stands_beside_the_results() -> None:
         assert board.named <= names
     config = build(sentences.Config, sentences.SMALL | {"temperature": 0.075})
     record = {"recipe": "sentences", "seed": 0, "config": vars(config), "figures": {"mr": 0.7, "validation": 0.1}}
-    found = cells(sentences.TABLES["mr"], [record])
+    found = build_cells(sentences.TABLES["mr"], [record])
     ours = next(cell for cell in found if cell.group == "brown")
     assert (ours.row, ours.figures) == ("C(τ=0.075)", {0: 70.0})
     papers = {cell.row: cell.published.mean for cell in found if cell.published is not None}
@@ -109,7 +109,7 @@ def test_the_paper_stands_beside_the_results() -> None:
 
 def test_presets_and_grids_are_settings_of_the_recipe() -> None:
     for values in (*sentences.PRESETS.values(), sentences.QUICK):
-        assert checked(sentences.Config, values) == dict(values)
+        assert parse_values(sentences.Config, values) == dict(values)
     grids = {
         name: [cell for grid in of for cell in grid.cells(sentences.Config)] for name, of in sentences.GRIDS.items()
     }

@@ -9,14 +9,14 @@ from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.text.vocabulary import UNKNOWN
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.sentences import config as sentence_pairs
 from uncollapse.lab.experiments.sentences.config import PairsConfig, build, load
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    return Session(put_tiny(tmp_path))
+def runtime(tmp_path: Path) -> Runtime:
+    return Runtime(put_tiny(tmp_path))
 
 
 def test_settings_without_an_effect_make_no_other_run() -> None:
@@ -29,24 +29,24 @@ def test_settings_without_an_effect_make_no_other_run() -> None:
     assert PairsConfig(epochs=0, width=64) != PairsConfig(epochs=0)
 
 
-def test_documents_are_held_back_as_a_whole(session: Session) -> None:
-    data = load(TINY, session)
+def test_documents_are_held_back_as_a_whole(runtime: Runtime) -> None:
+    data = load(TINY, runtime)
     assert {name: part.sizes.tolist() for name, part in data.parts.items()} == {
         "train": [8] * 16,
         "validation": [8] * 4,
     }
     assert len(data.parts["train"].rows) == 128
     assert data.parts["train"].least == 16 * 3  # beginning with the second of eight sentences
-    again = load(replace(TINY, seed=1), session)
+    again = load(replace(TINY, seed=1), runtime)
     assert again.fingerprint() == data.fingerprint()
-    assert load(replace(TINY, holdout=0.4), session).fingerprint() != data.fingerprint()
+    assert load(replace(TINY, holdout=0.4), runtime).fingerprint() != data.fingerprint()
 
 
 def test_words_are_those_of_the_training_documents(tmp_path: Path) -> None:
     put_tiny(tmp_path)
     blocks = [f"one only{number}\ntwo only{number}" for number in range(20)]
     (tmp_path / "tiny" / "a.txt").write_text("\n\n".join(blocks), encoding="utf-8")
-    data = load(TINY, Session(tmp_path))
+    data = load(TINY, Runtime(tmp_path))
     assert sum(word.startswith("only") for word in data.vocabulary.words) == 16
     held = data.parts["validation"].rows.ids
     assert int((held == UNKNOWN).sum()) == 8
@@ -58,7 +58,7 @@ def _sentences(part: sentence_pairs.Part) -> list[list[int]]:
 
 def test_sentences_of_a_task_are_not_trained_on() -> None:
     config = replace(TINY, data="pydoc", tasks=("topics",), vocabulary=5000, max_words=400)
-    data = load(config, Session())
+    data = load(config, Runtime())
     numbers = {tuple(row) for part in data.parts.values() for row in map(tuple, _sentences(part)) if len(row) > 8}
     rows = data.tasks["topics"][0]
     asked = {tuple(rows.ids[a:b].tolist()) for a, b in zip(rows.starts[:-1], rows.starts[1:], strict=True)}
@@ -86,4 +86,4 @@ def test_the_seed_gives_the_weights_and_two_encoders_differ() -> None:
 
 def test_a_single_document_cannot_be_held_back(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="tiny has 1 documents of two sentences or more; two are needed"):
-        load(TINY, Session(put_tiny(tmp_path, documents=1)))
+        load(TINY, Runtime(put_tiny(tmp_path, documents=1)))

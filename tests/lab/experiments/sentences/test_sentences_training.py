@@ -10,7 +10,7 @@ from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
 
 from uncollapse import alignment, uniformity
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive.objectives import objective
 from uncollapse.lab.experiments.sentences.config import build, load
 from uncollapse.lab.experiments.sentences.training import Training, neighbours_found, pairs
@@ -18,7 +18,7 @@ from uncollapse.lab.experiments.sentences.training import Training, neighbours_f
 
 @pytest.fixture
 def training(tmp_path: Path) -> Training:
-    data = load(TINY, Session(put_tiny(tmp_path)))
+    data = load(TINY, Runtime(put_tiny(tmp_path)))
     return Training(build(TINY, len(data.vocabulary)), TINY, data)
 
 

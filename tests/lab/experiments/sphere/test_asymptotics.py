@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import build, command, identity
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.config.fields import build, command_line, identity
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.sphere import asymptotics
 from uncollapse.lab.experiments.sphere.asymptotics import ENCODERS, TRAINED, Config
-from uncollapse.lab.tables.paper_table import cells
+from uncollapse.lab.tables.paper_table import build_cells
 from uncollapse.metrics.hypersphere import uniformity_optimum
 
 SPHERE = Config(dim=3, anchors=20, draws=4, largest=1024, fit_from=64)
@@ -30,8 +30,8 @@ def sphere() -> dict[str, Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("run")
-    session = Session(checkpoints=folder / "checkpoints", save_seconds=0.0)
-    found = asymptotics.run(Config(encoder="align+uniform", **DIGITS, **MEASURED), session)
+    runtime = Runtime(checkpoints=folder / "checkpoints", save_seconds=0.0)
+    found = asymptotics.run(Config(encoder="align+uniform", **DIGITS, **MEASURED), runtime)
     return found | {"left": list(folder.rglob("step-*"))}
 
 
@@ -109,7 +109,7 @@ def test_settings_that_do_nothing_make_no_other_run() -> None:
     assert Config(encoder="random", data="cifar10", width=0.1, epochs=3, lr=1.0, batch=9) == random
     assert identity("asymptotics", Config(encoder="random", data="digits")) != identity("asymptotics", random)
     assert Config(largest=70_000, fit_from=600) == Config(largest=65_536, fit_from=1024)  # powers of two are measured
-    assert command("asymptotics", plain) == "uncollapse train asymptotics --dim 8 --seed 1"
+    assert command_line("asymptotics", plain) == "uncollapse train asymptotics --dim 8 --seed 1"
 
 
 def test_too_few_negatives_for_a_slope() -> None:
@@ -120,9 +120,9 @@ def test_too_few_negatives_for_a_slope() -> None:
 
 
 def test_the_sphere_needs_no_data() -> None:
-    assert asymptotics.RECIPE.same_data(SPHERE, Session(data_root=Path("nowhere")), {})
+    assert asymptotics.RECIPE.same_data(SPHERE, Runtime(data_root=Path("nowhere")), {})
     assert asymptotics.RECIPE.same_data(
-        Config(encoder="random", data="nowhere"), Session(data_root=Path("nowhere")), {"data": {"fingerprint": "a"}}
+        Config(encoder="random", data="nowhere"), Runtime(data_root=Path("nowhere")), {"data": {"fingerprint": "a"}}
     )
 
 
@@ -136,7 +136,7 @@ def test_rows_of_the_boards() -> None:
     records = [
         {"config": json.loads(json.dumps(asdict(trial))), "seed": 0, "figures": {"bias_slope": -1.0}} for trial in grid
     ]
-    made = cells(asymptotics.TABLES["bias"], records)
+    made = build_cells(asymptotics.TABLES["bias"], records)
     assert sum(cell.run for cell in made) == 12
     assert not any(cell.unusual or cell.left_out for cell in made)
 

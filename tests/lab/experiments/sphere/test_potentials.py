@@ -145,4 +145,4 @@ def test_grids_boards_and_quick() -> None:
     quick = build(Config, potentials.QUICK)
     assert potentials.cost(quick) < potentials.cost(Config()) / 3
     names = set(potentials.sets(TINY, torch.Generator().manual_seed(0))) | {"optimum"}
-    assert {board.figure for board in potentials.TABLES.values()} <= names
+    assert {board.metric for board in potentials.TABLES.values()} <= names

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io import timm_models
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import distillation
 from uncollapse.lab.experiments.vit.mixing import Mixed
 from uncollapse.lab.experiments.vit.patch_losses import WithPatchHead
@@ -31,7 +31,7 @@ def by_hand(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def kept(folder: Path, classes: tuple[str, ...] = CLASSES, **changes: Any) -> str:
-    saved_models.keep_vision(Session(keep=folder), tiny_vit(seed=5, **changes), tiny_config(), classes)
+    saved_models.save_vision_model(Runtime(save_to=folder), tiny_vit(seed=5, **changes), tiny_config(), classes)
     return str(folder)
 
 

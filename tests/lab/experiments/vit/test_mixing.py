@@ -8,7 +8,7 @@ import torch
 from tests.lab.experiments.vit.tiny_vision import images
 from torch import Tensor
 
-from uncollapse.lab.engine.seeding import random_state, seeded, set_random_state
+from uncollapse.lab.engine.seeding import get_random_state, set_random_state, use_seed
 from uncollapse.lab.experiments.vit import mixing
 
 CLASSES = 4
@@ -42,7 +42,7 @@ def test_smoothed_by_hand() -> None:
 @pytest.mark.parametrize("mixer", [whole(mixup=0.0, cutmix=0.0, smoothing=0.1), whole(chance=0.0, smoothing=0.1)])
 def test_nothing_to_mix_leaves_images_and_draws_nothing(mixer: mixing.Mixer) -> None:
     given = images(5)
-    with seeded(0):
+    with use_seed(0):
         before = random.getstate(), torch.get_rng_state()
         mixed = mixer(given, labels(5))
         assert random.getstate() == before[0]
@@ -56,7 +56,7 @@ def test_nothing_to_mix_leaves_images_and_draws_nothing(mixer: mixing.Mixer) -> 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("make", [whole, by_patch])
 def test_labels_are_probabilities(make: Make, smoothing: float, count: int) -> None:
-    with seeded(0):
+    with use_seed(0):
         mixed = make(smoothing=smoothing)(images(count), labels(count))
     kept = count if count == 1 or make is by_patch else count // 2 * 2  # timm mixes pairs
     assert (len(mixed.images), mixed.labels.shape) == (kept, (kept, CLASSES))
@@ -68,7 +68,7 @@ def test_labels_are_probabilities(make: Make, smoothing: float, count: int) -> N
 
 
 def test_mixup_mixes_pixels_as_it_mixes_labels() -> None:
-    with seeded(1):
+    with use_seed(1):
         mixed = whole(cutmix=0.0)(coloured(4), labels(4))
     expected = mixed.labels @ torch.arange(4.0)  # image i has the colour i and the label i
     torch.testing.assert_close(mixed.images, expected.view(-1, 1, 1, 1).expand_as(mixed.images))
@@ -76,7 +76,7 @@ def test_mixup_mixes_pixels_as_it_mixes_labels() -> None:
 
 
 def test_cutmix_of_timm_counts_pixels() -> None:
-    with seeded(2):
+    with use_seed(2):
         mixed = whole(mixup=0.0)(coloured(4), labels(4))
     shares = torch.stack([(mixed.images[:, 0] == colour).float().mean((1, 2)) for colour in range(4)], -1)
     torch.testing.assert_close(mixed.labels, shares)
@@ -86,7 +86,7 @@ def test_cutmix_of_timm_counts_pixels() -> None:
 @pytest.mark.parametrize("patch", [(8, 8), (4, 6), (16, 24), (2, 3)])
 @pytest.mark.parametrize("seed", range(4))
 def test_patches_are_labelled_by_their_pixels(patch: tuple[int, int], seed: int) -> None:
-    with seeded(seed):
+    with use_seed(seed):
         mixed = by_patch(patch, smoothing=0.2)(coloured(4), labels(4))
     assert mixed.patches is not None
     expected = []
@@ -103,14 +103,14 @@ def test_patches_are_labelled_by_their_pixels(patch: tuple[int, int], seed: int)
 def test_the_chance_and_the_switch() -> None:
     """Of 300 batches so many are mixed, and so many of them by CutMix, as the settings say."""
     given, ends = coloured(2, 16, 16), labels(2)
-    with seeded(0):
+    with use_seed(0):
         mixer = whole(chance=0.5, switch=0.25)
         found = [mixer(given.clone(), ends).images[0, 0] for _ in range(300)]
     cut = sum(bool(((image == 0) | (image == 1)).all() and image.any()) for image in found)
     blended = sum(bool(((image > 0) & (image < 1)).all()) for image in found)
     assert 120 < cut + blended < 180  # a CutMix box may be empty
     assert 15 < cut < 60
-    with seeded(0):
+    with use_seed(0):
         mixer = by_patch(chance=0.3)
         moved = sum(not torch.equal(mixer(given, ends).images, given) for _ in range(300))
     assert 55 < moved < 125
@@ -118,12 +118,12 @@ def test_the_chance_and_the_switch() -> None:
 
 def test_chance_0_and_1_of_patches() -> None:
     given = coloured(4)
-    with seeded(0):
+    with use_seed(0):
         left = by_patch(chance=0.0)(given, labels(4))
     assert torch.equal(left.images, given)
     assert left.patches is not None
     assert torch.equal(left.patches, mixing.smoothed(labels(4), CLASSES, 0.0)[:, None].expand(4, 6, 4))
-    with seeded(0):
+    with use_seed(0):
         mixer = by_patch(chance=1.0)
         moved = [not torch.equal(mixer(given, labels(4)).images, given) for _ in range(20)]
     assert sum(moved) > 15  # a box may be empty
@@ -132,12 +132,12 @@ def test_chance_0_and_1_of_patches() -> None:
 @pytest.mark.parametrize("make", [whole, by_patch])
 def test_a_resumed_run_mixes_the_same(make: Make) -> None:
     mixer = make(chance=0.7)
-    with seeded(0):
+    with use_seed(0):
         for _ in range(3):
             mixer(images(), labels(4))
-        state = random_state()
+        state = get_random_state()
         expected = [mixer(images(), labels(4)) for _ in range(4)]
-    with seeded(9):
+    with use_seed(9):
         set_random_state(*state)
         again = [make(chance=0.7)(images(), labels(4)) for _ in range(4)]
     for one, other in zip(expected, again, strict=True):

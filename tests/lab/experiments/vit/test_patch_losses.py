@@ -11,7 +11,7 @@ from tests.lab.experiments.vit.tiny_vision import CLASSES, KINDS, images, tiny_v
 from torch import Tensor, nn
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.vit.mixing import of_patches
 from uncollapse.lab.experiments.vit.patch_losses import FORMS, PatchLosses, WithPatchHead
 from uncollapse.losses import patch_contrastive_loss, patch_cosine_loss, patch_mixing_loss
@@ -119,7 +119,7 @@ def test_the_patch_head_learns_from_mixing_alone() -> None:
 def test_a_head_only_where_it_is_needed_and_no_part_of_the_transformer() -> None:
     vit = tiny_vit()
     names = set(vit.state_dict())
-    with seeded(0):
+    with use_seed(0):
         model = WithPatchHead(vit, patch_head=True, dropout=0.3)
     head: Any = model.patch_head
     assert head[0].p == 0.3
@@ -211,7 +211,7 @@ def test_bfloat16_is_computed_in_float32(form: str) -> None:
 def test_labels_of_mixed_patches_fit() -> None:
     vit = tiny_vit()
     model = WithPatchHead(vit, patch_head=True, dropout=0.0)
-    with seeded(0):
+    with use_seed(0):
         mixed = of_patches(5, vit.patch_embed.patch_size, cutmix=1.0, chance=1.0, smoothing=0.1)(
             images(), torch.arange(4)
         )

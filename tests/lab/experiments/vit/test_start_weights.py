@@ -13,7 +13,7 @@ from torch import nn
 import uncollapse as uc
 from uncollapse.errors import UsageError
 from uncollapse.io import timm_models
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import VisionConfig
 from uncollapse.lab.runs import saved_models
@@ -28,7 +28,7 @@ def kept(folder: Path, **changes: Any) -> Path:
     for number, parameter in enumerate(vit.parameters()):
         generator = torch.Generator().manual_seed(number)
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    saved_models.keep_vision(Session(keep=folder), vit, config, CLASSES)
+    saved_models.save_vision_model(Runtime(save_to=folder), vit, config, CLASSES)
     return folder
 
 
@@ -64,7 +64,7 @@ def test_a_kept_model_goes_on_with_a_cure(tmp_path: Path) -> None:
     assert [attachment.cure for attachment in uc.attachments(cured)] == ["contra_norm"]
     assert not uc.attachments(plain)
     with torch.no_grad():
-        assert torch.equal(plain(images()), saved_models.load_vision(folder)[0](images()))
+        assert torch.equal(plain(images()), saved_models.load_vision_model(folder)[0](images()))
         assert not torch.equal(plain(images()), cured(images()))
 
 
@@ -82,7 +82,7 @@ def test_a_file_of_weights(tmp_path: Path, suffix: str, prefix: str) -> None:
 
 def test_a_cure_goes_on_with_what_it_learned(tmp_path: Path) -> None:
     folder = kept(tmp_path / "model", **CURED)
-    before, after = saved_models.load_vision(folder)[0], begun(folder, **CURED)
+    before, after = saved_models.load_vision_model(folder)[0], begun(folder, **CURED)
     with torch.no_grad():
         assert torch.equal(before(images()), after(images()))
         assert not torch.equal(after(images()), begun(kept(tmp_path / "plain"), **CURED)(images()))
@@ -142,7 +142,7 @@ def test_a_head_of_another_number_of_classes_begins_anew(tmp_path: Path) -> None
 def test_talking_heads_begin_as_the_model_without_them(tmp_path: Path) -> None:
     folder = kept(tmp_path / "model")
     vit = begun(folder, talking_heads=True)
-    torch.testing.assert_close(vit(images()), saved_models.load_vision(folder)[0](images()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(vit(images()), saved_models.load_vision_model(folder)[0](images()), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

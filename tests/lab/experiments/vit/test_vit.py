@@ -16,7 +16,7 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.image.image_files import ArrayImages
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
 from uncollapse.lab.experiments.vit import training as image_training
@@ -58,18 +58,18 @@ CHILD = """
 import sys
 from pathlib import Path
 from uncollapse.lab.experiments.vit.recipe import Config, run
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 def told(done, total, figures):
     print(done, flush=True)
     if done == 5:
         sys.stdin.read()  # until it is killed
-session = Session(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", workers=2, progress=told)
-run(Config(**{config}), session)
+runtime = Runtime(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", workers=2, progress=told)
+run(Config(**{config}), runtime)
 """
 
 
-def outcome(config: Config, **session: Any) -> dict[str, Any]:
-    record = vit.run(config, Session(device="cpu", **session))
+def outcome(config: Config, **runtime: Any) -> dict[str, Any]:
+    record = vit.run(config, Runtime(device="cpu", **runtime))
     return {name: record[name] for name in SAME} | {"data": record["data"]}
 
 
@@ -106,7 +106,7 @@ def test_it_learns() -> None:
     }
     still: dict[str, Any] = {"drop_path": 0.0, "ema": 0.0, "repeats": 1, "accumulate": 1}
     config = replace(SMALL, examples=200, epochs=10, patch=8, width=48, **gentle, **still)
-    record = vit.run(config, Session(device="cpu"))
+    record = vit.run(config, Runtime(device="cpu"))
     losses = [figures["loss"] for figures in record["epochs"]]
     assert losses[-1] < losses[0] - 0.15
     assert record["figures"]["test"] > 0.2  # chance is 0.1, with a deviation of 0.017 on 300 images
@@ -217,7 +217,7 @@ def test_a_result_of_other_pictures_is_not_taken_for_this_run(tmp_path: Path) ->
             for number in range(3):
                 picture = Image.new("RGB", (16, 16 + shade), (shade, number, 0))
                 picture.save(tmp_path / name / place / f"{number}.png")
-    sessions = [Session(tmp_path / name, device="cpu") for name in ("one", "other", "none")]
+    sessions = [Runtime(tmp_path / name, device="cpu") for name in ("one", "other", "none")]
     record, new = run_one(recipe, few, results, sessions[0])
     assert new
     assert run_one(recipe, few, results, sessions[0]) == (record, False)

@@ -10,7 +10,7 @@ from tests.lab.experiments.vit.tiny_vision import CLASSES, images, tiny_config
 import uncollapse as uc
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields as configs
-from uncollapse.lab.engine.seeding import random_state
+from uncollapse.lab.engine.seeding import get_random_state
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import VisionConfig
 
@@ -85,7 +85,7 @@ def test_settings_that_just_fit() -> None:
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_cure_and_the_losses() -> None:
-    before = random_state()[0]["cpu"]
+    before = get_random_state()[0]["cpu"]
     plain = vision.build(tiny_config(seed=2), len(CLASSES)).vit.state_dict()
     for changes in ({"cure": "contra_norm"}, {"cure": "attn_scale"}, {"mixing_loss": 1.0, "cutmix": 1.0}):
         vit: Any = vision.build(tiny_config(seed=2, **changes), len(CLASSES)).vit
@@ -93,7 +93,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_cure_and_the_losses()
         assert all(torch.equal(own[name], plain[name]) for name in plain)
     other = vision.build(tiny_config(seed=3), len(CLASSES)).vit.state_dict()
     assert not torch.equal(other["pos_embed"], plain["pos_embed"])
-    assert torch.equal(random_state()[0]["cpu"], before)
+    assert torch.equal(get_random_state()[0]["cpu"], before)
 
 
 @pytest.mark.parametrize("identity", ["no", "yes", "scale"])

@@ -9,7 +9,7 @@ from torch import nn
 
 from uncollapse import ContraNorm
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import digits
 
 torchvision_ops.declare()  # before timm
@@ -82,8 +82,8 @@ def test_unknown_norm_is_an_error() -> None:
 @pytest.mark.parametrize("norm", digits.NORMS)
 def test_it_learns(norm: str) -> None:
     steps: list[int] = []
-    session = Session(progress=lambda done, total, figures: steps.append(done))
-    model, record = digits.train(replace(TINY, norm=norm, epochs=8), session)
+    runtime = Runtime(progress=lambda done, total, figures: steps.append(done))
+    model, record = digits.train(replace(TINY, norm=norm, epochs=8), runtime)
     assert steps == list(range(1, 8 * 6 + 1))
     assert not model.training
     assert [e["epoch"] for e in record["epochs"]] == list(range(1, 9))

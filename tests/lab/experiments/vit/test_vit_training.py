@@ -15,8 +15,8 @@ from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.data.image.augmentation import evaluation_transform
 from uncollapse.lab.data.image.image_source import Images, UnreadableError
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import TrainingOptions
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import VisionConfig
 from uncollapse.lab.experiments.vit.patch_losses import WithPatchHead
@@ -58,9 +58,9 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def made(parts: dict[str, Images] | None = None, session: Session | None = None, **changes: Any) -> Training:
+def made(parts: dict[str, Images] | None = None, runtime: Runtime | None = None, **changes: Any) -> Training:
     config = replace(PLAIN, **changes)
-    return Training(vision.build(config, len(CLASSES)), config, parts or PARTS, session or Session(device="cpu"))
+    return Training(vision.build(config, len(CLASSES)), config, parts or PARTS, runtime or Runtime(device="cpu"))
 
 
 def by_hand(training: Training, part: Images) -> float:
@@ -164,7 +164,7 @@ def test_pictures_that_cannot_be_read_are_counted_and_do_not_stop_a_run() -> Non
     torn = {"train": pictures(20, (4, 5)), "validation": pictures(9, (0,)), "test": pictures(15, (1, 2, 3))}
     training = made(torn, drop_path=0.1, **DIVERSE)
     with training as task:
-        history = fit(task, Settings(2), training.session)
+        history = fit(task, TrainingOptions(2), training.runtime)
     training.accuracy(training.model.vit, "test")
     assert training.skipped == {"train": 2 * 2, "validation": 1, "test": 3}  # two in each of two epochs
     assert [set(figures) for figures in history.epochs] == [{"epoch", "loss", "validation"}] * 2
@@ -180,14 +180,14 @@ def test_nothing_readable_is_an_error() -> None:
         pytest.raises(UsageError, match=r"None of the \d+ batches of epoch 1 has anything in it to learn from"),
         training as task,
     ):
-        fit(task, Settings(1), training.session)
+        fit(task, TrainingOptions(1), training.runtime)
 
 
 def test_a_batch_without_a_readable_picture_is_passed_over() -> None:
     broken = {"train": pictures(20, broken=range(19)), "test": pictures(300, broken=range(250))}
     training = made(broken)
     with training as task:
-        history = fit(task, Settings(2), training.session)
+        history = fit(task, TrainingOptions(2), training.runtime)
     assert all(math.isfinite(figures["loss"]) for figures in history.epochs)
     assert 0 <= training.accuracy(training.model.vit, "test") <= 1
     assert training.skipped == {"train": 2 * 19, "test": 250}
@@ -256,7 +256,7 @@ def test_averaged_weights_are_judged_while_the_losses_read_along() -> None:
         seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
     with training as task:
-        history = fit(task, Settings(2, ema=0.75), replace(training.session, progress=keep))
+        history = fit(task, TrainingOptions(2, ema=0.75), replace(training.runtime, progress=keep))
     average = dict(seen[0])
     for state in seen[1:]:
         average = {name: 0.75 * tensor + 0.25 * state[name] for name, tensor in average.items()}
@@ -266,13 +266,13 @@ def test_averaged_weights_are_judged_while_the_losses_read_along() -> None:
     assert history.epochs[-1]["validation"] == pytest.approx(by_hand(training, PARTS["validation"]))
     plain = made(drop_path=0.2, contrast_form="released", **DIVERSE)
     with plain as task:
-        alone = fit(task, Settings(2), plain.session)
+        alone = fit(task, TrainingOptions(2), plain.runtime)
     assert [figures["loss"] for figures in alone.epochs] == [figures["loss"] for figures in history.epochs]
 
 
 def test_what_is_done_is_told() -> None:
     told: list[str] = []
-    training = made(session=Session(device="cpu", stage=told.append))
+    training = made(runtime=Runtime(device="cpu", on_stage=told.append))
     training.evaluate(training.model)
     assert told == []  # steps are told then
     training.diagnosis()

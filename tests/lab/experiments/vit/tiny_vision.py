@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.vit.config import VisionConfig
 from uncollapse.lab.models.vision_classifier import build_vit
 
@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {  # what differs in tokens before the patche
 
 def tiny_vit(name: str = "deit_tiny_patch16_224", seed: int = 0, **changes: Any) -> Any:
     """With weights of a size that lets every step show, and its head too."""
-    with seeded(seed):
+    with use_seed(seed):
         model = build_vit(name, len(CLASSES), **(SIZES | {"init": "xavier"} | changes))
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.data.image.image_source import Images, UnreadableError
-from uncollapse.lab.engine.seeding import aside
-from uncollapse.lab.engine.sharding import slice_of
+from uncollapse.lab.engine.seeding import preserve_random_state
+from uncollapse.lab.engine.sharding import shard_slice
 
 Transform = Callable[[Any], Tensor]
 
@@ -112,7 +112,7 @@ class ImageBatches:
     def __iter__(self) -> Iterator[ImageBatch]:
         starts = range(0, len(self.order), self.size)
         whole = [range(at, min(at + self.size, len(self.order))) for at in starts]
-        places = [batch[slice_of(len(batch), *self.part)] for batch in whole]
+        places = [batch[shard_slice(len(batch), *self.part)] for batch in whole]
         reader = _Reader(self.pictures, self.order, self.transform, self.seed)
         for batch in read_ahead(reader, places[self.first :], self.workers):
             if self.count is not None:
@@ -128,7 +128,7 @@ class _Reader(Dataset[ImageBatch | UsageError]):
 
     def __getitem__(self, places: Sequence[int]) -> ImageBatch | UsageError:
         is_apart = get_worker_info() is not None  # nobody else draws random numbers there, nor may CUDA be asked
-        with nullcontext() if is_apart else aside():
+        with nullcontext() if is_apart else preserve_random_state():
             try:
                 return self._batch(places)
             except UsageError as error:

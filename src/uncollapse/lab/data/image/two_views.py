@@ -21,7 +21,7 @@ from uncollapse.lab.data.image import batch_transforms as changes
 from uncollapse.lab.data.image.augmentation import InputSpec
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, Transform, epoch_order
 from uncollapse.lab.data.image.image_source import Images, UnreadableError
-from uncollapse.lab.engine.sharding import slice_of
+from uncollapse.lab.engine.sharding import shard_slice
 
 HELD = 4 * 2**30  # bytes of pictures that are held in memory
 
@@ -131,7 +131,7 @@ class MemoryBatches:
 
     def __iter__(self) -> Iterator[ImageBatch]:
         for whole in torch.split(torch.tensor(self.order), self.size)[self.first :]:
-            places = whole[slice_of(len(whole), *self.part)]
+            places = whole[shard_slice(len(whole), *self.part)]
             yield ImageBatch(self.held.images[places], self.held.labels[places])
 
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.text.glue import GlueTask
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue.config import TextConfig, data_fingerprint
 from uncollapse.lab.experiments.glue.recipe import BERT, MINILM, PROTOCOL, ROWS, place_name, variant
@@ -26,8 +26,8 @@ from uncollapse.lab.models.text_classifier import build_deepened, build_random
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import short, summary
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.runs.records import round_metrics, summarize_diagnosis
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.registry import CURES
 
 NAME = "bert-depth"
@@ -41,22 +41,22 @@ MEASURES = ("mean_cosine", "effective_rank", "feature_variance", "token_variance
 class Config(TextConfig):
     """A run."""
 
-    start: str = setting(
+    start: str = config_field(
         "scratch",
         "scratch: random weights; stacked: pretrained blocks, repeated; extended: random blocks behind them.",
         choices=("scratch", "stacked", "extended"),
     )
-    depth: int = setting(12, "Blocks.", least=1)
-    width: int = setting(WIDTH, "scratch: width of the residual stream.", least=8)
-    heads: int = setting(HEADS, "scratch: heads of the attention.", least=1)
-    task: str = setting("sst2", "A task of GLUE, or a folder with your own train.tsv and dev.tsv.")
-    model: str = setting(BERT, "Encoder whose architecture and tokenizer it has, and weights but from scratch.")
-    examples: int = setting(10_000, "Training examples, drawn once for all seeds; 0: all.", least=0)
-    max_length: int = setting(64, "Tokens of an example.", least=8)
-    lr: float = setting(5e-4, "Largest learning rate of AdamW; it falls in a line.", least=0)
-    warmup: float = setting(0.1, "Share of the steps in which the learning rate rises.", least=0, most=0.9)
-    weight_decay: float = setting(0.01, "Weight decay of AdamW, not of norms and biases.", least=0)
-    clip: float = setting(1.0, "Largest length of the gradient; 0: any.", least=0)
+    depth: int = config_field(12, "Blocks.", minimum=1)
+    width: int = config_field(WIDTH, "scratch: width of the residual stream.", minimum=8)
+    heads: int = config_field(HEADS, "scratch: heads of the attention.", minimum=1)
+    task: str = config_field("sst2", "A task of GLUE, or a folder with your own train.tsv and dev.tsv.")
+    model: str = config_field(BERT, "Encoder whose architecture and tokenizer it has, and weights but from scratch.")
+    examples: int = config_field(10_000, "Training examples, drawn once for all seeds; 0: all.", minimum=0)
+    max_length: int = config_field(64, "Tokens of an example.", minimum=8)
+    lr: float = config_field(5e-4, "Largest learning rate of AdamW; it falls in a line.", minimum=0)
+    warmup: float = config_field(0.1, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.9)
+    weight_decay: float = config_field(0.01, "Weight decay of AdamW, not of norms and biases.", minimum=0)
+    clip: float = config_field(1.0, "Largest length of the gradient; 0: any.", minimum=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +69,7 @@ class Config(TextConfig):
 def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     """The model at its start, with the outputs that its task needs."""
     labels = task.outputs
-    with seeded(config.seed):
+    with use_seed(config.seed):
         if config.start == "scratch":
             model = build_random(origin, labels, depth=config.depth, width=config.width, heads=config.heads)
         else:
@@ -78,19 +78,21 @@ def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     return model
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train an encoder, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained model in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        model, data = sentences.prepared(config, session, build)
-        history, made = trained(NAME, _Watched(model, config, data), session)
-        made["layers"] = _layers(made["diagnosis"]["before"]["layers"], [short(each) for each in history.epochs])
-        saved_models.keep_text(session, model, data.tokenizer, config, data.task.labels)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        model, data = sentences.prepared(config, runtime, build)
+        history, made = trained(NAME, _Watched(model, config, data), runtime)
+        made["layers"] = _layers(
+            made["diagnosis"]["before"]["layers"], [round_metrics(each) for each in history.epochs]
+        )
+        saved_models.save_text_model(runtime, model, data.tokenizer, config, data.task.labels)
         return model, made
 
 
@@ -101,7 +103,7 @@ class _Watched(Training):
         task = super().__enter__()
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            layers = summary(diagnosis(model, self.data.parts[self.data.task.dev[0]]))["layers"]
+            layers = summarize_diagnosis(diagnosis(model, self.data.parts[self.data.task.dev[0]]))["layers"]
             return self.evaluate(model) | {f"{m} {at['name']}": at[m] for m in MEASURES for at in layers if m in at}
 
         return replace(task, evaluate=evaluate)
@@ -141,32 +143,32 @@ PUBLISHED_AS = {  # the published code asks transformers for more blocks than th
     "start": "extended",
 }
 SEARCH = sentences.SEARCH
-TABLES: Mapping[str, Board] = {
-    "depth": Board(
+TABLES: Mapping[str, PaperTable] = {
+    "depth": PaperTable(
         "Encoders of growing depth on GLUE's development sets",
         where={},
         groups="task",
         rows=ROWS,
         columns="depth",
-        figure="dev",
+        metric="dev",
         row_of=variant,
-        chosen=("scale",),
+        choose=("scale",),
         published=PUBLISHED,
-        against="none",
-        usual={name: value for name, value in (asdict(Config()) | PUBLISHED_AS).items() if name != "scale"},
+        baseline="none",
+        protocol={name: value for name, value in (asdict(Config()) | PUBLISHED_AS).items() if name != "scale"},
         free=("identity", "padding", "holdout", "uniform_on"),
-        whole=True,
+        all_groups=True,
     ),
-    "rates": Board(
+    "rates": PaperTable(
         "The same with other learning rates",
         where={"task": "sst2"},
         groups="depth",
         rows=ROWS,
         columns="lr",
-        figure="dev",
+        metric="dev",
         row_of=variant,
-        chosen=("scale",),
-        against="none",
+        choose=("scale",),
+        baseline="none",
     ),
 }
 SMALL: dict[str, tuple[Any, ...]] = {"model": (MINILM,), "epochs": (3,)}

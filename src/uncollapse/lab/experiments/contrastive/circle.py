@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.lab.config.fields import identity, setting
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.config.fields import config_field, identity
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import History
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive import recipe as contrast
@@ -27,8 +27,8 @@ from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record, short, summary
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 from uncollapse.pairwise import all_ranks
@@ -44,21 +44,21 @@ DIGITS = 4  # of an angle
 class Config(EncoderConfig):
     """A run. Settings that an encoder does not need get their defaults: they make no other run."""
 
-    learned: str = setting(
+    learned: str = config_field(
         "contrastive",
         "How the encoder learns: not at all, from labels, or from pairs of views.",
         choices=LEARNED,
         group=TRAINING,
     )
-    temperature: float = setting(0.5, "contrastive: of InfoNCE.", least=1e-3, group=TRAINING)
-    data: str = setting(
+    temperature: float = config_field(0.5, "contrastive: of InfoNCE.", minimum=1e-3, group=TRAINING)
+    data: str = config_field(
         "cifar10",
         "cifar10, cifar100, stl10, fashion-mnist, digits, or a folder in --data-root with train/CLASS and val/CLASS.",
         group=DATA,
     )
-    dim: int = setting(2, "Features of the output; two lie on the circle.", choices=(2,), group=MODEL)
-    side: int = setting(32, "Side in pixels to which pictures and views are brought.", least=15, group=MODEL)
-    batch: int = setting(256, "Pictures in a step; each has two views.", least=2, group=TRAINING)
+    dim: int = config_field(2, "Features of the output; two lie on the circle.", choices=(2,), group=MODEL)
+    side: int = config_field(32, "Side in pixels to which pictures and views are brought.", minimum=15, group=MODEL)
+    batch: int = config_field(256, "Pictures in a step; each has two views.", minimum=2, group=TRAINING)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,30 +66,30 @@ class Config(EncoderConfig):
             object.__setattr__(self, "temperature", 0.5)
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train an encoder, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The encoder in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        session.doing("reading the pictures")
-        data = contrastive.load(config, session)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        runtime.report_stage("reading the pictures")
+        data = contrastive.load(config, runtime)
         encoder = contrastive.build(config)
-        training = Training(encoder, config, data, session, _loss(config, encoder, len(data.set.train.classes)))
+        training = Training(encoder, config, data, runtime, _loss(config, encoder, len(data.set.train.classes)))
         history = _learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
         found = _judged(training)
-        saved_models.keep_weights(session, encoder, config)
-        return encoder, record(
+        saved_models.save_weights(runtime, encoder, config)
+        return encoder, build_record(
             NAME,
             config,
             history.seconds,
             contrast.LIBRARIES,
             data=facts(data, training) | {"classes": list(data.set.train.classes)},
             ended=history.ended,
-            epochs=[short(each) for each in history.epochs],
+            epochs=[round_metrics(each) for each in history.epochs],
             **found,
         )
 
@@ -99,7 +99,7 @@ def _loss(config: Config, encoder: SmallAlexNet, classes: int) -> Loss:
     if config.learned == "contrastive":
         return lambda x, y, labels: info_nce(x, y, temperature=config.temperature, symmetric=True, gather=True)
     if config.learned == "supervised":
-        with seeded(config.seed):
+        with use_seed(config.seed):
             encoder.add_module("head", nn.Linear(config.dim, classes))
     return partial(_labelled, encoder)
 
@@ -116,9 +116,9 @@ def _learn(training: Training, experiment: str) -> History:
 
 def _judged(training: Training) -> dict[str, Any]:
     """Figures, and what the pictures of the circle show: angles of the pictures, distances of their views."""
-    encoder, session = training.encoder.eval(), training.session
+    encoder, runtime = training.encoder.eval(), training.runtime
     x, y = training.pairs(encoder, "validation")
-    session.doing("judging the features")
+    runtime.report_stage("judging the features")
     parts = {part: training.features(encoder, part, (OUTPUT,)) for part in ("train", "validation", "test")}
     labelled = {part: (rows[OUTPUT], rows["labels"]) for part, rows in parts.items()}
     figures = hypersphere(x, y) | frozen_probe.linear(labelled.pop("train"), labelled)
@@ -126,13 +126,13 @@ def _judged(training: Training) -> dict[str, Any]:
     angles = torch.atan2(shown[OUTPUT][:, 1], shown[OUTPUT][:, 0])
     distances = torch.histc((x - y).norm(dim=1).clamp(max=2), BINS, 0, 2)  # rounding goes beyond
     return {
-        "figures": short(figures),
+        "figures": round_metrics(figures),
         "circle": {
             "angles": [round(angle, DIGITS) for angle in angles.tolist()],
             "labels": shown["labels"].tolist(),
             "distances": distances.int().tolist(),
         },
-        "diagnosis": {"after": summary(training.diagnosis(encoder))},
+        "diagnosis": {"after": summarize_diagnosis(training.diagnosis(encoder))},
     }
 
 
@@ -168,8 +168,8 @@ QUICK: Mapping[str, Any] = {
     "judged": "whole",
 }
 PUBLISHED = {"random": 12.71, "supervised": 57.19, "contrastive": 28.60}
-TABLES: Mapping[str, Board] = {
-    "accuracy": Board(
+TABLES: Mapping[str, PaperTable] = {
+    "accuracy": PaperTable(
         "Linear accuracy of two features on the circle",
         where={},
         groups="data",

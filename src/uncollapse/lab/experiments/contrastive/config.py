@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.augmentation import InputSpec
 from uncollapse.lab.data.image.image_source import Images, ImageSet, split_images
 from uncollapse.lab.data.image.two_views import ViewAugmentation
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
 from uncollapse.lab.models.image_encoder import LEAST_SIDE, SmallAlexNet
 
@@ -35,58 +35,64 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, for all 
 class EncoderConfig:
     """What all recipes with a small AlexNet share. The defaults are those of Wang & Isola for STL-10."""
 
-    data: str = setting(
+    data: str = config_field(
         "stl10",
         "stl10, cifar10, cifar100, fashion-mnist, digits, or a folder in --data-root with train/CLASS and val/CLASS.",
         group=DATA,
     )
-    class_list: str = setting("", "File with the classes to take, a line each; all if not given.", group=DATA)
-    unlabelled: bool = setting(False, "stl10: learn from its 100,000 pictures without labels too.", group=DATA)
-    examples: int = setting(
-        0, "Pictures with labels to learn from, drawn once for all seeds; 0: all.", least=0, group=DATA
+    class_list: str = config_field("", "File with the classes to take, a line each; all if not given.", group=DATA)
+    unlabelled: bool = config_field(False, "stl10: learn from its 100,000 pictures without labels too.", group=DATA)
+    examples: int = config_field(
+        0, "Pictures with labels to learn from, drawn once for all seeds; 0: all.", minimum=0, group=DATA
     )
-    holdout: float = setting(
+    holdout: float = config_field(
         0.1,
         "Share of the pictures to learn from that is held back, to choose settings on.",
-        least=0.001,
-        most=0.9,
+        minimum=0.001,
+        maximum=0.9,
         group=DATA,
     )
-    width: float = setting(1.0, "Factor of the small AlexNet's channels; 0.25: a quarter.", least=0.001, group=MODEL)
-    dim: int = setting(128, "Features of the output.", least=1, group=MODEL)
-    side: int = setting(64, "Side in pixels to which pictures and views are brought.", least=LEAST_SIDE, group=MODEL)
-    epochs: int = setting(
-        200, "Passes over the pictures to learn from; 0: the encoder as it is drawn.", least=0, group=TRAINING
+    width: float = config_field(
+        1.0, "Factor of the small AlexNet's channels; 0.25: a quarter.", minimum=0.001, group=MODEL
     )
-    batch: int = setting(768, "Pictures in a step; each has two views.", least=2, group=TRAINING)
-    lr: float = setting(
-        0.12, "Learning rate of SGD for a batch of 256; it grows with the batch.", least=0, group=TRAINING
+    dim: int = config_field(128, "Features of the output.", minimum=1, group=MODEL)
+    side: int = config_field(
+        64, "Side in pixels to which pictures and views are brought.", minimum=LEAST_SIDE, group=MODEL
     )
-    momentum: float = setting(0.9, "Of SGD.", least=0, most=0.999, group=TRAINING)
-    weight_decay: float = setting(1e-4, "Of SGD.", least=0, group=TRAINING)
-    falls: tuple[float, ...] = setting(
+    epochs: int = config_field(
+        200, "Passes over the pictures to learn from; 0: the encoder as it is drawn.", minimum=0, group=TRAINING
+    )
+    batch: int = config_field(768, "Pictures in a step; each has two views.", minimum=2, group=TRAINING)
+    lr: float = config_field(
+        0.12, "Learning rate of SGD for a batch of 256; it grows with the batch.", minimum=0, group=TRAINING
+    )
+    momentum: float = config_field(0.9, "Of SGD.", minimum=0, maximum=0.999, group=TRAINING)
+    weight_decay: float = config_field(1e-4, "Of SGD.", minimum=0, group=TRAINING)
+    falls: tuple[float, ...] = config_field(
         (0.775, 0.85, 0.925), "Shares of the training after which the learning rate falls to a tenth.", group=TRAINING
     )
-    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
-    least_area: float = setting(
-        0.08, "Smallest share of a picture's area that a view shows.", least=0.01, most=1, group=LOOKS
+    precision: str = config_field("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
+    least_area: float = config_field(
+        0.08, "Smallest share of a picture's area that a view shows.", minimum=0.01, maximum=1, group=LOOKS
     )
-    flip: float = setting(0.5, "Chance that a view is mirrored.", least=0, most=1, group=LOOKS)
-    jitter: float = setting(
-        0.4, "Most that brightness, contrast and saturation change, as a share.", least=0, most=1, group=LOOKS
+    flip: float = config_field(0.5, "Chance that a view is mirrored.", minimum=0, maximum=1, group=LOOKS)
+    jitter: float = config_field(
+        0.4, "Most that brightness, contrast and saturation change, as a share.", minimum=0, maximum=1, group=LOOKS
     )
-    hue: float = setting(0.4, "Largest turn of the colours; 0.5: half a circle.", least=0, most=0.5, group=LOOKS)
-    jitter_chance: float = setting(1.0, "Chance that colours are changed.", least=0, most=1, group=LOOKS)
-    grey: float = setting(0.2, "Chance that colours are taken out.", least=0, most=1, group=LOOKS)
-    blur: float = setting(0.0, "Chance that a view is blurred.", least=0, most=1, group=LOOKS)
-    judged: str = setting(
+    hue: float = config_field(
+        0.4, "Largest turn of the colours; 0.5: half a circle.", minimum=0, maximum=0.5, group=LOOKS
+    )
+    jitter_chance: float = config_field(1.0, "Chance that colours are changed.", minimum=0, maximum=1, group=LOOKS)
+    grey: float = config_field(0.2, "Chance that colours are taken out.", minimum=0, maximum=1, group=LOOKS)
+    blur: float = config_field(0.0, "Chance that a view is blurred.", minimum=0, maximum=1, group=LOOKS)
+    judged: str = config_field(
         "centre",
         "What is seen of a picture when it is judged: seven eighths of its side, or the whole.",
         choices=("centre", "whole"),
         group=LOOKS,
     )
-    seed: int = setting(
-        0, "Of the weights, the order of the pictures and their views.", least=0, most=2**31, group=TRAINING
+    seed: int = config_field(
+        0, "Of the weights, the order of the pictures and their views.", minimum=0, maximum=2**31, group=TRAINING
     )
 
     def __post_init__(self) -> None:
@@ -138,14 +144,14 @@ class Data:
         return "-".join(part.fingerprint()[:8] for part in (self.learned, *self.parts.values()))
 
 
-def load(config: EncoderConfig, session: Session, labelled: bool = True) -> Data:
+def load(config: EncoderConfig, runtime: Runtime, labelled: bool = True) -> Data:
     """The pictures of a run. Those that are held back are not learned from, in no part.
 
     labelled: there must be classes to judge by; else a folder of nothing but pictures does, and has no part "test".
     """
-    found = None if labelled or config.class_list else image_sets.load_unlabelled(config.data, session.data_root)
+    found = None if labelled or config.class_list else image_sets.load_unlabelled(config.data, runtime.data_root)
     if found is None:
-        found = image_sets.load_image_set(config.data, session.data_root, config.class_list, config.unlabelled)
+        found = image_sets.load_image_set(config.data, runtime.data_root, config.class_list, config.unlabelled)
     is_labelled = found.train.labels >= 0
     parts = split_images(found.train.chosen(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
     if any(len(parts[part]) < least for part, least in FEWEST.items()):  # said before it is trained
@@ -162,13 +168,13 @@ def load(config: EncoderConfig, session: Session, labelled: bool = True) -> Data
 
 def build(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
     """The encoder at its start. The same seed gives the same weights whatever it is trained for. dim: of the output."""
-    with seeded(config.seed):
+    with use_seed(config.seed):
         return SmallAlexNet(config.dim if dim is None else dim, config.side, config.width)
 
 
-def data_fingerprint(config: EncoderConfig, session: Session) -> str:
+def data_fingerprint(config: EncoderConfig, runtime: Runtime) -> str:
     """Return the fingerprint of the images at hand."""
-    return load(config, session, labelled=False).fingerprint()
+    return load(config, runtime, labelled=False).fingerprint()
 
 
 def cost(config: EncoderConfig) -> float:

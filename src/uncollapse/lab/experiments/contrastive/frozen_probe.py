@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 
 Labelled = tuple[Tensor, Tensor]  # features (n, d) and labels (n,)
 EPOCHS, BATCH, RATE, BETAS = 100, 128, 1e-3, (0.5, 0.999)  # of the paper's linear classifier
@@ -28,7 +28,7 @@ def linear(train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epoch
     """
     features, labels = _checked(train)
     classes = int(labels.max()) + 1
-    with seeded(seed), torch.enable_grad():
+    with use_seed(seed), torch.enable_grad():
         head = nn.Linear(features.shape[1], classes).to(features.device)
         optimiser = torch.optim.Adam(head.parameters(), lr=RATE, betas=BETAS)
         falls = [at * epochs // EPOCHS for at in MILESTONES]

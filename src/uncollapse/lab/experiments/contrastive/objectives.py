@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.losses.align_uniform import align_loss, uniform_loss
 from uncollapse.losses.info_nce import info_nce
 
@@ -24,20 +24,20 @@ PARTS = {
 class ObjectiveConfig:
     """What an encoder is trained for. Settings of a part without weight get their defaults: they make no other run."""
 
-    contrast: float = setting(1.0, "Weight of InfoNCE; 0: without it.", least=0, group=OBJECTIVE)
-    temperature: float = setting(
-        0.5, "contrast: its temperature; lower: only the nearest negatives count.", least=1e-3, group=OBJECTIVE
+    contrast: float = config_field(1.0, "Weight of InfoNCE; 0: without it.", minimum=0, group=OBJECTIVE)
+    temperature: float = config_field(
+        0.5, "contrast: its temperature; lower: only the nearest negatives count.", minimum=1e-3, group=OBJECTIVE
     )
-    negatives: str = setting(
+    negatives: str = config_field(
         "cross",
         "contrast: what a view is told from: the other views of the rest of the batch, or both views of it (NT-Xent).",
         choices=("cross", "both"),
         group=OBJECTIVE,
     )
-    align: float = setting(0.0, "Weight of the alignment loss; 0: without it.", least=0, group=OBJECTIVE)
-    alpha: float = setting(2.0, "align: the exponent of the distance.", least=1e-3, group=OBJECTIVE)
-    uniform: float = setting(0.0, "Weight of the uniformity loss; 0: without it.", least=0, group=OBJECTIVE)
-    t: float = setting(2.0, "uniform: sharpness of the potential exp(−t·‖x − y‖²).", least=1e-3, group=OBJECTIVE)
+    align: float = config_field(0.0, "Weight of the alignment loss; 0: without it.", minimum=0, group=OBJECTIVE)
+    alpha: float = config_field(2.0, "align: the exponent of the distance.", minimum=1e-3, group=OBJECTIVE)
+    uniform: float = config_field(0.0, "Weight of the uniformity loss; 0: without it.", minimum=0, group=OBJECTIVE)
+    t: float = config_field(2.0, "uniform: sharpness of the potential exp(−t·‖x − y‖²).", minimum=1e-3, group=OBJECTIVE)
 
     def __post_init__(self) -> None:
         if not any(getattr(self, weight) for weight in PARTS):

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig, data_fingerprint
 from uncollapse.lab.experiments.contrastive.config import cost as cost
@@ -21,9 +21,9 @@ from uncollapse.lab.experiments.contrastive.training import Training, facts, hyp
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record, short, summary
+from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 from uncollapse.tuning.space import Between
 
@@ -37,35 +37,35 @@ class Config(ContrastConfig):
     """A run."""
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train an encoder, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained encoder in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        session.doing("reading the pictures")
-        data = contrastive.load(config, session, labelled=False)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        runtime.report_stage("reading the pictures")
+        data = contrastive.load(config, runtime, labelled=False)
         encoder = contrastive.build(config)
 
         def loss(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
             return objective(config, x, y, gather=True)
 
-        training = Training(encoder, config, data, session, loss)
+        training = Training(encoder, config, data, runtime, loss)
         history = learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
         found = _judged(training)
-        saved_models.keep_weights(session, encoder, config)
-        return encoder, record(
+        saved_models.save_weights(runtime, encoder, config)
+        return encoder, build_record(
             NAME,
             config,
             history.seconds,
             LIBRARIES,
             data=facts(data, training),
             ended=history.ended,
-            pace=short(history.pace),
-            epochs=[short(each) for each in history.epochs],
+            pace=round_metrics(history.pace),
+            epochs=[round_metrics(each) for each in history.epochs],
             **found,
         )
 
@@ -74,7 +74,10 @@ def _judged(training: Training) -> dict[str, Any]:
     """The figures of a trained encoder, and its diagnosis."""
     pair = training.pairs(training.encoder, "validation")
     figures = hypersphere(*pair) | reading(*pair) | training.probes(training.encoder)
-    return {"figures": short(figures), "diagnosis": {"after": summary(training.diagnosis(training.encoder))}}
+    return {
+        "figures": round_metrics(figures),
+        "diagnosis": {"after": summarize_diagnosis(training.diagnosis(training.encoder))},
+    }
 
 
 def name_of(config: Config) -> str:
@@ -149,22 +152,22 @@ JUDGES = {
 }
 
 
-def _board(number: int, figure: str, title: str) -> Board:
+def _board(number: int, figure: str, title: str) -> PaperTable:
     """One judge of the features, beside the paper's STL-10 numbers."""
     published = tuple(
         Published({"data": "stl10", AXES["rows"]: row, "epochs": 200}, values[number])
         for row, values in PAPER_ROWS.items()
     )
-    return Board(f"Test accuracy, {title}", where={}, figure=figure, published=published, **AXES)
+    return PaperTable(f"Test accuracy, {title}", where={}, metric=figure, published=published, **AXES)
 
 
 SEARCH = Search(  # accuracies are only there at the end: alignment and uniformity by epoch do not say which is better
     space=(Between("temperature", 0.05, 1.0), Between("align", 0.05, 2.0), Between("uniform", 0.05, 2.0)),
-    none={"contrast": 1.0, "temperature": 0.5, "align": 0.0, "uniform": 0.0},
+    baseline={"contrast": 1.0, "temperature": 0.5, "align": 0.0, "uniform": 0.0},
     by="validation_output_linear",
     by_epoch=None,
 )
-TABLES: Mapping[str, Board] = {
+TABLES: Mapping[str, PaperTable] = {
     name: _board(number, figure, title) for number, (name, (figure, title)) in enumerate(JUDGES.items())
 }
 SHARED = SMALL | {"data": "cifar10"}

@@ -8,7 +8,7 @@ from torch import nn
 from uncollapse.errors import UsageError
 from uncollapse.io.files import expand_user
 from uncollapse.io.tensor_files import load_into, weights_of
-from uncollapse.lab.config.fields import build, settings
+from uncollapse.lab.config.fields import build, config_fields
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
 from uncollapse.lab.experiments.moco import training as momentum
@@ -47,6 +47,6 @@ def _config(folder: Path) -> EncoderConfig:
     if not {"dim", "side", "width"} <= found.keys():
         raise UsageError(f"{folder} holds a kept model of another kind than an encoder of contrast, circle or moco.")
     kind = MomentumConfig if "ema" in found else EncoderConfig
-    known = settings(kind)
+    known = config_fields(kind)
     config: EncoderConfig = build(kind, {name: value for name, value in found.items() if name in known})
     return config

@@ -15,10 +15,10 @@ from uncollapse.lab.data.image.augmentation import evaluation_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
 from uncollapse.lab.data.image.two_views import MemoryBatches, TwoViews
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import steps as falling
-from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.engine.task import History, Settings, Task
+from uncollapse.lab.engine.seeding import use_seed
+from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive.config import Data, EncoderConfig
 from uncollapse.lab.experiments.contrastive.objectives import information
@@ -42,9 +42,9 @@ class Training:
     time that one came, unless they are held in memory.
     """
 
-    def __init__(self, encoder: nn.Module, config: EncoderConfig, data: Data, session: Session, loss: Loss) -> None:
+    def __init__(self, encoder: nn.Module, config: EncoderConfig, data: Data, runtime: Runtime, loss: Loss) -> None:
         self.encoder = encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.config, self.data, self.session, self._loss = config, data, session, loss
+        self.config, self.data, self.runtime, self._loss = config, data, runtime, loss
         self.skipped: dict[str, int] = {}
         self._known: dict[str, TwoViews] = {}
 
@@ -96,7 +96,7 @@ class Training:
         views, found = self._of(part), []
         if views.held is None:  # they are counted anew
             self.skipped.pop(part, None)
-        with seeded(seed):
+        with use_seed(seed):
             for batch in views.batches(seed, JUDGED, whole=True):
                 if len(batch):
                     pair = views.pair(batch, device)
@@ -131,11 +131,11 @@ class Training:
         if len(self.data.set.train.classes) < 2:
             return {}
         for part in ("train", "validation", "test"):
-            self.session.doing(f"looking at the {part} pictures")
+            self.runtime.report_stage(f"looking at the {part} pictures")
             parts[part] = self.features(encoder, part)
         found: dict[str, float] = {}
         for layer in (OUTPUT, PENULTIMATE):
-            self.session.doing(f"judging the features of {layer}")
+            self.runtime.report_stage(f"judging the features of {layer}")
             labelled = {part: (rows[layer], rows["labels"]) for part, rows in parts.items()}
             train = labelled.pop("train")
             for name, probe in (("linear", frozen_probe.linear), ("knn", frozen_probe.neighbours)):
@@ -144,7 +144,7 @@ class Training:
 
     def diagnosis(self, encoder: Any) -> Diagnosis:
         """Layer by layer, on what was held back: how alike pictures are, and in how many dimensions they differ."""
-        self.session.doing("measuring the encoder layer by layer")
+        self.runtime.report_stage("measuring the encoder layer by layer")
         rows = self.features(encoder, "validation", encoder.names)
         del rows["labels"]
         return diagnose_activations(rows, name=type(encoder).__name__, data=f"{self.config.data}, validation")
@@ -156,7 +156,7 @@ class Training:
             self.config.look, crop="resized" if self.config.judged == "centre" else "padded"
         )
         skipped, unread = 0, ""
-        for batch in ImageBatches(pictures, range(len(pictures)), JUDGED, transform, workers=self.session.workers):
+        for batch in ImageBatches(pictures, range(len(pictures)), JUDGED, transform, workers=self.runtime.workers):
             skipped, unread = skipped + batch.skipped, batch.unread or unread
             if len(batch):
                 yield batch
@@ -176,7 +176,7 @@ class Training:
         def count(skipped: int) -> None:
             self.skipped[part] = self.skipped.get(part, 0) + skipped
 
-        return TwoViews(pictures, self.config.look, self.config.changes, self.session.workers, count)
+        return TwoViews(pictures, self.config.look, self.config.changes, self.runtime.workers, count)
 
 
 def learn(training: Training, experiment: str) -> History:
@@ -185,8 +185,8 @@ def learn(training: Training, experiment: str) -> History:
     if not config.epochs:
         return History([], 0, "untrained", 0.0)
     precision: Any = config.precision
-    settings = Settings(config.epochs, config.seed, precision=precision)
-    return fit(training.task(), settings, training.session, experiment, asdict(config))
+    settings = TrainingOptions(config.epochs, config.seed, precision=precision)
+    return fit(training.task(), settings, training.runtime, experiment, asdict(config))
 
 
 def hypersphere(x: Tensor, y: Tensor) -> dict[str, float]:

@@ -13,16 +13,16 @@ from typing import Any
 
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.depth_probe import training as depth_probing
 from uncollapse.lab.experiments.depth_probe.training import RENDERED, DepthConfig, DepthTraining
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record, short
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "depth-probe"
@@ -34,30 +34,30 @@ class Config(DepthConfig):
     """A run."""
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train a head on a frozen encoder, and give the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        session.doing("reading the scenes")
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        runtime.report_stage("reading the scenes")
         begun = depth_probing.start(config)
-        parts = depth_probing.load(config, session, begun.side)
-        digest = depth_probing.digest(config, session)
+        parts = depth_probing.load(config, runtime, begun.side)
+        digest = depth_probing.digest(config, runtime)
         training = DepthTraining(begun.encoder, config, parts)
         experiment = f"{identity(NAME, config)}-{digest}"
-        history = fit(training.task(), Settings(config.epochs, config.seed), session, experiment, asdict(config))
-        saved_models.keep_weights(session, training.head, config)
+        history = fit(training.task(), TrainingOptions(config.epochs, config.seed), runtime, experiment, asdict(config))
+        saved_models.save_weights(runtime, training.head, config)
         sizes = {name: len(scenes.images) for name, scenes in parts.items()}
         depths = {"mean_metres": training.mean, "std_metres": training.std}
-        return record(
+        return build_record(
             NAME,
             config,
             history.seconds,
             ("accelerate",) if config.data == RENDERED else ("accelerate", "h5py"),
-            data={"name": config.data, "fingerprint": digest, "side": begun.side, **sizes, **short(depths)},
-            figures=short(training.evaluate(training.head)),
+            data={"name": config.data, "fingerprint": digest, "side": begun.side, **sizes, **round_metrics(depths)},
+            figures=round_metrics(training.evaluate(training.head)),
             ended=history.ended,
-            pace=short(history.pace),
-            epochs=[short(each) for each in history.epochs],
+            pace=round_metrics(history.pace),
+            epochs=[round_metrics(each) for each in history.epochs],
         )
 
 
@@ -89,14 +89,14 @@ def _published() -> tuple[Published, ...]:
     )
 
 
-TABLES: Mapping[str, Board] = {
-    "explained": Board("Share of the error of a mean depth map that is gone", figure="explained", **AXES),
-    "mse": Board(
+TABLES: Mapping[str, PaperTable] = {
+    "explained": PaperTable("Share of the error of a mean depth map that is gone", metric="explained", **AXES),
+    "mse": PaperTable(
         "Mean squared error of depths in units of their spread; lower is better, the paper's unit is not known",
-        figure="mse",
+        metric="mse",
         percent=False,
         published=_published(),
-        whole=True,
+        all_groups=True,
         **AXES,
     ),
 }

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.io.files import expand_user
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.image import depth_maps
 from uncollapse.lab.data.image.depth_maps import Scenes, render_scenes
 from uncollapse.lab.data.image.image_batches import epoch_order
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive import saved_encoders
 from uncollapse.lab.experiments.contrastive.config import DATA, MEAN, MODEL, STD, TRAINING
@@ -33,29 +33,31 @@ TINY = 1e-12  # square metres
 class DepthConfig:
     """A run. Settings that it does not need, or that say what their defaults do, get these: they make no other run."""
 
-    start: str = setting(
+    start: str = config_field(
         RANDOM,
         f"Folder of an encoder that contrast, circle or moco kept, or {RANDOM}: one that learned nothing.",
         group=MODEL,
     )
-    layer: str = setting("conv5", "The encoder's layer that depths are read from, one with maps.", group=MODEL)
-    width: float = setting(1.0, f"{RANDOM}: factor of the small AlexNet's channels.", least=0.001, group=MODEL)
-    head_width: int = setting(64, "Channels of the head.", least=1, group=MODEL)
-    data: str = setting(
+    layer: str = config_field("conv5", "The encoder's layer that depths are read from, one with maps.", group=MODEL)
+    width: float = config_field(1.0, f"{RANDOM}: factor of the small AlexNet's channels.", minimum=0.001, group=MODEL)
+    head_width: int = config_field(64, "Channels of the head.", minimum=1, group=MODEL)
+    data: str = config_field(
         "nyu_depth_v2_labeled.mat", f"A labelled .mat file below --data-root, or {RENDERED}: simple rooms.", group=DATA
     )
-    examples: int = setting(
-        0, f"Scenes to take, the first ones; 0: all, or {SCENES} rendered ones.", least=0, group=DATA
+    examples: int = config_field(
+        0, f"Scenes to take, the first ones; 0: all, or {SCENES} rendered ones.", minimum=0, group=DATA
     )
-    holdout: float = setting(
-        0.2, "Held back to judge by, as a share: the last ones.", least=0.001, most=0.9, group=DATA
+    holdout: float = config_field(
+        0.2, "Held back to judge by, as a share: the last ones.", minimum=0.001, maximum=0.9, group=DATA
     )
-    side: int = setting(0, "Side of the pictures in pixels; 0: as the encoder learned.", least=0, group=DATA)
-    map_side: int = setting(32, "Side of the depths in pixels.", least=1, group=DATA)
-    epochs: int = setting(50, "Passes over the scenes to learn from.", least=1, group=TRAINING)
-    batch: int = setting(32, "Scenes in a step.", least=2, group=TRAINING)
-    lr: float = setting(1e-3, "Largest learning rate of Adam; it falls along a cosine.", least=0, group=TRAINING)
-    seed: int = setting(0, "Of the weights and of the order of the scenes.", least=0, most=2**31, group=TRAINING)
+    side: int = config_field(0, "Side of the pictures in pixels; 0: as the encoder learned.", minimum=0, group=DATA)
+    map_side: int = config_field(32, "Side of the depths in pixels.", minimum=1, group=DATA)
+    epochs: int = config_field(50, "Passes over the scenes to learn from.", minimum=1, group=TRAINING)
+    batch: int = config_field(32, "Scenes in a step.", minimum=2, group=TRAINING)
+    lr: float = config_field(1e-3, "Largest learning rate of Adam; it falls along a cosine.", minimum=0, group=TRAINING)
+    seed: int = config_field(
+        0, "Of the weights and of the order of the scenes.", minimum=0, maximum=2**31, group=TRAINING
+    )
 
     def __post_init__(self) -> None:
         if 0 < self.side < LEAST_SIDE:
@@ -81,7 +83,7 @@ class Start(NamedTuple):
 def start(config: DepthConfig) -> Start:
     """The encoder that a run looks through."""
     if config.start == RANDOM:
-        with seeded(config.seed):
+        with use_seed(config.seed):
             encoder: Any = SmallAlexNet(side=config.side or SIDE, width=config.width)
         own = SIDE
     else:
@@ -91,27 +93,27 @@ def start(config: DepthConfig) -> Start:
     return Start(encoder, config.side or own, fingerprint(encoder.state_dict().values()))
 
 
-def place(config: DepthConfig, session: Session) -> Path:
+def place(config: DepthConfig, runtime: Runtime) -> Path:
     """Where the .mat file is."""
-    return expand_user(session.data_root or Path()) / expand_user(config.data)
+    return expand_user(runtime.data_root or Path()) / expand_user(config.data)
 
 
-def digest(config: DepthConfig, session: Session) -> str:
+def digest(config: DepthConfig, runtime: Runtime) -> str:
     """Digits that change when the scenes or the encoder do."""
     own = (
         fingerprint(render_scenes(2, SIDE, SIDE))
         if config.data == RENDERED
-        else depth_maps.file_digest(place(config, session))
+        else depth_maps.file_digest(place(config, runtime))
     )
     return f"{own[:8]}-{start(config).fingerprint[:8]}"
 
 
-def load(config: DepthConfig, session: Session, side: int) -> dict[str, Scenes]:
+def load(config: DepthConfig, runtime: Runtime, side: int) -> dict[str, Scenes]:
     """The scenes to learn from, "train", and those that judge, "test": the last ones, mostly of other rooms."""
     if config.data == RENDERED:
         scenes = render_scenes(config.examples or SCENES, side, config.map_side)
     else:
-        scenes = depth_maps.read_scenes(place(config, session), side, config.map_side, config.examples)
+        scenes = depth_maps.read_scenes(place(config, runtime), side, config.map_side, config.examples)
     held = round(config.holdout * len(scenes.images))
     train = len(scenes.images) - held
     if held < 1 or train < 2:
@@ -142,7 +144,7 @@ class DepthTraining:
                 f"An epoch of {len(depths)} scenes ends with a step of one, whose maps have one pixel: too little to "
                 f"learn from. Take larger pictures and maps, or another batch than {config.batch}."
             )
-        with seeded(config.seed):
+        with use_seed(config.seed):
             self.head = DepthHead(maps.shape[1], config.map_side, config.head_width)
 
     def task(self) -> Task:

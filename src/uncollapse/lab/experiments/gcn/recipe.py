@@ -15,19 +15,19 @@ from torch.nn import functional as F
 
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.data.graph import datasets, splits
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
+from uncollapse.lab.engine.task import Task, TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.models import deep_gcn
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN, sparse_features
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.records import record, short, summary
+from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
 from uncollapse.losses import uniform_loss
 from uncollapse.registry import CURES
@@ -37,7 +37,7 @@ from uncollapse.tuning.trial_result import attach_line
 NAME = "gcn-depth"
 TITLE = "Graph networks of any depth on citation, Wikipedia and random graphs, with any norm"
 PAPER = CURES["contra_norm"].paper
-SHARE: dict[str, Any] = {"least": 0, "most": 1}
+SHARE: dict[str, Any] = {"minimum": 0, "maximum": 1}
 MADE_HERE = ("csbm", "karate")  # graphs without files
 
 
@@ -45,42 +45,46 @@ MADE_HERE = ("csbm", "karate")  # graphs without files
 class Config:
     """A run. The defaults are those of the published code, but for the graph, which is made up here."""
 
-    data: str = setting("csbm", "The graph.", choices=datasets.NAMES)
-    split: str = setting("published", "Which nodes are for training, validation and test.", choices=splits.SPLITS)
-    split_index: int = setting(0, "Which of the splits of this kind.", least=0, most=2**31)
-    normalise: str = setting("auto", "How features are normalised.", choices=datasets.NORMALISATIONS)
-    missing: float = setting(0.0, "Share of the other nodes than those for training whose features are zero.", **SHARE)
-    nodes: int = setting(600, "csbm: its size.", least=180)
-    degree: float = setting(8.0, "csbm: edges of a node.", least=0)
-    homophily: float = setting(0.7, "csbm: share of the edges within a class.", **SHARE)
-    model: str = setting(
+    data: str = config_field("csbm", "The graph.", choices=datasets.NAMES)
+    split: str = config_field("published", "Which nodes are for training, validation and test.", choices=splits.SPLITS)
+    split_index: int = config_field(0, "Which of the splits of this kind.", minimum=0, maximum=2**31)
+    normalise: str = config_field("auto", "How features are normalised.", choices=datasets.NORMALISATIONS)
+    missing: float = config_field(
+        0.0, "Share of the other nodes than those for training whose features are zero.", **SHARE
+    )
+    nodes: int = config_field(600, "csbm: its size.", minimum=180)
+    degree: float = config_field(8.0, "csbm: edges of a node.", minimum=0)
+    homophily: float = config_field(0.7, "csbm: share of the edges within a class.", **SHARE)
+    model: str = config_field(
         "gcn", "gcn: as published; gcnii: initial residual and identity mapping.", choices=("gcn", "gcnii")
     )
-    layers: int = setting(16, "Graph convolutions.", least=1)
-    hidden: int = setting(32, "Width of the hidden layers.", least=1)
-    norm: str = setting("contra_norm", "What follows a hidden layer.", choices=tuple(deep_gcn.NORMS))
-    scale: float = setting(1.0, "Scale of ContraNorm or PairNorm.")
-    after: str = setting("layer", "What follows ContraNorm.", choices=("layer", "none"))
-    norm_every: int = setting(1, "Layers from one norm to the next.", least=1)
-    sample: int = setting(0, "Random nodes that ContraNorm compares with in training; 0: all.", least=0)
-    residual: int = setting(0, "gcn: layers from one residual to the next; 0: none.", least=0)
-    alpha: float = setting(0.1, "gcnii: share of the first layer in each.", **SHARE)
-    theta: float = setting(0.5, "gcnii: strength of the weights; 0: no identity mapping.", least=0)
-    init: Literal["published", "glorot"] = setting("published", "gcn: how weights are drawn.")
-    drop_edge: float = setting(0.0, "Share of the edges that is left out in a step.", **SHARE)
-    uniform: float = setting(0.0, "Weight of the uniformity loss on the last hidden layer.")
-    dropout: float = setting(0.6, "Share of the features that is dropped before each layer.", **SHARE)
-    lr: float = setting(5e-3, "Learning rate of Adam.", least=0)
-    weight_decay: float = setting(5e-4, "L2 penalty of all weights.", least=0)
-    conv_decay: float | None = setting(None, "L2 penalty of the convolutions, if another.", least=0)
-    epochs: int = setting(200, "Largest number of epochs.", least=1)
-    select: str = setting(
+    layers: int = config_field(16, "Graph convolutions.", minimum=1)
+    hidden: int = config_field(32, "Width of the hidden layers.", minimum=1)
+    norm: str = config_field("contra_norm", "What follows a hidden layer.", choices=tuple(deep_gcn.NORMS))
+    scale: float = config_field(1.0, "Scale of ContraNorm or PairNorm.")
+    after: str = config_field("layer", "What follows ContraNorm.", choices=("layer", "none"))
+    norm_every: int = config_field(1, "Layers from one norm to the next.", minimum=1)
+    sample: int = config_field(0, "Random nodes that ContraNorm compares with in training; 0: all.", minimum=0)
+    residual: int = config_field(0, "gcn: layers from one residual to the next; 0: none.", minimum=0)
+    alpha: float = config_field(0.1, "gcnii: share of the first layer in each.", **SHARE)
+    theta: float = config_field(0.5, "gcnii: strength of the weights; 0: no identity mapping.", minimum=0)
+    init: Literal["published", "glorot"] = config_field("published", "gcn: how weights are drawn.")
+    drop_edge: float = config_field(0.0, "Share of the edges that is left out in a step.", **SHARE)
+    uniform: float = config_field(0.0, "Weight of the uniformity loss on the last hidden layer.")
+    dropout: float = config_field(0.6, "Share of the features that is dropped before each layer.", **SHARE)
+    lr: float = config_field(5e-3, "Learning rate of Adam.", minimum=0)
+    weight_decay: float = config_field(5e-4, "L2 penalty of all weights.", minimum=0)
+    conv_decay: float | None = config_field(None, "L2 penalty of the convolutions, if another.", minimum=0)
+    epochs: int = config_field(200, "Largest number of epochs.", minimum=1)
+    select: str = config_field(
         "last",
         "Whose weights are tested: the last epoch's, or the best on validation.",
         choices=("last", "accuracy", "loss"),
     )
-    patience: int = setting(0, "Epochs without a better validation after which training stops; 0: never.", least=0)
-    seed: int = setting(0, "Of the weights and of dropout.", least=0, most=2**31)
+    patience: int = config_field(
+        0, "Epochs without a better validation after which training stops; 0: never.", minimum=0
+    )
+    seed: int = config_field(0, "Of the weights and of dropout.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         if self.sample and self.norm == "contra_norm_features":
@@ -116,26 +120,26 @@ def build(config: Config, graph: datasets.Graph) -> nn.Module:
     )
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train a network, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained network in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        return _train(config, session)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        return _train(config, runtime)
 
 
-def _train(config: Config, session: Session) -> tuple[nn.Module, dict[str, Any]]:
-    graph = load(config, session)
-    with seeded(config.seed):
+def _train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
+    graph = load(config, runtime)
+    with use_seed(config.seed):
         model = build(config, graph)
-    before = summary(_diagnosis(model, graph))
+    before = summarize_diagnosis(_diagnosis(model, graph))
     experiment = f"{identity(NAME, config)}-{graph.fingerprint()}"  # a checkpoint on other data is another's
-    history = fit(_task(model, graph, config), _settings(config), session, experiment, vars(config))
-    after = summary(_diagnosis(model, graph))
+    history = fit(_task(model, graph, config), _settings(config), runtime, experiment, vars(config))
+    after = summarize_diagnosis(_diagnosis(model, graph))
     figures = {**accuracies(model, graph), "epoch": history.kept}
     facts = {
         "data": {
@@ -146,14 +150,14 @@ def _train(config: Config, session: Session) -> tuple[nn.Module, dict[str, Any]]
         },
         "figures": figures,
         "ended": history.ended,
-        "epochs": [short(figures) for figures in history.epochs],
+        "epochs": [round_metrics(figures) for figures in history.epochs],
         "diagnosis": {"before": before, "after": after},
     }
-    saved_models.keep_weights(session, model, config)
-    return model, record(NAME, config, history.seconds, ("torch_geometric", "accelerate"), **facts)
+    saved_models.save_weights(runtime, model, config)
+    return model, build_record(NAME, config, history.seconds, ("torch_geometric", "accelerate"), **facts)
 
 
-def load(config: Config, session: Session) -> datasets.Graph:
+def load(config: Config, runtime: Runtime) -> datasets.Graph:
     """The graph of a run."""
     return datasets.load_graph(
         config.data,
@@ -161,21 +165,21 @@ def load(config: Config, session: Session) -> datasets.Graph:
         split_index=config.split_index,
         normalise=config.normalise,
         missing=config.missing,
-        root=session.data_root,
+        root=runtime.data_root,
         drawn={"nodes": config.nodes, "degree": config.degree, "homophily": config.homophily},
     )
 
 
-def data_fingerprint(config: Config, session: Session) -> str | None:
+def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
     """Return the fingerprint of the graph in a named folder; None for others, which do not change."""
-    if session.data_root is None or config.data in MADE_HERE:
+    if runtime.data_root is None or config.data in MADE_HERE:
         return None
-    return load(config, session).fingerprint()
+    return load(config, runtime).fingerprint()
 
 
-def _settings(config: Config) -> Settings:
+def _settings(config: Config) -> TrainingOptions:
     selects = config.select != "last"
-    return Settings(
+    return TrainingOptions(
         epochs=config.epochs,
         seed=config.seed,
         evaluate_every=1 if selects else 10,
@@ -201,7 +205,7 @@ def _task(model: nn.Module, graph: datasets.Graph, config: Config) -> Task:
         right = (logits.argmax(1) == y[chosen]).float().mean()
         return {"validation": float(right), "validation_loss": float(F.cross_entropy(logits, y[chosen]))}
 
-    return Task(model, _optimiser(model, config), lambda epoch: [whole], loss, evaluate, shares="none")
+    return Task(model, _optimiser(model, config), lambda epoch: [whole], loss, evaluate, sharding="none")
 
 
 def _optimiser(model: nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -278,7 +282,7 @@ SEARCH = Search(
         Between("scale", 0.5, 50.0, when={"norm": ("pair_norm",)}),
         OneOf("norm_every", (1, 2, 4)),
     ),
-    none={"norm": "none", "norm_every": 1},
+    baseline={"norm": "none", "norm_every": 1},
     line=line,
 )
 DATA = recipe_data.read(__package__, Config)

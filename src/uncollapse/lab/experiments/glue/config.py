@@ -14,10 +14,10 @@ from uncollapse.errors import UsageError
 from uncollapse.io.files import user_cache
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.io.text_batches import token_limit
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.models.text_classifier import parse_place
 from uncollapse.lab.models.text_classifier import put_cure as cure
 from uncollapse.lab.runs.records import fingerprint
@@ -41,39 +41,43 @@ IDLE = {  # settings that do nothing with a cure
 class TextConfig:
     """A run on a task of GLUE. Settings of another cure than its own get their defaults: they make no other run."""
 
-    task: str = setting("rte", f"A folder with your train.tsv and dev.tsv, or a task of GLUE: {', '.join(glue.NAMES)}.")
-    model: str = setting(
+    task: str = config_field(
+        "rte", f"A folder with your train.tsv and dev.tsv, or a task of GLUE: {', '.join(glue.NAMES)}."
+    )
+    model: str = config_field(
         "google-bert/bert-base-uncased", "Encoder: a name on the hub, a folder, or package:NAME/FOLDER."
     )
-    max_length: int = setting(128, "Tokens of an example.", least=8)
-    examples: int = setting(0, "Training examples, drawn once for all seeds; 0: all.", least=0)
-    holdout: float = setting(
-        0.1, "Share of the training examples that is kept back to choose settings on; 0: none.", least=0, most=0.9
+    max_length: int = config_field(128, "Tokens of an example.", minimum=8)
+    examples: int = config_field(0, "Training examples, drawn once for all seeds; 0: all.", minimum=0)
+    holdout: float = config_field(
+        0.1, "Share of the training examples that is kept back to choose settings on; 0: none.", minimum=0, maximum=0.9
     )
-    cure: str = setting("contra_norm", "What acts against the collapse.", choices=CURES)
-    at: str = setting("attention.residual", f"contra_norm: its place, or the paper's number. For BERT: {_PLACES}.")
-    layers: str = setting("all", "contra_norm: its blocks: all, first 4, last 4, or 2:8 counted from 0.")
-    scale: float = setting(0.1, "contra_norm: its scale.")
-    temperature: float = setting(1.0, "contra_norm, uniform_loss: the temperature.", least=1e-3)
-    axis: str = setting("tokens", "contra_norm: features is its second version.", choices=("tokens", "features"))
-    identity: bool = setting(True, "contra_norm: (1 + s)x − s·m as published for BERT; else x − s·m, as for ALBERT.")
-    dual: bool = setting(False, "contra_norm: both terms of the gradient.")
-    norm: str = setting("layer", "contra_norm: the norm behind it, the model's or L2.", choices=("layer", "l2"))
-    padding: str = setting(
+    cure: str = config_field("contra_norm", "What acts against the collapse.", choices=CURES)
+    at: str = config_field("attention.residual", f"contra_norm: its place, or the paper's number. For BERT: {_PLACES}.")
+    layers: str = config_field("all", "contra_norm: its blocks: all, first 4, last 4, or 2:8 counted from 0.")
+    scale: float = config_field(0.1, "contra_norm: its scale.")
+    temperature: float = config_field(1.0, "contra_norm, uniform_loss: the temperature.", minimum=1e-3)
+    axis: str = config_field("tokens", "contra_norm: features is its second version.", choices=("tokens", "features"))
+    identity: bool = config_field(
+        True, "contra_norm: (1 + s)x − s·m as published for BERT; else x − s·m, as for ALBERT."
+    )
+    dual: bool = config_field(False, "contra_norm: both terms of the gradient.")
+    norm: str = config_field("layer", "contra_norm: the norm behind it, the model's or L2.", choices=("layer", "l2"))
+    padding: str = config_field(
         "masked", "counted: padding is taken for tokens, in batches as published.", choices=("masked", "counted")
     )
-    weight: float = setting(1.0, "uniform_loss: its weight.", least=0)
-    uniform_on: str = setting(
+    weight: float = config_field(1.0, "uniform_loss: its weight.", minimum=0)
+    uniform_on: str = config_field(
         "tokens", "uniform_loss: on the last layer's tokens, or on pooled rows.", choices=("tokens", "pooled")
     )
-    epochs: int = setting(5, "Passes over the training examples.", least=1)
-    batch: int = setting(32, "Examples in a step.", least=1)
-    lr: float = setting(2e-5, "Largest learning rate of AdamW; it falls in a line.", least=0)
-    warmup: float = setting(0.0, "Share of the steps in which the learning rate rises.", least=0, most=0.9)
-    weight_decay: float = setting(0.0, "Weight decay of AdamW, not of norms and biases.", least=0)
-    clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0)
-    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"))
-    seed: int = setting(0, "Of a new head, of dropout and of the order of the examples.", least=0, most=2**31)
+    epochs: int = config_field(5, "Passes over the training examples.", minimum=1)
+    batch: int = config_field(32, "Examples in a step.", minimum=1)
+    lr: float = config_field(2e-5, "Largest learning rate of AdamW; it falls in a line.", minimum=0)
+    warmup: float = config_field(0.0, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.9)
+    weight_decay: float = config_field(0.0, "Weight decay of AdamW, not of norms and biases.", minimum=0)
+    clip: float = config_field(0.0, "Largest length of the gradient; 0: any.", minimum=0)
+    precision: str = config_field("no", "Half precision in training.", choices=("no", "bf16", "fp16"))
+    seed: int = config_field(0, "Of a new head, of dropout and of the order of the examples.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -103,11 +107,11 @@ class Data:
 
 
 def prepared(
-    config: Config, session: Session, build: Callable[[Config, Origin, glue.GlueTask], nn.Module]
+    config: Config, runtime: Runtime, build: Callable[[Config, Origin, glue.GlueTask], nn.Module]
 ) -> tuple[nn.Module, Data]:
     """The model of a run at its start, and its data. build: makes the model, cure and all."""
     origin = start_of(config)
-    data = load(config, session, origin)
+    data = load(config, runtime, origin)
     model = build(config, origin, data.task)
     fit_to(data.tokenizer, model, config)
     return model, data
@@ -119,23 +123,23 @@ def start_of(config: TextConfig) -> Origin:
     if (Path(origin.place) / DESCRIPTION).is_file():
         raise UsageError(
             f"{config.model} was kept with a cure in it ({DESCRIPTION}), which a new run would lose. Name the model "
-            "it was trained from, or load it with uncollapse.lab.runs.saved_models.load_text and train it yourself."
+            "it was trained from, or load it with uncollapse.lab.runs.saved_models.load_text_model and train it."
         )
     return origin
 
 
-def data_fingerprint(config: TextConfig, session: Session) -> str | None:
+def data_fingerprint(config: TextConfig, runtime: Runtime) -> str | None:
     """Return the fingerprint of the sentences at hand; None for those of the hub, which do not change."""
-    local = session.data_root is not None or config.task not in glue.TASKS
+    local = runtime.data_root is not None or config.task not in glue.TASKS
     origin = Origin(config.model)
-    return load(config, session, origin).fingerprint() if local and Path(origin.place).is_dir() else None
+    return load(config, runtime, origin).fingerprint() if local and Path(origin.place).is_dir() else None
 
 
-def load(config: TextConfig, session: Session, origin: Origin) -> Data:
+def load(config: TextConfig, runtime: Runtime, origin: Origin) -> Data:
     """The data of a run, in tokens of its model."""
     task = glue.find_task(config.task)
     words = load_tokenizer(origin)
-    whole = glue.load_split(task, "train", session.data_root)
+    whole = glue.load_split(task, "train", runtime.data_root)
     if config.examples > len(whole):
         raise UsageError(f"{config.task} has {len(whole)} training examples, got examples {config.examples}.")
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(SPLIT_SEED))
@@ -146,7 +150,7 @@ def load(config: TextConfig, session: Session, origin: Origin) -> Data:
         raise UsageError(f"holdout {config.holdout} of {len(order)} examples leaves a part empty.")
     if held:
         texts["validation"] = whole.chosen(order[:held].tolist())
-    texts |= {part: glue.load_split(task, part, session.data_root) for part in task.dev}
+    texts |= {part: glue.load_split(task, part, runtime.data_root) for part in task.dev}
     parts = {name: encoded(part, words, config, task) for name, part in texts.items()}
     skipped = whole.skipped + sum(texts[part].skipped for part in task.dev)
     return Data(parts, words, skipped, task)
@@ -203,7 +207,7 @@ SEARCH = Search(
         Between("temperature", 0.2, 5.0),
         Between("weight", 0.01, 1.0, when={"cure": ("uniform_loss",)}),
     ),
-    none={"cure": "none"},
+    baseline={"cure": "none"},
     line=line,
-    lacks=lambda config: None if config.holdout else "Settings are chosen on what is held out, and holdout is 0.",
+    missing=lambda config: None if config.holdout else "Settings are chosen on what is held out, and holdout is 0.",
 )

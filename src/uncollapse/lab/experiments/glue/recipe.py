@@ -17,9 +17,9 @@ from torch import nn
 
 from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.lab.data.text.glue import GlueTask
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue.config import TextConfig, data_fingerprint
 from uncollapse.lab.experiments.glue.paper import GLUE, MISMATCHED, MISMATCHED_ALBERT, TABLE_1, TABLE_ALBERT, published
@@ -27,7 +27,7 @@ from uncollapse.lab.experiments.glue.training import Training, trained
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import CURES
 
 NAME = "glue"
@@ -42,24 +42,24 @@ class Config(TextConfig):
 
 def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     """The model at its start, with the outputs that its task needs."""
-    with seeded(config.seed):
+    with use_seed(config.seed):
         model = load_classifier(origin, task.outputs)
     sentences.put_cure(model, config)
     return model
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Fine-tune an encoder, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained model in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        model, data = sentences.prepared(config, session, build)
-        _, made = trained(NAME, Training(model, config, data), session)
-        saved_models.keep_text(session, model, data.tokenizer, config, data.task.labels)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        model, data = sentences.prepared(config, runtime, build)
+        _, made = trained(NAME, Training(model, config, data), runtime)
+        saved_models.save_text_model(runtime, model, data.tokenizer, config, data.task.labels)
         return model, made
 
 
@@ -152,26 +152,26 @@ AXES: dict[str, Any] = {
     "rows": ROWS,
     "columns": "task",
     "row_of": variant,
-    "chosen": ("scale", "temperature"),
-    "against": "none",
-    "usual": asdict(Config()),
+    "choose": ("scale", "temperature"),
+    "baseline": "none",
+    "protocol": asdict(Config()),
     "free": ("identity", "padding", "holdout", "uniform_on"),  # presets have them as published, we masked and held out
-    "whole": True,
-    "row_usual": {"contra_norm v2": {"lr": 4e-5}},
+    "all_groups": True,
+    "row_protocol": {"contra_norm v2": {"lr": 4e-5}},
 }
 SEARCH = sentences.SEARCH
-TABLES: Mapping[str, Board] = {
-    "table1": Board(
+TABLES: Mapping[str, PaperTable] = {
+    "table1": PaperTable(
         "ContraNorm's Table 1: GLUE's development sets",
         where={},
-        figure="dev",
+        metric="dev",
         published=(*published(TABLE_1, BERT, ROWS), *published(TABLE_ALBERT, ALBERT, ROWS)),
         **AXES,
     ),
-    "mismatched": Board(
+    "mismatched": PaperTable(
         "MNLI's mismatched development set",
         where={"task": "mnli"},
-        figure="dev_mismatched",
+        metric="dev_mismatched",
         published=(*published(MISMATCHED, BERT, ROWS), *published(MISMATCHED_ALBERT, ALBERT, ROWS)),
         **AXES,
     ),

@@ -20,13 +20,13 @@ from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_leng
 from uncollapse.lab.data.text.glue import GlueTask
 from uncollapse.lab.data.text.glue_metrics import compute_metrics
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import linear
-from uncollapse.lab.engine.sharding import slice_of
-from uncollapse.lab.engine.task import History, Settings, Task
+from uncollapse.lab.engine.sharding import shard_slice
+from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.glue.config import Data, TextConfig
 from uncollapse.lab.models.text_classifier import UniformLoss, logits_on_cpu
-from uncollapse.lab.runs.records import fingerprint, record, short, summary
+from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.pairwise import all_ranks
 
 SHOWN = 64  # sentences that are diagnosed
@@ -55,7 +55,7 @@ class Batches:
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for numbers in self.numbers:
             longest = int(self.lengths[numbers].max())
-            own = numbers[slice_of(len(numbers), *self.part)]
+            own = numbers[shard_slice(len(numbers), *self.part)]
             yield self.data.batch(own, self.fill * math.ceil(longest / self.fill))
 
 
@@ -74,7 +74,7 @@ class Training:
         self.context.__enter__()
         schedule = linear(steps, self.config.warmup)
         task = Task(self.model, optimiser(self.model, self.config), self.batches, self.loss, self.evaluate, schedule)
-        return replace(task, shares="gathered") if self.config.cure == "uniform_loss" else task
+        return replace(task, sharding="gathered") if self.config.cure == "uniform_loss" else task
 
     def __exit__(self, *error: Any) -> None:
         self.context.__exit__(*error)
@@ -104,28 +104,30 @@ class Training:
         return {} if held is None else named("validation", scores(model, held, self.config, self.data.task))
 
 
-def trained(recipe: str, training: Training, session: Session) -> tuple[History, dict[str, Any]]:
+def trained(recipe: str, training: Training, runtime: Runtime) -> tuple[History, dict[str, Any]]:
     """Train, and give the record of the run beside its history."""
     model, config, data = training.model, training.config, training.data
     dev = data.parts[data.task.dev[0]]
     weights = fingerprint(parameter.detach() for parameter in model.parameters())
-    before = summary(diagnosis(model, dev))
+    before = summarize_diagnosis(diagnosis(model, dev))
     experiment = f"{identity(recipe, config)}-{data.fingerprint()}-{weights}"
     precision: Any = config.precision
-    settings = Settings(config.epochs, config.seed, clip=config.clip or None, precision=precision)
+    settings = TrainingOptions(config.epochs, config.seed, clip=config.clip or None, precision=precision)
     with training as task:
-        history = fit(task, settings, session, experiment, vars(config))
-    after = summary(diagnosis(model, dev))
-    epochs = [short({name: value for name, value in each.items() if " " not in name}) for each in history.epochs]
+        history = fit(task, settings, runtime, experiment, vars(config))
+    after = summarize_diagnosis(diagnosis(model, dev))
+    epochs = [
+        round_metrics({name: value for name, value in each.items() if " " not in name}) for each in history.epochs
+    ]
     found = {name: value for name, value in epochs[-1].items() if name != "loss"} | _judged(model, config, data)
     facts = {
         "data": _facts(data, weights),
-        "figures": short(found),
+        "figures": round_metrics(found),
         "ended": history.ended,
         "epochs": epochs,
         "diagnosis": {"before": before, "after": after},
     }
-    return history, record(recipe, config, history.seconds, LIBRARIES, **facts)
+    return history, build_record(recipe, config, history.seconds, LIBRARIES, **facts)
 
 
 def _judged(model: nn.Module, config: TextConfig, data: Data) -> dict[str, float]:

@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.image.augmentation import training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
 from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import steps as falling
-from uncollapse.lab.engine.seeding import seeded
-from uncollapse.lab.engine.task import Settings, Task
+from uncollapse.lab.engine.seeding import use_seed
+from uncollapse.lab.engine.task import Task, TrainingOptions
 
 PROBE = "Linear evaluation"  # panel of the help
 FOLDER = "linear"  # of its checkpoints, within those of the run
@@ -30,13 +30,13 @@ TOP = 5
 class ProbeConfig:
     """How the classifier is trained. The defaults are MoCo's for ImageNet (arXiv 1911.05722): SGD, nothing decays."""
 
-    probe_epochs: int = setting(100, "Passes of the linear classifier.", least=1, group=PROBE)
-    probe_batch: int = setting(256, "Pictures in a step of it.", least=1, group=PROBE)
-    probe_lr: float = setting(30.0, "Its learning rate, whatever the batch.", least=0, group=PROBE)
-    probe_falls: tuple[float, ...] = setting(
+    probe_epochs: int = config_field(100, "Passes of the linear classifier.", minimum=1, group=PROBE)
+    probe_batch: int = config_field(256, "Pictures in a step of it.", minimum=1, group=PROBE)
+    probe_lr: float = config_field(30.0, "Its learning rate, whatever the batch.", minimum=0, group=PROBE)
+    probe_falls: tuple[float, ...] = config_field(
         (0.6, 0.8), "Shares of its training after which the learning rate falls.", group=PROBE
     )
-    probe_drop: float = setting(0.1, "Factor by which it falls.", least=0, most=1, group=PROBE)
+    probe_drop: float = config_field(0.1, "Factor by which it falls.", minimum=0, maximum=1, group=PROBE)
 
     def __post_init__(self) -> None:
         if any(not 0 < share < 1 for share in self.probe_falls):
@@ -53,17 +53,17 @@ class OnlineProbe:
         encoder: whose features are classified.
         config: a run's, with those of `ProbeConfig`.
         pictures: to learn from.
-        session: of the run.
+        runtime: of the run.
         experiment: the identity of the run.
     """
 
-    def __init__(self, encoder: Any, config: Any, pictures: Images, session: Session, experiment: str) -> None:
+    def __init__(self, encoder: Any, config: Any, pictures: Images, runtime: Runtime, experiment: str) -> None:
         self.encoder, self.config, self.pictures = encoder.eval(), config, pictures
         self.layer = encoder.names[-2]
-        places = {"checkpoints": session.checkpoints, "tracked": session.tracked}
+        places = {"checkpoints": runtime.checkpoints, "tracked": runtime.tracker_folder}
         own: dict[str, Any] = {name: at / FOLDER for name, at in places.items() if at is not None}
-        self.session, self.experiment = replace(session, **own), f"{experiment}-{FOLDER}"
-        with seeded(config.seed):
+        self.runtime, self.experiment = replace(runtime, **own), f"{experiment}-{FOLDER}"
+        with use_seed(config.seed):
             self.head = nn.Linear(encoder.penultimate, len(pictures.classes))
             nn.init.normal_(self.head.weight, std=SPREAD)
             nn.init.zeros_(self.head.bias)
@@ -75,8 +75,8 @@ class OnlineProbe:
         schedule = falling([round(share * total) for share in config.probe_falls], config.probe_drop)
         optimiser = torch.optim.SGD(self.head.parameters(), lr=config.probe_lr, momentum=MOMENTUM)
         task = Task(self.head, optimiser, self.batches, self.loss, schedule=schedule, unit="images")
-        settings = Settings(config.probe_epochs, config.seed, precision=config.precision)
-        fit(task, settings, self.session, self.experiment)
+        settings = TrainingOptions(config.probe_epochs, config.seed, precision=config.precision)
+        fit(task, settings, self.runtime, self.experiment)
 
     def batches(self, epoch: int) -> ImageBatches:
         """Those of an epoch: random crops, mirrored as often as the encoder's views are."""
@@ -91,7 +91,7 @@ class OnlineProbe:
             erasing=0.0,
         )
         order = epoch_order(len(self.pictures), seed)
-        return ImageBatches(self.pictures, order, self.config.probe_batch, transform, seed, self.session.workers)
+        return ImageBatches(self.pictures, order, self.config.probe_batch, transform, seed, self.runtime.workers)
 
     def loss(self, head: nn.Module, batch: ImageBatch) -> Tensor:
         """Of the labels of a batch."""
@@ -113,5 +113,5 @@ class OnlineProbe:
 
     def clear(self) -> None:
         """Remove its checkpoints, once the run is done."""
-        if self.session.checkpoints is not None:
-            Checkpoints(self.session.checkpoints, self.experiment).clear()
+        if self.runtime.checkpoints is not None:
+            Checkpoints(self.runtime.checkpoints, self.experiment).clear()

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import data_fingerprint
@@ -26,8 +26,8 @@ from uncollapse.lab.experiments.moco.training import cost as cost
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record, short, summary
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "moco"
@@ -40,32 +40,32 @@ class Config(MomentumConfig):
     """A run."""
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train an encoder, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained encoder in evaluation mode, without its follower, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        session.doing("reading the pictures")
-        data = contrastive.load(config, session)
-        training = MomentumTraining(momentum.following(config), config, data, session)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        runtime.report_stage("reading the pictures")
+        data = contrastive.load(config, runtime)
+        training = MomentumTraining(momentum.following(config), config, data, runtime)
         experiment = f"{identity(NAME, config)}-{data.fingerprint()}"
         history = learn(training, experiment)
         encoder = training.encoder.encoder
-        saved_models.keep_weights(session, encoder, config)
+        saved_models.save_weights(runtime, encoder, config)
         found = _judged(training, experiment)
-        return encoder, record(
+        return encoder, build_record(
             NAME,
             config,
             history.seconds,
             LIBRARIES,
             data=facts(data, training),
             ended=history.ended,
-            pace=short(history.pace),
-            epochs=[short(each) for each in history.epochs],
+            pace=round_metrics(history.pace),
+            epochs=[round_metrics(each) for each in history.epochs],
             **found,
         )
 
@@ -73,11 +73,11 @@ def train(config: Config, session: Session | None = None) -> tuple[nn.Module, di
 def _judged(training: MomentumTraining, experiment: str) -> dict[str, Any]:
     """The figures of a trained encoder, and its diagnosis."""
     encoder = training.encoder.encoder
-    diagnosis = summary(training.diagnosis(encoder))
-    probe = OnlineProbe(encoder, training.config, training.data.parts["train"], training.session, experiment)
+    diagnosis = summarize_diagnosis(training.diagnosis(encoder))
+    probe = OnlineProbe(encoder, training.config, training.data.parts["train"], training.runtime, experiment)
     figures = training.evaluate(encoder) | training.judged(probe)
     probe.clear()
-    return {"figures": short(figures), "diagnosis": {"after": diagnosis}}
+    return {"figures": round_metrics(figures), "diagnosis": {"after": diagnosis}}
 
 
 def name_of(config: Config) -> str:
@@ -159,7 +159,7 @@ AXES: dict[str, Any] = {
 FREE = ("class_list", "holdout", "precision", "neighbours")
 
 
-def _beside(title: str, preset: str, figure: str, table: Mapping[str, float]) -> Board:
+def _beside(title: str, preset: str, figure: str, table: Mapping[str, float]) -> PaperTable:
     """A table of the paper, with the results that were run as it was."""
     protocol = asdict(Config(**PRESETS[preset]))
     axes = (AXES["groups"], AXES["rows"], AXES["columns"])
@@ -168,11 +168,13 @@ def _beside(title: str, preset: str, figure: str, table: Mapping[str, float]) ->
         for row, value in table.items()
     )
     where = {"data": protocol["data"]}
-    return Board(title, where=where, figure=figure, published=numbers, usual=protocol, free=FREE, whole=True, **AXES)
+    return PaperTable(
+        title, where=where, metric=figure, published=numbers, protocol=protocol, free=FREE, all_groups=True, **AXES
+    )
 
 
-TABLES: Mapping[str, Board] = {
-    "accuracy": Board("Test accuracy of a linear classifier", where={}, **AXES),
+TABLES: Mapping[str, PaperTable] = {
+    "accuracy": PaperTable("Test accuracy of a linear classifier", where={}, **AXES),
     "imagenet100": _beside(
         "MoCo on ImageNet-100, top 1",
         "paper-imagenet100",

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.lab.config.fields import setting, settings
+from uncollapse.lab.config.fields import config_field, config_fields
 from uncollapse.lab.data.image.image_batches import ImageBatch
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import frozen_probe
@@ -31,39 +31,45 @@ SPEED = {"no": 8.0, "bf16": 16.0, "fp16": 8.0}  # billions of them in a second, 
 class MomentumConfig(ProbeConfig, ContrastConfig):
     """A run. The defaults are those of MoCo for ImageNet (arXiv 1911.05722); what has no effect gets its default."""
 
-    data: str = setting(
+    data: str = config_field(
         "imagenet", "A set by name, or a folder below --data-root with train/ and val/, or packed files.", group=DATA
     )
-    encoder: str = setting("resnet50", "What is trained.", choices=(*RESNETS, SMALL_ALEXNET), group=MODEL)
-    stem: str = setting(
+    encoder: str = config_field("resnet50", "What is trained.", choices=(*RESNETS, SMALL_ALEXNET), group=MODEL)
+    stem: str = config_field(
         "imagenet", "How a ResNet begins; cifar: without making small pictures smaller.", choices=STEMS, group=MODEL
     )
-    mlp: bool = setting(False, "A hidden layer before the output, as in MoCo v2.", group=MODEL)
-    width: float = setting(1.0, "small_alexnet: factor of its channels.", least=0.001, group=MODEL)
-    side: int = setting(224, "Side of the pictures in pixels.", least=LEAST_SIDE, group=MODEL)
-    queue: int = setting(65_536, "Earlier outputs of the follower that are remembered.", least=1, group=MODEL)
-    ema: float = setting(
-        0.999, "Share of its own weights that the follower keeps in a step.", least=0, most=0.99999, group=MODEL
+    mlp: bool = config_field(False, "A hidden layer before the output, as in MoCo v2.", group=MODEL)
+    width: float = config_field(1.0, "small_alexnet: factor of its channels.", minimum=0.001, group=MODEL)
+    side: int = config_field(224, "Side of the pictures in pixels.", minimum=LEAST_SIDE, group=MODEL)
+    queue: int = config_field(65_536, "Earlier outputs of the follower that are remembered.", minimum=1, group=MODEL)
+    ema: float = config_field(
+        0.999, "Share of its own weights that the follower keeps in a step.", minimum=0, maximum=0.99999, group=MODEL
     )
-    temperature: float = setting(0.07, "contrast: its temperature.", least=1e-3, group=OBJECTIVE)
-    negatives: str = setting("queue", "contrast: those that are remembered.", choices=("queue",), group=OBJECTIVE)
-    within: bool = setting(True, "uniform: count pairs within a batch beside those with the queue.", group=OBJECTIVE)
-    epochs: int = setting(200, "Passes over the pictures to learn from.", least=1, group=TRAINING)
-    batch: int = setting(256, "Pictures in a step; each has two views.", least=2, group=TRAINING)
-    lr: float = setting(
-        0.03, "Learning rate of SGD for a batch of 256; it grows with the batch.", least=0, group=TRAINING
+    temperature: float = config_field(0.07, "contrast: its temperature.", minimum=1e-3, group=OBJECTIVE)
+    negatives: str = config_field("queue", "contrast: those that are remembered.", choices=("queue",), group=OBJECTIVE)
+    within: bool = config_field(
+        True, "uniform: count pairs within a batch beside those with the queue.", group=OBJECTIVE
     )
-    schedule: str = setting(
+    epochs: int = config_field(200, "Passes over the pictures to learn from.", minimum=1, group=TRAINING)
+    batch: int = config_field(256, "Pictures in a step; each has two views.", minimum=2, group=TRAINING)
+    lr: float = config_field(
+        0.03, "Learning rate of SGD for a batch of 256; it grows with the batch.", minimum=0, group=TRAINING
+    )
+    schedule: str = config_field(
         "steps",
         "How the learning rate falls: at `falls`, or along a cosine.",
         choices=("steps", "cosine"),
         group=TRAINING,
     )
-    falls: tuple[float, ...] = setting(
+    falls: tuple[float, ...] = config_field(
         (0.6, 0.8), "steps: shares of the training after which the learning rate falls to a tenth.", group=TRAINING
     )
-    least_area: float = setting(0.2, "Smallest part of a picture that is a view.", least=0.01, most=1, group=LOOKS)
-    neighbours: bool = setting(True, "Judge by five neighbours too, which looks at all pictures at once.", group=PROBE)
+    least_area: float = config_field(
+        0.2, "Smallest part of a picture that is a view.", minimum=0.01, maximum=1, group=LOOKS
+    )
+    neighbours: bool = config_field(
+        True, "Judge by five neighbours too, which looks at all pictures at once.", group=PROBE
+    )
 
     def __post_init__(self) -> None:
         ContrastConfig.__post_init__(self)
@@ -74,14 +80,14 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
             "within": not self.uniform,
             "falls": self.schedule == "cosine",
         }
-        known = settings(type(self))
+        known = config_fields(type(self))
         for name in (name for name, unused in idle.items() if unused):
             object.__setattr__(self, name, known[name].default)
 
 
 def build(config: MomentumConfig) -> Any:
     """The encoder at its start. The same seed gives the same weights whatever it is trained for."""
-    with seeded(config.seed):
+    with use_seed(config.seed):
         if config.encoder == SMALL_ALEXNET:
             encoder: Any = contrastive.build(config)
         else:
@@ -94,7 +100,7 @@ def build(config: MomentumConfig) -> Any:
 def following(config: MomentumConfig) -> MomentumEncoder:
     """The encoder with its follower and its queue, at their start."""
     encoder = build(config)
-    with seeded(config.seed):
+    with use_seed(config.seed):
         return MomentumEncoder(encoder, config.queue, config.ema)
 
 
@@ -103,9 +109,9 @@ class MomentumTraining(Training):
 
     encoder: MomentumEncoder
 
-    def __init__(self, model: MomentumEncoder, config: MomentumConfig, data: Data, session: Session) -> None:
+    def __init__(self, model: MomentumEncoder, config: MomentumConfig, data: Data, runtime: Runtime) -> None:
         super().__init__(
-            model, config, data, session, lambda x, y, queue: queue_objective(config, x, y, queue, config.within)
+            model, config, data, runtime, lambda x, y, queue: queue_objective(config, x, y, queue, config.within)
         )
         self.momentum = config
 
@@ -128,11 +134,11 @@ class MomentumTraining(Training):
     def judged(self, probe: OnlineProbe) -> dict[str, float]:
         """Accuracies on what was held back and on the test pictures: linear, and by five neighbours."""
         encoder, layer = self.encoder.encoder, probe.layer
-        self.session.doing("training a linear classifier")
+        self.runtime.report_stage("training a linear classifier")
         probe.learn()
         parts = {}
         for part in ("train", "validation", "test") if self.momentum.neighbours else ("validation", "test"):
-            self.session.doing(f"looking at the {part} pictures")
+            self.runtime.report_stage(f"looking at the {part} pictures")
             parts[part] = self.features(encoder, part, (layer, OUTPUT))
         found: dict[str, float] = {}
         for part in ("validation", "test"):

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.text import labelled_sentences, running_text
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.data.text.vocabulary import Vocabulary
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
 from uncollapse.lab.models.sentence_encoder import KINDS, POOLINGS, Encoders, SentenceEncoder
 from uncollapse.lab.runs.records import fingerprint
@@ -29,47 +29,49 @@ UNTRAINED = ("dropout", "batch", "lr", "warmup", "clip", "precision")  # and tho
 class PairsConfig(ObjectiveConfig):
     """A run. Settings of the other encoder get their defaults: they make no other run."""
 
-    data: str = setting(
+    data: str = config_field(
         "brown",
         f"Running text: {', '.join(running_text.NAMES)} (Python's own help, nothing to fetch), or a text file or a "
         "folder of .txt files below --data-root.",
         group=DATA,
     )
-    split: str = setting(
+    split: str = config_field(
         "lines",
         "Text files: a sentence a line, an empty line between documents; or running text, a file a document.",
         choices=running_text.SPLITS,
         group=DATA,
     )
-    vocabulary: int = setting(20_000, "Most frequent words that are known.", least=10, group=DATA)
-    max_words: int = setting(30, "Words of a sentence in training; the rest is cut off.", least=2, group=DATA)
-    holdout: float = setting(
-        0.05, "Share of the documents that is held back to choose settings on.", least=0.001, most=0.5, group=DATA
+    vocabulary: int = config_field(20_000, "Most frequent words that are known.", minimum=10, group=DATA)
+    max_words: int = config_field(30, "Words of a sentence in training; the rest is cut off.", minimum=2, group=DATA)
+    holdout: float = config_field(
+        0.05, "Share of the documents that is held back to choose settings on.", minimum=0.001, maximum=0.5, group=DATA
     )
-    tasks: tuple[str, ...] = setting(
+    tasks: tuple[str, ...] = config_field(
         ("mr", "cr"), "What the encoder is judged on at the end.", choices=labelled_sentences.NAMES, group=DATA
     )
-    encoder: str = setting("gru", "What reads the words.", choices=KINDS, group=MODEL)
-    embedding: int = setting(256, "Features of a word.", least=1, group=MODEL)
-    width: int = setting(256, "Features of a sentence, which the tasks are learnt from.", least=1, group=MODEL)
-    depth: int = setting(1, "GRUs or blocks.", least=1, group=MODEL)
-    dim: int = setting(128, "Features on the sphere; 0: those of the sentence itself.", least=0, group=MODEL)
-    pooling: str = setting("mean", "Which state of the words is the sentence's.", choices=POOLINGS, group=MODEL)
-    bidirectional: bool = setting(False, "gru: half of the width reads backwards.", group=MODEL)
-    heads: int = setting(4, "transformer: heads of its attention.", least=1, group=MODEL)
-    dropout: float = setting(0.0, "Dropout of words, and in a transformer.", least=0, most=0.9, group=MODEL)
-    two_encoders: bool = setting(
+    encoder: str = config_field("gru", "What reads the words.", choices=KINDS, group=MODEL)
+    embedding: int = config_field(256, "Features of a word.", minimum=1, group=MODEL)
+    width: int = config_field(256, "Features of a sentence, which the tasks are learnt from.", minimum=1, group=MODEL)
+    depth: int = config_field(1, "GRUs or blocks.", minimum=1, group=MODEL)
+    dim: int = config_field(128, "Features on the sphere; 0: those of the sentence itself.", minimum=0, group=MODEL)
+    pooling: str = config_field("mean", "Which state of the words is the sentence's.", choices=POOLINGS, group=MODEL)
+    bidirectional: bool = config_field(False, "gru: half of the width reads backwards.", group=MODEL)
+    heads: int = config_field(4, "transformer: heads of its attention.", minimum=1, group=MODEL)
+    dropout: float = config_field(0.0, "Dropout of words, and in a transformer.", minimum=0, maximum=0.9, group=MODEL)
+    two_encoders: bool = config_field(
         False, "Another encoder for the second sentence; both are joined to be judged (quick-thoughts).", group=MODEL
     )
-    epochs: int = setting(5, "Passes over the documents; 0: the encoder as it is drawn.", least=0, group=TRAINING)
-    batch: int = setting(256, "Pairs in a step.", least=2, group=TRAINING)
-    lr: float = setting(1e-3, "Largest learning rate of Adam; it falls along a cosine.", least=0, group=TRAINING)
-    warmup: float = setting(
-        0.05, "Share of the steps in which the learning rate rises.", least=0, most=0.9, group=TRAINING
+    epochs: int = config_field(
+        5, "Passes over the documents; 0: the encoder as it is drawn.", minimum=0, group=TRAINING
     )
-    clip: float = setting(1.0, "Largest length of the gradient; 0: any.", least=0, group=TRAINING)
-    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
-    seed: int = setting(0, "Of the weights, the pairs and their order.", least=0, most=2**31, group=TRAINING)
+    batch: int = config_field(256, "Pairs in a step.", minimum=2, group=TRAINING)
+    lr: float = config_field(1e-3, "Largest learning rate of Adam; it falls along a cosine.", minimum=0, group=TRAINING)
+    warmup: float = config_field(
+        0.05, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.9, group=TRAINING
+    )
+    clip: float = config_field(1.0, "Largest length of the gradient; 0: any.", minimum=0, group=TRAINING)
+    precision: str = config_field("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
+    seed: int = config_field(0, "Of the weights, the pairs and their order.", minimum=0, maximum=2**31, group=TRAINING)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,10 +112,10 @@ class Data:
         return fingerprint(tensors)
 
 
-def load(config: PairsConfig, session: Session) -> Data:
+def load(config: PairsConfig, runtime: Runtime) -> Data:
     """The documents and the tasks of a run, as numbers of words."""
     hidden = labelled_sentences.sentences_to_exclude(config.tasks)
-    texts = running_text.load_documents(config.data, config.split, session.data_root)
+    texts = running_text.load_documents(config.data, config.split, runtime.data_root)
     documents = [piece for text in texts for piece in _pieces(text, hidden)]
     held = max(1, round(config.holdout * len(documents)))
     if len(documents) <= held:
@@ -127,7 +129,7 @@ def load(config: PairsConfig, session: Session) -> Data:
         parts[name] = Part(rows, torch.tensor([len(document) for document in its]))
     tasks = {}
     for name in config.tasks:
-        task = labelled_sentences.load_task(name, session.data_root)
+        task = labelled_sentences.load_task(name, runtime.data_root)
         tasks[name] = known.encode(task.sentences, READ, task.labels), task.tests
     return Data(parts, tasks, known)
 
@@ -146,7 +148,7 @@ def build(config: PairsConfig, vocabulary: int) -> Encoders:
     """The encoders at their start."""
     sizes = {name: getattr(config, name) for name in ("embedding", "width", "depth", "dim", "pooling")}
     more = {name: getattr(config, name) for name in ("bidirectional", "heads", "dropout")}
-    with seeded(config.seed):
+    with use_seed(config.seed):
         made = [
             SentenceEncoder(vocabulary, kind=config.encoder, **sizes, **more) for _ in range(1 + config.two_encoders)
         ]

@@ -17,9 +17,9 @@ from uncollapse.io import files
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.vocabulary import known_word_share
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import History, Settings
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import History, TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive.objectives import formula, words
 from uncollapse.lab.experiments.sentences import config as sentence_pairs
 from uncollapse.lab.experiments.sentences import probes
@@ -28,8 +28,8 @@ from uncollapse.lab.experiments.sentences.training import Training
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import fingerprint, record, short, summary
-from uncollapse.lab.tables.paper_table import Board, Published
+from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
+from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "sentences"
@@ -43,62 +43,62 @@ class Config(PairsConfig):
     """A run."""
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train an encoder, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained encoders in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        session.doing("reading the sentences")
-        data = sentence_pairs.load(config, session)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        runtime.report_stage("reading the sentences")
+        data = sentence_pairs.load(config, runtime)
         encoders = sentence_pairs.build(config, len(data.vocabulary))
         training = Training(encoders, config, data)
         weights = fingerprint(parameter.detach() for parameter in encoders.parameters())
         before = _diagnosis(training)
-        history = _trained(training, session, weights)
-        found = _judged(training, session)
-        saved_models.keep_weights(session, encoders, config)
-        if session.keep is not None:
-            files.write(session.keep / "vocabulary.txt", "\n".join(data.vocabulary.words) + "\n")
-        return encoders, record(
+        history = _trained(training, runtime, weights)
+        found = _judged(training, runtime)
+        saved_models.save_weights(runtime, encoders, config)
+        if runtime.save_to is not None:
+            files.write(runtime.save_to / "vocabulary.txt", "\n".join(data.vocabulary.words) + "\n")
+        return encoders, build_record(
             NAME,
             config,
             history.seconds,
             LIBRARIES,
             data=_facts(config, data) | {"weights": weights},
-            figures=short(found),
+            figures=round_metrics(found),
             ended=history.ended,
-            pace=short(history.pace),
-            epochs=[short(each) for each in history.epochs],
+            pace=round_metrics(history.pace),
+            epochs=[round_metrics(each) for each in history.epochs],
             diagnosis={"before": before, "after": _diagnosis(training)},
         )
 
 
-def _trained(training: Training, session: Session, weights: str) -> History:
+def _trained(training: Training, runtime: Runtime, weights: str) -> History:
     """Train. weights: the fingerprint of the start, so that a checkpoint from another start is refused."""
     config = training.config
     if not config.epochs:
         return History([], 0, "untrained", 0.0)
     precision: Any = config.precision
-    settings = Settings(config.epochs, config.seed, clip=config.clip or None, precision=precision)
+    settings = TrainingOptions(config.epochs, config.seed, clip=config.clip or None, precision=precision)
     experiment = f"{identity(NAME, config)}-{training.data.fingerprint()}-{weights}"
-    return fit(training.task(), settings, session, experiment, vars(config))
+    return fit(training.task(), settings, runtime, experiment, vars(config))
 
 
-def _judged(training: Training, session: Session) -> dict[str, float]:
+def _judged(training: Training, runtime: Runtime) -> dict[str, float]:
     """The figures of the held-back documents and of the tasks."""
     training.encoders.eval()
     found = training.evaluate(training.encoders)
     for name, (rows, tests) in training.data.tasks.items():
-        session.doing(f"judging on {name}")
+        runtime.report_stage(f"judging on {name}")
         assert rows.labels is not None
         features, outputs = training.of_task(name)
         judged = {name: probes.standardised(features), f"{name}_output": probes.on_sphere(outputs)}
         for figure, x in judged.items():
-            found[figure] = probes.accuracy(x, rows.labels, tests, threads=session.threads)
+            found[figure] = probes.accuracy(x, rows.labels, tests, threads=runtime.threads)
     return found
 
 
@@ -106,7 +106,7 @@ def _diagnosis(training: Training) -> dict[str, Any]:
     """Layer by layer, how sentences of the held-back documents differ from each other."""
     rows = training.data.parts["validation"].rows
     drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:SHOWN]
-    return summary(diagnose_activations(training.layers(rows, drawn)))
+    return summarize_diagnosis(diagnose_activations(training.layers(rows, drawn)))
 
 
 def _facts(config: Config, data: Data) -> dict[str, Any]:
@@ -114,15 +114,15 @@ def _facts(config: Config, data: Data) -> dict[str, Any]:
     tasks = {}
     for name, (rows, tests) in data.tasks.items():
         assert rows.labels is not None
-        shares = short({"known": known_word_share(rows), "always": probes.always(rows.labels, tests)})
+        shares = round_metrics({"known": known_word_share(rows), "always": probes.always(rows.labels, tests)})
         tasks[name] = {"sentences": len(rows), **shares}
     words_known = len(data.vocabulary)
     return {"name": config.data, "fingerprint": data.fingerprint(), "words": words_known, **parts, "tasks": tasks}
 
 
-def data_fingerprint(config: Config, session: Session) -> str:
+def data_fingerprint(config: Config, runtime: Runtime) -> str:
     """Return the fingerprint of the texts at hand."""
-    return sentence_pairs.load(config, session).fingerprint()
+    return sentence_pairs.load(config, runtime).fingerprint()
 
 
 def variant(config: Mapping[str, Any]) -> str:
@@ -189,7 +189,7 @@ AXES: dict[str, Any] = {
     "columns": "encoder",
     "row_of": variant,
     "row_name": "objective",
-    "chosen": ("lr",),
+    "choose": ("lr",),
 }
 SOURCE = "Wang & Isola, on BookCorpus"
 PAPER_ROWS = {
@@ -199,7 +199,7 @@ PAPER_ROWS = {
 TITLES = {"mr": "MR, movie reviews", "cr": "CR, customer reviews", "subj": "SUBJ", "mpqa": "MPQA", "trec": "TREC"}
 
 
-def _board(task: str, suffix: str = "") -> Board:
+def _board(task: str, suffix: str = "") -> PaperTable:
     """One task, beside the paper's numbers: those are of BookCorpus, and a group of their own."""
     published = tuple(
         Published({"data": "bookcorpus", OBJECTIVE: row, "encoder": "gru"}, value, None, SOURCE)
@@ -207,17 +207,17 @@ def _board(task: str, suffix: str = "") -> Board:
     )
     title = f"Accuracy on {TITLES[task]}, by ten folds" if task != "trec" else "Accuracy on TREC's test questions"
     where = "" if not suffix else ", from rows on the sphere"
-    return Board(f"{title}{where}", where={}, figure=task + suffix, published=published, whole=True, **AXES)
+    return PaperTable(f"{title}{where}", where={}, metric=task + suffix, published=published, all_groups=True, **AXES)
 
 
-TABLES: Mapping[str, Board] = {
+TABLES: Mapping[str, PaperTable] = {
     **{task: _board(task) for task in TITLES},
     **{f"{task}-output": _board(task, "_output") for task in ("mr", "cr")},
-    "neighbours": Board(
+    "neighbours": PaperTable(
         "How often the neighbour is the nearest of 256 held-back sentences",
         where={},
-        figure="validation",
-        **AXES | {"chosen": ()},
+        metric="validation",
+        **AXES | {"choose": ()},
     ),
 }
 

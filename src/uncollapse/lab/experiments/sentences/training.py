@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length
 from uncollapse.lab.engine.schedules import cosine
-from uncollapse.lab.engine.sharding import slice_of
+from uncollapse.lab.engine.sharding import shard_slice
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive.objectives import objective
 from uncollapse.lab.experiments.sentences.config import SPLIT_SEED, Data, PairsConfig
@@ -74,7 +74,7 @@ class Batches:
 
     def share(self, number: int, count: int) -> "Batches":
         """Those of one of several processes."""
-        return Batches(self.rows, [group[slice_of(len(group), number, count)] for group in self.groups])
+        return Batches(self.rows, [group[shard_slice(len(group), number, count)] for group in self.groups])
 
 
 class Training:

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
@@ -33,9 +33,9 @@ from uncollapse.lab.experiments.sphere.infonce_limit import (
 from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record, short
-from uncollapse.lab.tables.paper_table import Board
-from uncollapse.lab.tables.selection import fixed
+from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.tables.paper_table import PaperTable
+from uncollapse.lab.tables.selection import freeze
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 
 NAME = "asymptotics"
@@ -58,21 +58,21 @@ PART = "validation"
 class Config(EncoderConfig):
     """A run. Settings that do nothing for an encoder get their defaults: they make no other run."""
 
-    encoder: str = setting(
+    encoder: str = config_field(
         SPHERE,
         "Whose features: points evenly on the sphere, a small AlexNet at its start, or one trained for an objective.",
         choices=ENCODERS,
         group=MEASURE,
     )
-    temperature: float = setting(
-        0.5, "Of the loss that is measured; encoder contrast is trained with it too.", least=0.01, group=MEASURE
+    temperature: float = config_field(
+        0.5, "Of the loss that is measured; encoder contrast is trained with it too.", minimum=0.01, group=MEASURE
     )
-    anchors: int = setting(512, "Views whose loss is measured, each with its partner.", least=2, group=MEASURE)
-    draws: int = setting(32, "Sets of `largest` negatives that are drawn for each pair.", least=2, group=MEASURE)
-    largest: int = setting(
-        65_536, "Most negatives; powers of two up to it are measured.", least=4, most=2**20, group=MEASURE
+    anchors: int = config_field(512, "Views whose loss is measured, each with its partner.", minimum=2, group=MEASURE)
+    draws: int = config_field(32, "Sets of `largest` negatives that are drawn for each pair.", minimum=2, group=MEASURE)
+    largest: int = config_field(
+        65_536, "Most negatives; powers of two up to it are measured.", minimum=4, maximum=2**20, group=MEASURE
     )
-    fit_from: int = setting(1024, "Negatives from which on slopes are fitted.", least=1, group=MEASURE)
+    fit_from: int = config_field(1024, "Negatives from which on slopes are fitted.", minimum=1, group=MEASURE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,41 +95,41 @@ def idle(encoder: str) -> tuple[str, ...]:
     return OF_TRAINING if encoder == RANDOM else ()
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Measure an encoder, trained before where it is to be, and give the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
         if config.encoder == SPHERE:
-            return _on_the_sphere(config, session)
-        encoder, facts = _encoder(config, session)
+            return _on_the_sphere(config, runtime)
+        encoder, facts = _encoder(config, runtime)
         began = time.perf_counter()
-        session.doing("looking at two views of each picture")
+        runtime.report_stage("looking at two views of each picture")
         settings = trained_config(config)
-        data = contrastive.load(settings, session)
-        x, y = Training(encoder, settings, data, session, _never).pairs(encoder, PART)
+        data = contrastive.load(settings, runtime)
+        x, y = Training(encoder, settings, data, runtime, _never).pairs(encoder, PART)
         population = Population(x, y, config.temperature)
         pairs = list(population.pairs(population.anchors(config.anchors, config.seed)))
-        found = _measured(config, population.terms(), pairs, session)
-        _clear(session, config)
+        found = _measured(config, population.terms(), pairs, runtime)
+        _clear(runtime, config)
         seconds = time.perf_counter() - began + facts.get("trained", {"seconds": 0.0})["seconds"]
-        return record(NAME, config, seconds, contrast.LIBRARIES, data=data.facts, **found, **facts)
+        return build_record(NAME, config, seconds, contrast.LIBRARIES, data=data.facts, **found, **facts)
 
 
-def _on_the_sphere(config: Config, session: Session) -> dict[str, Any]:
+def _on_the_sphere(config: Config, runtime: Runtime) -> dict[str, Any]:
     began = time.perf_counter()
     terms = uniform_terms(config.dim, config.temperature)
     pairs = [uniform_pair(config.dim, config.temperature)] * config.anchors
-    found = _measured(config, terms, pairs, session)
-    return record(NAME, config, time.perf_counter() - began, (), **found)
+    found = _measured(config, terms, pairs, runtime)
+    return build_record(NAME, config, time.perf_counter() - began, (), **found)
 
 
-def _encoder(config: Config, session: Session) -> tuple[SmallAlexNet, dict[str, Any]]:
+def _encoder(config: Config, runtime: Runtime) -> tuple[SmallAlexNet, dict[str, Any]]:
     """The encoder at its start or trained, and what the record says of its training."""
     settings = trained_config(config)
     if config.encoder == RANDOM:
         return contrastive.build(settings), {}
     encoder: Any
-    encoder, done = contrast.train(settings, session)
+    encoder, done = contrast.train(settings, runtime)
     return encoder, {"trained": {name: done[name] for name in ("config", "figures", "seconds", "ended")}}
 
 
@@ -144,9 +144,9 @@ def trained_config(config: Config) -> contrast.Config:
     return contrast.Config(**shared, **weights, temperature=config.temperature)
 
 
-def _measured(config: Config, terms: Terms, pairs: list[Pair], session: Session) -> dict[str, Any]:
+def _measured(config: Config, terms: Terms, pairs: list[Pair], runtime: Runtime) -> dict[str, Any]:
     """What the record has. terms: of all pairs. pairs: those whose bias and fluctuation are measured."""
-    session.doing("drawing negatives")
+    runtime.report_stage("drawing negatives")
     curves = measure(pairs, config.largest, config.draws, config.seed)
     slopes = {"bias": curves.bias_slope(config.fit_from), "fluctuation": curves.fluctuation_slope(config.fit_from)}
     positive, variance = (sum(getattr(pair, name) for pair in pairs) / len(pairs) for name in ("positive", "variance"))
@@ -155,11 +155,11 @@ def _measured(config: Config, terms: Terms, pairs: list[Pair], session: Session)
     figures |= {"bias_times_negatives": curves.counts[-1] * float(curves.bias[-1])}
     expected = {"bias": positive - variance / 2, "fluctuation": variance**0.5, "positive": positive}
     return {
-        "figures": short(figures | {"bias_constant": expected["bias"]}),
+        "figures": round_metrics(figures | {"bias_constant": expected["bias"]}),
         "terms": told(terms),
         "references": references(config.dim, config.temperature),
-        "slopes": {name: found and short(asdict(found)) for name, found in slopes.items()},
-        "constants": short(expected),
+        "slopes": {name: found and round_metrics(asdict(found)) for name, found in slopes.items()},
+        "constants": round_metrics(expected),
         "curve": _curve(curves, terms),
     }
 
@@ -171,7 +171,7 @@ def references(dim: int, temperature: float) -> dict[str, dict[str, float]]:
 
 def told(terms: Terms) -> dict[str, float]:
     """The terms for a record."""
-    return short({**asdict(terms), "limit": terms.limit})
+    return round_metrics({**asdict(terms), "limit": terms.limit})
 
 
 def _curve(curves: Curves, terms: Terms) -> list[dict[str, float]]:
@@ -179,20 +179,20 @@ def _curve(curves: Curves, terms: Terms) -> list[dict[str, float]]:
     rows = zip(curves.counts, curves.bias.tolist(), curves.error.tolist(), curves.fluctuation.tolist(), strict=True)
     return [
         {"negatives": count}
-        | short({"value": terms.limit + bias, "bias": bias, "error": error, "fluctuation": deviation})
+        | round_metrics({"value": terms.limit + bias, "bias": bias, "error": error, "fluctuation": deviation})
         for count, bias, error, deviation in rows
     ]
 
 
-def _clear(session: Session, config: Config) -> None:
+def _clear(runtime: Runtime, config: Config) -> None:
     """Remove the checkpoints of the training: they have its identity, not that of this run."""
-    if session.checkpoints is not None:
-        Checkpoints(session.checkpoints, identity(contrast.NAME, trained_config(config)), exact=False).clear()
+    if runtime.checkpoints is not None:
+        Checkpoints(runtime.checkpoints, identity(contrast.NAME, trained_config(config)), exact=False).clear()
 
 
-def data_fingerprint(config: Config, session: Session) -> str | None:
+def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
     """Return the fingerprint of the images at hand; points on the sphere need none."""
-    return None if config.encoder == SPHERE else contrastive.data_fingerprint(trained_config(config), session)
+    return None if config.encoder == SPHERE else contrastive.data_fingerprint(trained_config(config), runtime)
 
 
 def name_of(config: Config) -> str:
@@ -212,26 +212,26 @@ def row_of(config: Mapping[str, Any]) -> str:
     """The encoder in words, with the settings in which it differs from those of the named grid."""
     encoder = config["encoder"]
     usual = asdict(Config(encoder=encoder, **SMALL))
-    others = {name: fixed(config[name]) for name in OF_ENCODER if fixed(config[name]) != usual[name]}
+    others = {name: freeze(config[name]) for name in OF_ENCODER if freeze(config[name]) != usual[name]}
     return ", ".join([encoder, *(f"{name} {value}" for name, value in others.items())])
 
 
-def _board(title: str, figure: str) -> Board:
+def _board(title: str, figure: str) -> PaperTable:
     rows = "+".join(["encoder", *OF_ENCODER])
-    return Board(
+    return PaperTable(
         title,
         where={},
         groups="dim",
         rows=rows,
         columns="temperature",
-        figure=figure,
+        metric=figure,
         percent=False,
         row_of=row_of,
     )
 
 
 SMALL: dict[str, Any] = {"data": "cifar10", **contrast.SMALL}
-TABLES: Mapping[str, Board] = {
+TABLES: Mapping[str, PaperTable] = {
     "bias": _board("How the bias of InfoNCE − log M falls with M: slope of logarithms", "bias_slope"),
     "fluctuation": _board("How the deviation of a single draw falls with M: slope of logarithms", "fluctuation_slope"),
     "constant": _board("M · bias, for ever more negatives", "bias_constant"),

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.lab.config.fields import setting
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.config.fields import config_field
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.sphere import point_sets
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import record, short
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum
 
@@ -36,35 +36,39 @@ BATCH = 2**22  # pairs measured at a time
 class Config:
     """A run: all point sets in one space."""
 
-    dim: int = setting(2, "Dimension of the space: 2 has the circle, 3 the sphere.", least=2)
-    t: float = setting(2.0, "Sharpness of the potential exp(−t·‖x − y‖²).", least=1e-3)
-    points: int = setting(10_000, "Points of the random sets.", least=2)
-    free: int = setting(100, "Points of the regular set and of the optimised one.", least=2)
-    steps: int = setting(200, "Steps of L-BFGS for the optimised sets.", least=1)
-    draws: int = setting(2000, "Samples of each size, at most, that show the bias of the estimators.", least=2)
-    largest: int = setting(4096, "Points of the largest of these samples; powers of two up to it are drawn.", least=2)
-    seed: int = setting(0, "Of all points.", least=0, most=2**31)
+    dim: int = config_field(2, "Dimension of the space: 2 has the circle, 3 the sphere.", minimum=2)
+    t: float = config_field(2.0, "Sharpness of the potential exp(−t·‖x − y‖²).", minimum=1e-3)
+    points: int = config_field(10_000, "Points of the random sets.", minimum=2)
+    free: int = config_field(100, "Points of the regular set and of the optimised one.", minimum=2)
+    steps: int = config_field(200, "Steps of L-BFGS for the optimised sets.", minimum=1)
+    draws: int = config_field(2000, "Samples of each size, at most, that show the bias of the estimators.", minimum=2)
+    largest: int = config_field(
+        4096, "Points of the largest of these samples; powers of two up to it are drawn.", minimum=2
+    )
+    seed: int = config_field(0, "Of all points.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "largest", 1 << (self.largest.bit_length() - 1))  # only powers of two are drawn
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Measure all point sets, and give the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
         began = time.perf_counter()
         generator = torch.Generator().manual_seed(config.seed)
-        session.doing("measuring the point sets")
+        runtime.report_stage("measuring the point sets")
         found = {name: described(points, config.t) for name, points in sets(config, generator).items()}
-        session.doing("optimising few points")
+        runtime.report_stage("optimising few points")
         few = [_few(config, count, generator) for count in COUNTS]
-        session.doing("drawing samples of all sizes")
+        runtime.report_stage("drawing samples of all sizes")
         estimates = list(estimators(config, generator))
         figures = {"optimum": uniformity_optimum(config.dim, config.t)}
         figures |= {name: facts["log"] for name, facts in found.items()}
         seconds = time.perf_counter() - began
-        return record(NAME, config, seconds, (), figures=short(figures), sets=found, few=few, estimators=estimates)
+        return build_record(
+            NAME, config, seconds, (), figures=round_metrics(figures), sets=found, few=few, estimators=estimates
+        )
 
 
 def sets(config: Config, generator: torch.Generator) -> dict[str, Tensor]:
@@ -90,7 +94,9 @@ def _optimised(config: Config, count: int, generator: torch.Generator) -> Tensor
 def measured(points: Tensor, t: float) -> dict[str, float]:
     """The mean potential and its logarithm, without and with the pairs of a point with itself."""
     log, log_self = (float(uniformity(points, t, exclude_self=exclude)) for exclude in (True, False))
-    return short({"potential": math.exp(log), "log": log, "potential_self": math.exp(log_self), "log_self": log_self})
+    return round_metrics(
+        {"potential": math.exp(log), "log": log, "potential_self": math.exp(log_self), "log_self": log_self}
+    )
 
 
 def described(points: Tensor, t: float) -> dict[str, Any]:
@@ -122,7 +128,7 @@ def estimators(config: Config, generator: torch.Generator) -> Iterator[dict[str,
         without = torch.cat(list(_samples(config, count, draws, generator)))
         both = {"without": without, "with": with_self(without, count)}
         stats = {
-            name: short({"mean": float(logs.mean()), "std": float(logs.std()), "least": float(logs.min())})
+            name: round_metrics({"mean": float(logs.mean()), "std": float(logs.std()), "least": float(logs.min())})
             for name, logs in both.items()
         }
         yield {"n": count, "draws": draws, **stats}
@@ -154,11 +160,11 @@ def cost(config: Config) -> float:
     return 5 + 0.12 * config.steps + (samples + 8 * config.points**2) / 2e8
 
 
-def _board(title: str, figure: str) -> Board:
-    return Board(title, where={}, groups="points", rows="dim", columns="t", figure=figure, percent=False)
+def _board(title: str, figure: str) -> PaperTable:
+    return PaperTable(title, where={}, groups="points", rows="dim", columns="t", metric=figure, percent=False)
 
 
-TABLES: Mapping[str, Board] = {
+TABLES: Mapping[str, PaperTable] = {
     "optimised": _board("Log of the mean potential of points that minimise it", "optimised"),
     "optimum": _board("The least that it can be: that of the uniform distribution", "optimum"),
     "uniform": _board("Log of the mean potential of random points", "uniform"),

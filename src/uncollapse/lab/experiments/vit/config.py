@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import setting
+from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_source import Images, ImageSet, split_images
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.seeding import seeded
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.vit import start_weights
 from uncollapse.lab.experiments.vit.patch_losses import FORMS, WithPatchHead
 from uncollapse.lab.experiments.vit.start_weights import SCRATCH
@@ -38,114 +38,128 @@ OF_LOSSES = {  # settings that do nothing where a loss has no weight
 class VisionConfig:
     """A run. Settings of a cure or a loss that it does not have get their defaults: they make no other run."""
 
-    data: str = setting(
+    data: str = config_field(
         ".", "Folder below --data-root with train/ and val/, or train.npz and val.npz; or a set by name.", group=DATA
     )
-    class_list: str = setting("", "File with the classes to take, a line each; all if not given.", group=DATA)
-    examples: int = setting(0, "Training images, drawn once for all seeds; 0: all.", least=0, group=DATA)
-    holdout: float = setting(
+    class_list: str = config_field("", "File with the classes to take, a line each; all if not given.", group=DATA)
+    examples: int = config_field(0, "Training images, drawn once for all seeds; 0: all.", minimum=0, group=DATA)
+    holdout: float = config_field(
         0.0,
         "Held back from training to choose settings on, as a share of the training images.",
-        least=0,
-        most=0.9,
+        minimum=0,
+        maximum=0.9,
         group=DATA,
     )
-    model: str = setting("deit_tiny_patch16_224", "A vit_… or deit_… of timm.", group=MODEL)
-    start: str = setting(
+    model: str = config_field("deit_tiny_patch16_224", "A vit_… or deit_… of timm.", group=MODEL)
+    start: str = config_field(
         SCRATCH,
         "Weights to begin with: scratch, pretrained (timm's), a folder of --keep or a file of weights.",
         group=MODEL,
     )
-    depth: int = setting(0, "Blocks; 0: the model's own.", least=0, group=MODEL)
-    width: int = setting(0, "Width of the residual stream; 0: the model's own.", least=0, group=MODEL)
-    heads: int = setting(0, "Heads of the attention; 0: the model's own.", least=0, group=MODEL)
-    image: int = setting(0, "Side of the images in pixels; 0: the model's own.", least=0, group=MODEL)
-    patch: int = setting(0, "Side of a patch in pixels; 0: the model's own.", least=0, group=MODEL)
-    talking_heads: bool = setting(
+    depth: int = config_field(0, "Blocks; 0: the model's own.", minimum=0, group=MODEL)
+    width: int = config_field(0, "Width of the residual stream; 0: the model's own.", minimum=0, group=MODEL)
+    heads: int = config_field(0, "Heads of the attention; 0: the model's own.", minimum=0, group=MODEL)
+    image: int = config_field(0, "Side of the images in pixels; 0: the model's own.", minimum=0, group=MODEL)
+    patch: int = config_field(0, "Side of a patch in pixels; 0: the model's own.", minimum=0, group=MODEL)
+    talking_heads: bool = config_field(
         False, "Heads of the attention talk to each other, as in DiversePatch's code.", group=MODEL
     )
-    teacher: str = setting(
+    teacher: str = config_field(
         "",
         "Distilled models: whose answers are learned, a model of timm with published weights or a folder of --keep.",
         group=MODEL,
     )
-    init: str = setting(
+    init: str = config_field(
         "timm", "Random weights: timm's, or Xavier's for narrow models.", choices=("timm", "xavier"), group=MODEL
     )
-    cure: str = setting("contra_norm", "What is put into the model.", choices=CURES, group=CURE)
-    at: str = setting("norms", "contra_norm: its place; norms is in front of every norm, as published.", group=CURE)
-    scale: float = setting(0.2, "contra_norm: its scale.", group=CURE)
-    temperature: float = setting(1.0, "contra_norm: its temperature.", least=1e-3, group=CURE)
-    identity: str = setting(
+    cure: str = config_field("contra_norm", "What is put into the model.", choices=CURES, group=CURE)
+    at: str = config_field(
+        "norms", "contra_norm: its place; norms is in front of every norm, as published.", group=CURE
+    )
+    scale: float = config_field(0.2, "contra_norm: its scale.", group=CURE)
+    temperature: float = config_field(1.0, "contra_norm: its temperature.", minimum=1e-3, group=CURE)
+    identity: str = config_field(
         "no",
         "contra_norm: x − s·m, (1 + s)x − s·m, or s·x − s·m with scale.",
         choices=("no", "yes", "scale"),
         group=CURE,
     )
-    dual: bool = setting(False, "contra_norm: both terms of the gradient.", group=CURE)
-    average: str = setting("raw", "contra_norm: unit averages rows of length one.", choices=("raw", "unit"), group=CURE)
-    learnable: bool = setting(False, "contra_norm: one scale a feature is learned.", group=CURE)
-    positive: bool = setting(False, "contra_norm: the learned scale stays above 0.", group=CURE)
-    cosine_loss: float = setting(0.0, "Weight of DiversePatch's cosine loss; 0: without it.", least=0, group=PATCHES)
-    absolute: bool = setting(False, "cosine_loss: takes the size of cosines, not their sign.", group=PATCHES)
-    contrast_loss: float = setting(
-        0.0, "Weight of DiversePatch's contrastive loss; 0: without it.", least=0, group=PATCHES
+    dual: bool = config_field(False, "contra_norm: both terms of the gradient.", group=CURE)
+    average: str = config_field(
+        "raw", "contra_norm: unit averages rows of length one.", choices=("raw", "unit"), group=CURE
     )
-    contrast_form: str = setting(
+    learnable: bool = config_field(False, "contra_norm: one scale a feature is learned.", group=CURE)
+    positive: bool = config_field(False, "contra_norm: the learned scale stays above 0.", group=CURE)
+    cosine_loss: float = config_field(
+        0.0, "Weight of DiversePatch's cosine loss; 0: without it.", minimum=0, group=PATCHES
+    )
+    absolute: bool = config_field(False, "cosine_loss: takes the size of cosines, not their sign.", group=PATCHES)
+    contrast_loss: float = config_field(
+        0.0, "Weight of DiversePatch's contrastive loss; 0: without it.", minimum=0, group=PATCHES
+    )
+    contrast_form: str = config_field(
         "paper",
         "contrast_loss: against the mean of all patches, of the others, or three-way.",
         choices=FORMS,
         group=PATCHES,
     )
-    mixing_loss: float = setting(0.0, "Weight of DiversePatch's mixing loss; 0: without it.", least=0, group=PATCHES)
-    patch_dropout: float = setting(
-        0.2, "mixing_loss: dropout before the head of the patches.", least=0, most=0.9, group=PATCHES
+    mixing_loss: float = config_field(
+        0.0, "Weight of DiversePatch's mixing loss; 0: without it.", minimum=0, group=PATCHES
     )
-    epochs: int = setting(300, "Passes over the training images.", least=1, group=TRAINING)
-    batch: int = setting(1024, "Images in a forward pass.", least=1, group=TRAINING)
-    accumulate: int = setting(1, "Forward passes for one step.", least=1, group=TRAINING)
-    lr: float = setting(1e-3, "Largest learning rate of AdamW; it falls along a cosine.", least=0, group=TRAINING)
-    lr_floor: float = setting(1e-5, "Last learning rate.", least=0, group=TRAINING)
-    warmup: float | None = setting(
+    patch_dropout: float = config_field(
+        0.2, "mixing_loss: dropout before the head of the patches.", minimum=0, maximum=0.9, group=PATCHES
+    )
+    epochs: int = config_field(300, "Passes over the training images.", minimum=1, group=TRAINING)
+    batch: int = config_field(1024, "Images in a forward pass.", minimum=1, group=TRAINING)
+    accumulate: int = config_field(1, "Forward passes for one step.", minimum=1, group=TRAINING)
+    lr: float = config_field(
+        1e-3, "Largest learning rate of AdamW; it falls along a cosine.", minimum=0, group=TRAINING
+    )
+    lr_floor: float = config_field(1e-5, "Last learning rate.", minimum=0, group=TRAINING)
+    warmup: float | None = config_field(
         None,
         "Epochs in which the learning rate rises; none: 5, or a tenth of all if that is less.",
-        least=0,
+        minimum=0,
         group=TRAINING,
     )
-    layer_decay: float = setting(
-        1.0, "Factor of the learning rate from a block to the one below.", least=0.1, most=1, group=TRAINING
+    layer_decay: float = config_field(
+        1.0, "Factor of the learning rate from a block to the one below.", minimum=0.1, maximum=1, group=TRAINING
     )
-    weight_decay: float = setting(
-        0.05, "Weight decay of AdamW, not of the model's norms and biases.", least=0, group=TRAINING
+    weight_decay: float = config_field(
+        0.05, "Weight decay of AdamW, not of the model's norms and biases.", minimum=0, group=TRAINING
     )
-    decay_positions: bool = setting(False, "Weight decay of class tokens and positions too.", group=TRAINING)
-    clip: float = setting(0.0, "Largest length of the gradient; 0: any.", least=0, group=TRAINING)
-    head_dropout: float = setting(0.0, "Dropout before the head.", least=0, most=0.9, group=MODEL)
-    drop_path: float = setting(
-        0.1, "Stochastic depth: chance that the last block is left out.", least=0, most=0.95, group=MODEL
+    decay_positions: bool = config_field(False, "Weight decay of class tokens and positions too.", group=TRAINING)
+    clip: float = config_field(0.0, "Largest length of the gradient; 0: any.", minimum=0, group=TRAINING)
+    head_dropout: float = config_field(0.0, "Dropout before the head.", minimum=0, maximum=0.9, group=MODEL)
+    drop_path: float = config_field(
+        0.1, "Stochastic depth: chance that the last block is left out.", minimum=0, maximum=0.95, group=MODEL
     )
-    crop: str = setting(
+    crop: str = config_field(
         "resized", "Random crops: parts at any scale, or moved by pixels.", choices=("resized", "padded"), group=LOOKS
     )
-    least_area: float = setting(0.08, "crop resized: smallest part of the image.", least=0.01, most=1, group=LOOKS)
-    flip: float = setting(0.5, "Chance that an image is mirrored.", least=0, most=1, group=LOOKS)
-    auto_augment: str = setting(
+    least_area: float = config_field(
+        0.08, "crop resized: smallest part of the image.", minimum=0.01, maximum=1, group=LOOKS
+    )
+    flip: float = config_field(0.5, "Chance that an image is mirrored.", minimum=0, maximum=1, group=LOOKS)
+    auto_augment: str = config_field(
         "rand-m9-mstd0.5-inc1", "timm's policy, such as that of RandAugment; empty: none.", group=LOOKS
     )
-    color_jitter: float = setting(0.3, "Strength of changed colours; not beside auto_augment.", least=0, group=LOOKS)
-    erasing: float = setting(0.25, "Chance of random erasing.", least=0, most=1, group=LOOKS)
-    repeats: int = setting(3, "Repeated augmentation: times that an image comes in a row.", least=1, group=LOOKS)
-    mixup: float = setting(0.8, "Alpha of Mixup; 0: none.", least=0, group=LOOKS)
-    cutmix: float = setting(1.0, "Alpha of CutMix; 0: none.", least=0, group=LOOKS)
-    mix_chance: float = setting(1.0, "Chance that a batch is mixed.", least=0, most=1, group=LOOKS)
-    mix_switch: float = setting(0.5, "Chance of CutMix where both are on.", least=0, most=1, group=LOOKS)
-    smoothing: float = setting(0.1, "Label smoothing.", least=0, most=0.9, group=LOOKS)
-    ema: float = setting(
-        0.0, "Decay of averaged weights, which are then judged; 0: none.", least=0, most=0.999999, group=TRAINING
+    color_jitter: float = config_field(
+        0.3, "Strength of changed colours; not beside auto_augment.", minimum=0, group=LOOKS
     )
-    precision: str = setting("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
-    seed: int = setting(
-        0, "Of the weights, the order of the images and all augmentation.", least=0, most=2**31, group=TRAINING
+    erasing: float = config_field(0.25, "Chance of random erasing.", minimum=0, maximum=1, group=LOOKS)
+    repeats: int = config_field(3, "Repeated augmentation: times that an image comes in a row.", minimum=1, group=LOOKS)
+    mixup: float = config_field(0.8, "Alpha of Mixup; 0: none.", minimum=0, group=LOOKS)
+    cutmix: float = config_field(1.0, "Alpha of CutMix; 0: none.", minimum=0, group=LOOKS)
+    mix_chance: float = config_field(1.0, "Chance that a batch is mixed.", minimum=0, maximum=1, group=LOOKS)
+    mix_switch: float = config_field(0.5, "Chance of CutMix where both are on.", minimum=0, maximum=1, group=LOOKS)
+    smoothing: float = config_field(0.1, "Label smoothing.", minimum=0, maximum=0.9, group=LOOKS)
+    ema: float = config_field(
+        0.0, "Decay of averaged weights, which are then judged; 0: none.", minimum=0, maximum=0.999999, group=TRAINING
+    )
+    precision: str = config_field("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
+    seed: int = config_field(
+        0, "Of the weights, the order of the images and all augmentation.", minimum=0, maximum=2**31, group=TRAINING
     )
 
     def __post_init__(self) -> None:
@@ -200,9 +214,9 @@ class Data:
         return "-".join(part.fingerprint()[:8] for part in self.parts.values())
 
 
-def load(config: VisionConfig, session: Session) -> Data:
+def load(config: VisionConfig, runtime: Runtime) -> Data:
     """The pictures of a run."""
-    found = image_sets.load_image_set(config.data, session.data_root, config.class_list)
+    found = image_sets.load_image_set(config.data, runtime.data_root, config.class_list)
     parts = split_images(found.train, config.examples, config.holdout, SPLIT_SEED)
     return Data(found, parts | {"test": found.test})
 
@@ -212,7 +226,7 @@ def build(config: VisionConfig, classes: int, names: tuple[str, ...] = ()) -> Wi
 
     names: of the classes, in their order; a kept head of other ones begins anew.
     """
-    with seeded(config.seed):
+    with use_seed(config.seed):
         vit = vision_classifier.build_vit(config.model, classes, **sizes(config))
         model = WithPatchHead(vit, patch_head=config.mixing_loss > 0, dropout=config.patch_dropout)
     cure = {name: getattr(config, name) for name in ("cure", *OF_CONTRA_NORM)}

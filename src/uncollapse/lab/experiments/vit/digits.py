@@ -20,18 +20,18 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.lab.config.fields import identity, setting
+from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit as train_task
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
-from uncollapse.lab.engine.task import Settings, Task
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.task import Task, TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import fingerprint, record, short, summary
+from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import CURES
 from uncollapse.tuning.space import Between
 from uncollapse.tuning.trial_result import attach_line
@@ -55,23 +55,23 @@ class Config:
     and 3e-3 for ContraNorm, which was ahead at all three.
     """
 
-    norm: str = setting("contra", "What stands in front of every block's parts.", choices=NORMS)
-    scale: float = setting(0.3, "Scale of ContraNorm.")
-    depth: int = setting(48, "Blocks.", least=1)
-    dim: int = setting(48, "Width.", least=1)
-    heads: int = setting(4, "Heads of the attention.", least=1)
-    patch: int = setting(2, "Side of a patch in pixels.", choices=(1, 2, 4))
-    mlp_ratio: float = setting(2.0, "Width of the MLP, in widths.")
-    position_std: float = setting(0.5, "Deviation of the position embeddings at the start.")
-    epochs: int = setting(6, "Passes over the training images.", least=1)
-    batch: int = setting(64, "Images in a step.", least=1)
-    lr: float = setting(2e-3, "Largest learning rate of AdamW.", least=0)
-    warmup: float = setting(
-        0.1, "Share of the steps in which the learning rate rises; it then falls along a cosine.", least=0, most=1
+    norm: str = config_field("contra", "What stands in front of every block's parts.", choices=NORMS)
+    scale: float = config_field(0.3, "Scale of ContraNorm.")
+    depth: int = config_field(48, "Blocks.", minimum=1)
+    dim: int = config_field(48, "Width.", minimum=1)
+    heads: int = config_field(4, "Heads of the attention.", minimum=1)
+    patch: int = config_field(2, "Side of a patch in pixels.", choices=(1, 2, 4))
+    mlp_ratio: float = config_field(2.0, "Width of the MLP, in widths.")
+    position_std: float = config_field(0.5, "Deviation of the position embeddings at the start.")
+    epochs: int = config_field(6, "Passes over the training images.", minimum=1)
+    batch: int = config_field(64, "Images in a step.", minimum=1)
+    lr: float = config_field(2e-3, "Largest learning rate of AdamW.", minimum=0)
+    warmup: float = config_field(
+        0.1, "Share of the steps in which the learning rate rises; it then falls along a cosine.", minimum=0, maximum=1
     )
-    weight_decay: float = setting(0.05, "Weight decay of AdamW.")
-    clip: float = setting(1.0, "Largest length of the gradient.")
-    seed: int = setting(0, "Of the weights and of the order of the images.", least=0, most=2**31)
+    weight_decay: float = config_field(0.05, "Weight decay of AdamW.")
+    clip: float = config_field(1.0, "Largest length of the gradient.")
+    seed: int = config_field(0, "Of the weights and of the order of the images.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
@@ -121,30 +121,30 @@ def build(config: Config) -> nn.Module:
     return built
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """Build a model and train it; give it in evaluation mode with the record of the run."""
     model = build(config)
-    return model, fit(model, config, session)
+    return model, fit(model, config, runtime)
 
 
-def fit(model: nn.Module, config: Config, session: Session | None = None) -> dict[str, Any]:
+def fit(model: nn.Module, config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train a model, and give the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        return _fit(model, config, session)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        return _fit(model, config, runtime)
 
 
-def _fit(model: nn.Module, config: Config, session: Session) -> dict[str, Any]:
+def _fit(model: nn.Module, config: Config, runtime: Runtime) -> dict[str, Any]:
     parts = digits()
-    before = summary(_diagnosis(model, parts["test"][0]))
-    settings = Settings(config.epochs, config.seed, clip=config.clip)
+    before = summarize_diagnosis(_diagnosis(model, parts["test"][0]))
+    settings = TrainingOptions(config.epochs, config.seed, clip=config.clip)
     data = fingerprint(tensor for pair in parts.values() for tensor in pair)
     experiment = f"{identity(NAME, config)}-{data}"
-    history = train_task(_task(model, config, parts), settings, session, experiment, vars(config))
-    after = summary(_diagnosis(model, parts["test"][0]))
+    history = train_task(_task(model, config, parts), settings, runtime, experiment, vars(config))
+    after = summarize_diagnosis(_diagnosis(model, parts["test"][0]))
     accuracies = {part: accuracy(model, *parts[part]) for part in SIZES}
-    saved_models.keep_weights(session, model, config)
-    return record(
+    saved_models.save_weights(runtime, model, config)
+    return build_record(
         NAME,
         config,
         history.seconds,
@@ -152,7 +152,7 @@ def _fit(model: nn.Module, config: Config, session: Session) -> dict[str, Any]:
         data={"name": "scikit-learn's digits", "fingerprint": data, **SIZES},
         figures={**accuracies, "epoch": history.kept},
         ended=history.ended,
-        epochs=[short(figures) for figures in history.epochs],
+        epochs=[round_metrics(figures) for figures in history.epochs],
         diagnosis={"before": before, "after": after},
     )
 
@@ -189,9 +189,9 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return float(right.float().mean())
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train a model, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
 def name_of(config: Config) -> str:
@@ -209,11 +209,13 @@ def cost(config: Config) -> float:
 QUICK: Mapping[str, Any] = {"depth": 12, "epochs": 4}
 SEARCH = Search(
     space=(Between("scale", 0.02, 2.0, when={"norm": ("contra",)}),),
-    none={"norm": "layer"},
+    baseline={"norm": "layer"},
     line=lambda config: attach_line("contra_norm", {"scale": config.scale, "at": "norms"}),
 )
-TABLES: Mapping[str, Board] = {
-    "depth": Board("Test accuracy on digits", where={}, groups="dim", rows="norm", columns="depth", chosen=("scale",)),
+TABLES: Mapping[str, PaperTable] = {
+    "depth": PaperTable(
+        "Test accuracy on digits", where={}, groups="dim", rows="norm", columns="depth", choose=("scale",)
+    ),
 }
 GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "depth": (Grid({"norm": NORMS, "depth": (12, 24, 48), "seed": (0, 1, 2)}),),

@@ -13,7 +13,7 @@ from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.io import timm_models
 from uncollapse.lab.experiments.vit.mixing import Mixed
 from uncollapse.lab.runs.records import fingerprint
-from uncollapse.lab.runs.saved_models import load_vision
+from uncollapse.lab.runs.saved_models import load_vision_model
 
 
 class Teacher:
@@ -70,7 +70,7 @@ def teacher_of(name: str, student: Any, classes: Sequence[str]) -> Teacher | Non
             "model, such as deit_tiny_distilled_patch16_224, or no teacher."
         )
     if Path(name).is_dir():
-        model, known = load_vision(name)
+        model, known = load_vision_model(name)
     else:
         way_out = "name a folder that --keep wrote as the teacher."
         model, known = timm_models.load_timm_model(name, random_weights=False, way_out=way_out), ()

@@ -13,9 +13,9 @@ from torch import nn
 
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Session
-from uncollapse.lab.engine.task import Settings
-from uncollapse.lab.engine.threads import threads
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.task import TrainingOptions
+from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import Data, VisionConfig
 from uncollapse.lab.experiments.vit.paper import (
@@ -32,9 +32,9 @@ from uncollapse.lab.experiments.vit.training import Training, without_slow_atten
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import fingerprint, record, short, summary
+from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.paper_table import Board
+from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import CURES, LOSSES
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.trial_result import attach_line
@@ -51,30 +51,30 @@ class Config(VisionConfig):
     """A run."""
 
 
-def run(config: Config, session: Session | None = None) -> dict[str, Any]:
+def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     """Train a vision transformer, and give the record of the run."""
-    return train(config, session)[1]
+    return train(config, runtime)[1]
 
 
-def train(config: Config, session: Session | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The trained model in evaluation mode, and the record of the run."""
-    session = session or Session()
-    with threads(session.threads):
-        session.doing("reading the pictures")
-        data = vision.load(config, session)
+    runtime = runtime or Runtime()
+    with use_threads(runtime.threads):
+        runtime.report_stage("reading the pictures")
+        data = vision.load(config, runtime)
         model = vision.build(config, len(data.set.train.classes), data.set.train.classes)
-        without_slow_attention(model.vit, config.precision, session.device)
-        training = Training(model, config, data.parts, session)
-        found = _trained(training, config, data, session)
-        saved_models.keep_vision(session, model.vit, config, data.set.train.classes)
+        without_slow_attention(model.vit, config.precision, runtime.device)
+        training = Training(model, config, data.parts, runtime)
+        found = _trained(training, config, data, runtime)
+        saved_models.save_vision_model(runtime, model.vit, config, data.set.train.classes)
         return model.vit, found
 
 
-def _trained(training: Training, config: Config, data: Data, session: Session) -> dict[str, Any]:
+def _trained(training: Training, config: Config, data: Data, runtime: Runtime) -> dict[str, Any]:
     weights = fingerprint(parameter.detach() for parameter in training.model.parameters())
-    before = summary(training.diagnosis())
+    before = summarize_diagnosis(training.diagnosis())
     precision: Any = config.precision
-    settings = Settings(
+    settings = TrainingOptions(
         config.epochs,
         config.seed,
         accumulate=config.accumulate,
@@ -85,30 +85,30 @@ def _trained(training: Training, config: Config, data: Data, session: Session) -
     teacher = {} if training.teacher is None else {"teacher": training.teacher.fingerprint}
     experiment = "-".join([identity(NAME, config), data.fingerprint(), weights, *teacher.values()])
     with training as task:
-        history = fit(task, settings, session, experiment, vars(config))
+        history = fit(task, settings, runtime, experiment, vars(config))
     after = training.diagnosis()
     last = next(layer for layer in reversed(after.layers) if layer.name.startswith("block"))
     found = {name: value for name, value in history.epochs[-1].items() if name not in ("loss", "epoch")}
     figures = found | {"test": training.accuracy(training.model.vit, "test")}
     figures |= {name: last.measures[name].mean for name in LAST if name in last.measures}
-    return record(
+    return build_record(
         NAME,
         config,
         history.seconds,
         LIBRARIES,
         data=data.facts | {"weights": weights, "skipped": training.skipped} | teacher,
-        figures=short(figures),
+        figures=round_metrics(figures),
         ended=history.ended,
-        pace=short(history.pace),
-        epochs=[short(each) for each in history.epochs],
-        diagnosis={"before": before, "after": summary(after)},
+        pace=round_metrics(history.pace),
+        epochs=[round_metrics(each) for each in history.epochs],
+        diagnosis={"before": before, "after": summarize_diagnosis(after)},
         spectrum=[float(f"{value:.4g}") for value in last.spectrum],
     )
 
 
-def data_fingerprint(config: Config, session: Session) -> str:
+def data_fingerprint(config: Config, runtime: Runtime) -> str:
     """Return the fingerprint of the images at hand."""
-    return vision.load(config, session).fingerprint()
+    return vision.load(config, runtime).fingerprint()
 
 
 def line(config: Config) -> str | None:
@@ -208,18 +208,18 @@ AXES: dict[str, Any] = {
     "rows": ROWS,
     "columns": "depth",
     "row_of": variant,
-    "chosen": ("scale",),
-    "against": "none",
+    "choose": ("scale",),
+    "baseline": "none",
 }
 
 
-def _beside(title: str, protocol: Mapping[str, Any], data: str, model: str, table: Table) -> Board:
+def _beside(title: str, protocol: Mapping[str, Any], data: str, model: str, table: Table) -> PaperTable:
     """A table of a paper, with the results that were run as it was."""
     numbers = published((AXES["groups"], AXES["rows"], AXES["columns"]), data, table)
     usual = asdict(Config(**protocol))
     free = ("class_list", "holdout", "precision")
     where = {"data": data, "model": model}
-    return Board(title, where=where, published=numbers, usual=usual, free=free, whole=True, **AXES)
+    return PaperTable(title, where=where, published=numbers, protocol=usual, free=free, all_groups=True, **AXES)
 
 
 OF_CONTRA_NORM = {"cure": ("contra_norm",)}
@@ -230,12 +230,12 @@ SEARCH = Search(
         OneOf("at", ("norms", "attention.residual", "block"), when=OF_CONTRA_NORM),
         Between("temperature", 0.2, 5.0, when=OF_CONTRA_NORM),
     ),
-    none={"cure": "none"},
+    baseline={"cure": "none"},
     line=line,
-    lacks=lambda config: None if config.holdout else "Settings are chosen on images that are held back: --holdout 0.1.",
+    missing=lambda config: None if config.holdout else "Settings are chosen on held-out images: --holdout 0.1.",
 )
-TABLES: Mapping[str, Board] = {
-    "accuracy": Board("Test accuracy", where={}, **AXES),
+TABLES: Mapping[str, PaperTable] = {
+    "accuracy": PaperTable("Test accuracy", where={}, **AXES),
     "imagenet100": _beside(
         "ContraNorm: DeiT-T on ImageNet-100", CONTRA_NORM, "imagenet100", "deit_tiny_patch16_224", TINY_100
     ),

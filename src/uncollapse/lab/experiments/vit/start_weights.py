@@ -15,7 +15,7 @@ from uncollapse.io.loading import silence_libraries
 from uncollapse.io.tensor_files import weights_of
 from uncollapse.lab.models.vision_classifier import heads_of
 from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json
-from uncollapse.lab.runs.saved_models import load_kept_cure
+from uncollapse.lab.runs.saved_models import load_saved_cure
 
 SCRATCH, PUBLISHED = "scratch", "pretrained"
 HEADS = ("head.", "head_dist.")
@@ -59,7 +59,7 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classe
     other = bool(classes and known) and known != tuple(classes)
     _fill(vit, weights_of(file, vit), heads, start, other_classes=other)
     if cured:
-        load_kept_cure(vit, folder)
+        load_saved_cure(vit, folder)
     return cured
 
 

@@ -15,7 +15,7 @@ from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform, training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
 from uncollapse.lab.data.image.image_source import Images
-from uncollapse.lab.engine.runtime import Session
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.vit import distillation, mixing
@@ -32,8 +32,8 @@ class Training:
     skipped: pictures that could not be read, by the part that they belong to; training counts each time that one came.
     """
 
-    def __init__(self, model: WithPatchHead, config: Any, parts: Mapping[str, Images], session: Session) -> None:
-        self.model, self.config, self.parts, self.session = model, config, parts, session
+    def __init__(self, model: WithPatchHead, config: Any, parts: Mapping[str, Images], runtime: Runtime) -> None:
+        self.model, self.config, self.parts, self.runtime = model, config, parts, runtime
         weights = {"cosine": config.cosine_loss, "contrast": config.contrast_loss, "mixing": config.mixing_loss}
         self.losses = PatchLosses(model.vit, weights, absolute=config.absolute, form=config.contrast_form)
         self.look = look_of(model.vit)
@@ -81,7 +81,7 @@ class Training:
         )
         order = epoch_order(len(pictures), seed, config.repeats)
         count = partial(self._count, "train")
-        return ImageBatches(pictures, order, config.batch, transform, seed, self.session.workers, count)
+        return ImageBatches(pictures, order, config.batch, transform, seed, self.runtime.workers, count)
 
     def loss(self, model: Any, batch: ImageBatch) -> Tensor:
         """Of the labels, with the losses on patches."""
@@ -98,7 +98,7 @@ class Training:
     def accuracy(self, vit: nn.Module, part: str) -> float:
         """Share of the pictures of a part that the model names rightly; those that cannot be read do not count."""
         if part == "test":  # the others are judged while it trains
-            self.session.doing("judging the test images")
+            self.runtime.report_stage("judging the test images")
         vit.eval()
         device = next(vit.parameters()).device
         right = count = 0
@@ -121,7 +121,7 @@ class Training:
         """Pictures of a part as they are judged, without augmentation; all of them, or some."""
         pictures = self.parts[part] if which is None else self.parts[part].chosen(which)
         transform = evaluation_transform(self.look, crop=self.config.crop)
-        return ImageBatches(pictures, range(len(pictures)), size, transform, workers=self.session.workers)
+        return ImageBatches(pictures, range(len(pictures)), size, transform, workers=self.runtime.workers)
 
     def diagnosis(self) -> Diagnosis:
         """Layer by layer on some test pictures, attention too."""
@@ -131,7 +131,7 @@ class Training:
         images = (batch.images for batch in batches if len(batch))
 
         def tell(done: int) -> None:
-            self.session.doing(f"measuring the model, {done} of {len(batches)} batches")
+            self.runtime.report_stage(f"measuring the model, {done} of {len(batches)} batches")
 
         tell(0)
         return diagnose(self.model.vit, images, attention=True, baseline=0, progress=tell)
