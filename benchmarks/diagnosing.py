@@ -20,14 +20,14 @@ def overhead() -> Iterator[Result]:
     text, tokens = minilm(), {"input_ids": torch.randint(1000, 30000, (32, 128)), "attention_mask": padding()}
     yield within(f"diagnose MiniLM-L6, {BATCHES} batches of 32×128", 1.3, text, tokens)
     yield within("  with attention maps", None, text, tokens, attention=True)
-    yield within("  with a random model on the first batch", None, text, tokens, baseline=1)
+    yield within("  with a random model on the first batch", None, text, tokens, plan=uc.Plan())
     yield within(f"diagnose DeiT-S, {BATCHES} batches of 32×3×224×224", 1.3, deit(), torch.randn(32, 3, 224, 224))
 
 
 def within(name: str, most: float | None, model: nn.Module, batch: Any, **options: Any) -> Result:
     """Wall time of a diagnosis over that of the forward passes."""
     batches, run = [batch] * BATCHES, forward(model, batch)
-    settings = {"baseline": 0} | options
+    settings = {"plan": uc.Plan(baseline=0)} | options
     ratio, plain, ours = speed_ratio(run, lambda: uc.diagnose(model, batches, **settings), rounds=3)
     detail = f"{plain:.2f} s plain, {ours:.2f} s diagnosed"
     return Result(name, most, 1 / ratio, "× the time", False, detail)

@@ -70,12 +70,12 @@ def trained(data: Data, args: argparse.Namespace, *, mended: bool) -> dict[str, 
     model = Net(data.num_features, int(data.y.max()) + 1, args.layers)
     if mended:  # the last convolution gives the logits: it is left as it is
         print(uc.attach(model, "contra_norm", scale=args.scale, preset="gnn", layers=":-1"))
-    before = uc.diagnose(model, [data], baseline=0)
+    before = uc.diagnose(model, [data], plan=uc.Plan(baseline=0))
     print(f"{NAMES['mended' if mended else 'plain']}, untrained: {before.verdict.sentence}")
     fit(task(model, data), TrainingOptions(args.epochs, seed=args.seed, evaluate_every=10), Runtime(device="cpu"))
     with torch.no_grad():
         test = accuracy(model(data), data, "test")
-    return {"test": test, "before": before, "after": uc.diagnose(model, [data], baseline=0)}
+    return {"test": test, "before": before, "after": uc.diagnose(model, [data], plan=uc.Plan(baseline=0))}
 
 
 def task(model: nn.Module, data: Data) -> Task:

@@ -110,7 +110,7 @@ def measured(way: str, config: Vit, progress: Console) -> dict[str, Any]:
     model = train(way, config, progress)
     seconds = time.process_time() - started
     parts = digits()
-    diagnosis = uc.diagnose(model, torch.split(parts["test"][0], 100), baseline=0)
+    diagnosis = uc.diagnose(model, torch.split(parts["test"][0], 100), plan=uc.Plan(baseline=0))
     last = next(layer for layer in reversed(diagnosis.layers) if layer.name == f"block {config.depth - 1}")
     return {
         "way": way,

@@ -38,7 +38,9 @@ def main() -> None:
     with workers(args.scheduler, args.workers) as client:
         parts = [client.submit(measured, file, args.column, args.pairs, seed) for seed, file in enumerate(files)]
         whole: uc.RowStatistics = merged(client, parts).result()
-    diagnosis = whole.diagnosis(name=args.folder.name, data=f"{len(files)} files: {whole.count} rows")
+    diagnosis = whole.diagnosis(
+        labels=uc.Labels(model=args.folder.name, data=f"{len(files)} files: {whole.count} rows")
+    )
     print(diagnosis)
     if args.out is not None:
         diagnosis.save(args.out)

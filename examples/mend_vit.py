@@ -46,7 +46,7 @@ def trained(config: digits.Config, scale: float | None) -> dict[str, Any]:
         print(uc.attach(model, "contra_norm", scale=scale, at="norms", tokens="all"))
     record = digits.fit(model, config)
     images, _ = digits.digits()["test"]
-    diagnosis = uc.diagnose(model, torch.split(images, 50), baseline=0)
+    diagnosis = uc.diagnose(model, torch.split(images, 50), plan=uc.Plan(baseline=0))
     last = [layer for layer in diagnosis.layers if layer.name.startswith("block")][-1]
     return {
         **record,

@@ -92,7 +92,14 @@ def main() -> None:
         Rule("mean_cosine", above=0.99, patience=2, then="stop"),
         Rule("finite", then="stop"),
     ]
-    monitor = Monitor([held], every=15, rules=rules, folder=given.folder, overwrite=True, name="digits", data="digits")
+    monitor = Monitor(
+        [held],
+        every=15,
+        rules=rules,
+        folder=given.folder,
+        overwrite=True,
+        labels=uc.Labels(model="digits", data="digits"),
+    )
     train(monitor, images, labels, given.depth, given.lr, given.steps)
     print(f"The monitor: {monitor.cost}.")
     if (given.folder / "collapse.json").exists():

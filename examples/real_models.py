@@ -13,6 +13,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,10 +96,13 @@ def load_minilm() -> tuple[Any, Any]:
     return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def measured(model: Any, tokenizer: Any, texts: list[str], size: int = 32, **options: Any) -> uc.Diagnosis:
+def measured(
+    model: Any, tokenizer: Any, texts: list[str], size: int = 32, labels: uc.Labels | None = None, **options: Any
+) -> uc.Diagnosis:
     """A text model on texts of at most 128 tokens."""
     batches = text_batches.token_batches(texts, tokenizer, batch_size=size, max_length=128, decoder=False)
-    return uc.diagnose(model, batches, example=text_batches.example_tokens(texts[0], tokenizer, 128), **options)
+    labels = replace(labels or uc.Labels(), example=text_batches.example_tokens(texts[0], tokenizer, 128))
+    return uc.diagnose(model, batches, labels=labels, **options)
 
 
 def minilm(data: Path, save: Saver, out: Path) -> None:
@@ -106,7 +110,7 @@ def minilm(data: Path, save: Saver, out: Path) -> None:
     model, tokenizer = load_minilm()
     places = ("block", "attention.residual", "mlp.residual")
     texts = paragraphs(data, 256)
-    save("minilm", measured(model, tokenizer, texts, attention=True, places=places, **named("MiniLM-L6", texts)))
+    save("minilm", measured(model, tokenizer, texts, attention=True, at=places, labels=named("MiniLM-L6", texts)))
 
 
 def minilm_stsb(data: Path, save: Saver, out: Path) -> None:
@@ -115,13 +119,14 @@ def minilm_stsb(data: Path, save: Saver, out: Path) -> None:
     rows = (data / "glue" / "STS-B" / "sts-dev.csv").read_text(encoding="utf-8").splitlines()
     texts = [" ".join(row[5:7]) for row in csv.reader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)][:512]
     save(
-        "minilm_stsb", measured(model, tokenizer, texts, attention=True, **named("MiniLM-L6", texts, "pairs of STS-B"))
+        "minilm_stsb",
+        measured(model, tokenizer, texts, attention=True, labels=named("MiniLM-L6", texts, "pairs of STS-B")),
     )
 
 
-def named(name: str, texts: list[str], what: str = "paragraphs of WikiText-2") -> dict[str, Any]:
+def named(name: str, texts: list[str], what: str = "paragraphs of WikiText-2") -> uc.Labels:
     """What tables and reports call it."""
-    return {"name": name, "data": f"{len(texts)} {what}"}
+    return uc.Labels(name, f"{len(texts)} {what}")
 
 
 def albert(data: Path, save: Saver, out: Path) -> None:
@@ -141,12 +146,8 @@ def albert(data: Path, save: Saver, out: Path) -> None:
     batch = torch.tensor([[ids[piece] for piece in row] for row in padded])
     real = torch.tensor([[piece != "[PAD]" for piece in row] for row in padded]).long()
     given = {"input_ids": batch, "attention_mask": real}
-    options: dict[str, Any] = {
-        "name": "RXNMapper ALBERT",
-        "data": f"{len(pieces)} textbook reactions",
-        "example": pieces[0],
-    }
-    save("albert", uc.diagnose(model, [given], attention=True, rank_samples=len(pieces), **options))
+    labels = uc.Labels("RXNMapper ALBERT", f"{len(pieces)} textbook reactions", pieces[0])
+    save("albert", uc.diagnose(model, [given], attention=True, plan=uc.Plan(rank_samples=len(pieces)), labels=labels))
 
 
 def smollm2(data: Path, save: Saver, out: Path) -> None:
@@ -158,7 +159,7 @@ def smollm2(data: Path, save: Saver, out: Path) -> None:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModel.from_pretrained(file.parent, gguf_file=file.name).eval()
     texts = paragraphs(data, 64)
-    save("smollm2", measured(model, tokenizer, texts, 8, attention=True, **named("SmolLM2-135M", texts)))
+    save("smollm2", measured(model, tokenizer, texts, 8, attention=True, labels=named("SmolLM2-135M", texts)))
 
 
 def bert72(data: Path, save: Saver, out: Path) -> None:
@@ -171,8 +172,8 @@ def bert72(data: Path, save: Saver, out: Path) -> None:
     torch.manual_seed(0)
     bert: Any = BertModel  # it has no types
     model = bert(BertConfig(num_hidden_layers=72)).eval()
-    options = named("BERT, 72 untrained layers", texts, "sentences of CoLA")
-    save("bert72_untrained", measured(model, tokenizer, texts, baseline=0, **options))
+    labels = named("BERT, 72 untrained layers", texts, "sentences of CoLA")
+    save("bert72_untrained", measured(model, tokenizer, texts, plan=uc.Plan(baseline=0), labels=labels))
 
 
 def vit(data: Path, save: Saver, out: Path) -> None:
@@ -183,12 +184,8 @@ def vit(data: Path, save: Saver, out: Path) -> None:
             config = digits.Config(norm=norm, epochs=epochs)
             model, run = digits.train(config) if epochs else (digits.build(config), None)
             keep(run, out / "runs" / f"vit_{norm}.json")
-            options: dict[str, Any] = {
-                "name": f"ViT-{config.depth}, {label}, {state}",
-                "data": "300 test digits",
-                "attention": True,
-            }
-            save(f"vit_{norm}_{state}", uc.diagnose(model, images.split(100), **options))
+            labels = uc.Labels(f"ViT-{config.depth}, {label}, {state}", "300 test digits")
+            save(f"vit_{norm}_{state}", uc.diagnose(model, images.split(100), attention=True, labels=labels))
 
 
 def keep(run: dict[str, Any] | None, path: Path) -> None:
@@ -209,7 +206,7 @@ def gcn(data: Path, save: Saver, out: Path) -> None:
         graph = gcn_depth.load(config, runtime)
         batch = {"x": graph.x, "edge_index": graph.edge_index}
         name = f"GCN-{depth}, norm: {norm}"
-        save(file, uc.diagnose(model, [batch], name=name, data="Cora, all 2,708 nodes"))
+        save(file, uc.diagnose(model, [batch], labels=uc.Labels(model=name, data="Cora, all 2,708 nodes")))
 
 
 def false_alarms(data: Path, save: Saver, out: Path) -> None:
@@ -234,7 +231,7 @@ def false_alarms(data: Path, save: Saver, out: Path) -> None:
 
 
 def _called(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, str]:
-    verdict = measured(model, tokenizer, texts, baseline=0).verdict
+    verdict = measured(model, tokenizer, texts, plan=uc.Plan(baseline=0)).verdict
     return {"kind": verdict.kind, "certainty": verdict.certainty}
 
 

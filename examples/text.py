@@ -64,7 +64,7 @@ def main() -> None:
         for when in ("before", "after"):
             torch.manual_seed(1)
             loss = f"{tune(model, batch):.3f}" if when == "after" else ""
-            diagnosis = uc.diagnose(model, [batch], baseline=0)
+            diagnosis = uc.diagnose(model, [batch], plan=uc.Plan(baseline=0))
             last = diagnosis.layers[-1]
             table.add_row(f"{name}, {when}", f"{last['mean_cosine']:.3f}", f"{last['effective_rank']:.2f}", loss)
     Console().print(table)

@@ -74,7 +74,7 @@ def main() -> None:
     table, columns = Table("", *models, title="Mean cosine of the patches of an image"), []
     for model in models.values():
         tests = [batch.images for batch in batches(data, model, plain, "test")]
-        columns.append(uc.diagnose(model, tests[:4], baseline=0).layers)
+        columns.append(uc.diagnose(model, tests[:4], plan=uc.Plan(baseline=0)).layers)
     for layers in zip(*columns, strict=True):
         table.add_row(layers[0].name, *(f"{layer['mean_cosine']:.3f}" for layer in layers))
     Console().print(table)

@@ -129,7 +129,7 @@ def depth(config: Config) -> dict[str, Any]:
         model = transformer(config, norm_first)
         if scale is not None:
             uc.attach(model, "contra_norm", scale=scale)
-        d = uc.diagnose(model, [x], baseline=0)
+        d = uc.diagnose(model, [x], plan=uc.Plan(baseline=0))
         found[name] = {
             "verdict": d.verdict.kind,
             "onset": d.verdict.onset,

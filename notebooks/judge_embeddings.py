@@ -82,7 +82,10 @@ plt.show()
 # `uncollapse embeddings c.npy`.
 
 # %%
-diagnoses = {name: uc.diagnose_rows(embed(pictures).split(500), name=name) for name, embed in embeddings.items()}
+diagnoses = {
+    name: uc.diagnose_rows(embed(pictures).split(500), labels=uc.Labels(model=name))
+    for name, embed in embeddings.items()
+}
 for name, d in diagnoses.items():
     print(f"{name:16} {d.verdict.sentence}")
 np.save("c.npy", embeddings["C: with a bias"](pictures).numpy())

@@ -25,9 +25,11 @@ if TYPE_CHECKING:  # the same names as in _PUBLIC, for editors and type checkers
     from uncollapse.attachment.save import load_cure as load_cure
     from uncollapse.attachment.save import save_cure as save_cure
     from uncollapse.cures import *  # noqa: F403
+    from uncollapse.diagnosis.build import Labels as Labels
     from uncollapse.diagnosis.embeddings import RowStatistics as RowStatistics
     from uncollapse.diagnosis.embeddings import diagnose_rows as diagnose_rows
     from uncollapse.diagnosis.result import Diagnosis as Diagnosis
+    from uncollapse.diagnosis.run import Plan as Plan
     from uncollapse.diagnosis.run import diagnose as diagnose
     from uncollapse.diagnosis.run import diagnose_activations as diagnose_activations
     from uncollapse.diagnosis.stats.moments import Moments as Moments
@@ -53,9 +55,10 @@ _PUBLIC = {
     "uncollapse.attachment.save": "load_cure save_cure",
     "uncollapse.cures": "AttnScale ContraNorm DropEdge FeatScale PairNorm "
     "attn_scale contra_norm drop_edge feat_scale pair_norm",
+    "uncollapse.diagnosis.build": "Labels",
     "uncollapse.diagnosis.embeddings": "RowStatistics diagnose_rows",
     "uncollapse.diagnosis.result": "Diagnosis",
-    "uncollapse.diagnosis.run": "diagnose diagnose_activations",
+    "uncollapse.diagnosis.run": "Plan diagnose diagnose_activations",
     "uncollapse.diagnosis.stats.moments": "Moments",
     "uncollapse.diagnosis.stats.reservoir": "Reservoir",
     "uncollapse.losses": "PatchMix align_loss contra_uniform_loss cutmix_patches info_nce patch_contrastive_loss "

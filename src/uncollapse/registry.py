@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from uncollapse.errors import did_you_mean
 
@@ -76,11 +76,6 @@ class Later(Generic[E]):
 
     make: Callable[[], E]
 
-    @classmethod
-    def imported(cls, module: str, name: str) -> Self:
-        """Return an entry that is a name of a module, which is imported when the entry is first used."""
-        return cls(lambda: getattr(importlib.import_module(module), name))
-
 
 class Registry(Mapping[str, E]):
     """Entries by name, in the order in which they were added.
@@ -123,7 +118,7 @@ class Registry(Mapping[str, E]):
 METRICS: Registry[Metric] = Registry("metric", "uncollapse.metrics")
 CURES: Registry[Cure] = Registry("cure", "uncollapse.cures")
 LOSSES: Registry[Loss] = Registry("loss", "uncollapse.losses")
-RENDERERS: Registry[Callable[..., Path]] = Registry("renderer")  # how a diagnosis is shown; `uncollapse` fills it
+RENDERERS: Registry[Callable[..., Path]] = Registry("renderer", "uncollapse.report")  # how a diagnosis is shown
 
 
 def discover(package: str, path: Iterable[str]) -> None:

@@ -77,7 +77,7 @@ def test_advice_for_layers_that_were_named() -> None:
     with torch.no_grad():
         for layer in model:
             layer.weight.copy_(torch.ones(16, 16) + 0.001 * torch.eye(16))
-    d = uc.diagnose(model, [torch.rand(4, 8, 16)], layers="*", layout="tokens")
+    d = uc.diagnose(model, [torch.rand(4, 8, 16)], modules="*", layout="tokens")
     assert d.verdict.collapsed
     assert d.verdict.certainty in str(d)
     for tip in d.verdict.advice:

@@ -232,7 +232,7 @@ def test_a_diagnosis_sees_what_a_written_layer_would_show():
         nn.Sequential(layer, uc.ContraNorm(None, 0.6, after=None)) for layer in written.layers
     )
     batches = [{"x": torch.randn(4, 6, 16)} for _ in range(2)]
-    options = {"layers": ["layers.*"], "baseline": 0}
+    options = {"modules": ["layers.*"], "plan": uc.Plan(baseline=0)}
     plain = uc.diagnose(tiny.model, batches, **options)
     with uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where):
         found = uc.diagnose(tiny.model, batches, **options)
@@ -244,7 +244,7 @@ def test_a_diagnosis_sees_what_a_written_layer_would_show():
 def test_a_diagnosis_compares_a_cured_model_with_a_random_one():
     tiny, _, output = cured("timm_vit", cure="contra_norm", learnable=True)
     batches = [{"x": torch.randn(4, 3, 8, 8)} for _ in range(2)]
-    found = uc.diagnose(tiny.model, batches, baseline=1)
+    found = uc.diagnose(tiny.model, batches, plan=uc.Plan(baseline=1))
     assert len(found.baseline) == len(found.layers)
     assert torch.equal(tiny.output(), output)
 

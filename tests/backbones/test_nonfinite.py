@@ -64,7 +64,7 @@ def overflowing() -> Net:
 
 def diagnosed(net: nn.Module, data: list[Tensor]) -> str:
     with pytest.raises(NotFiniteError) as caught:
-        uc.diagnose(net, data, layers="blocks.*", baseline=0)
+        uc.diagnose(net, data, modules="blocks.*", plan=uc.Plan(baseline=0))
     return str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_an_overflow_between_modules_is_named_at_the_next_one() -> None:
 
 
 def test_the_same_numbers_in_full_precision_are_finite() -> None:
-    uc.diagnose(overflowing().float(), batches(), layers="blocks.*", baseline=0)
+    uc.diagnose(overflowing().float(), batches(), modules="blocks.*", plan=uc.Plan(baseline=0))
 
 
 def test_places_of_a_block_are_named() -> None:
@@ -108,7 +108,7 @@ def test_places_of_a_block_are_named() -> None:
     with pytest.raises(
         NotFiniteError, match=r"At block 2 \(attention\.residual, input of layers\.2\.norm1\): 24 NaN"
     ) as told:
-        uc.diagnose(model, batches(), places=["attention.residual"], baseline=0)
+        uc.diagnose(model, batches(), at=["attention.residual"], plan=uc.Plan(baseline=0))
     assert "layers.2" in str(told.value).partition("It begins at")[2]
 
 
@@ -118,7 +118,7 @@ def test_padding_does_not_count() -> None:
     x[0, 5], padding[0, 5] = torch.nan, True
     x[1, 0, 0] = torch.nan
     with pytest.raises(NotFiniteError, match=r"At embed .*: 1 NaN among 192 numbers in batch 1\."):
-        uc.diagnose(model, [{"src": x, "src_key_padding_mask": padding}], baseline=0)
+        uc.diagnose(model, [{"src": x, "src_key_padding_mask": padding}], plan=uc.Plan(baseline=0))
 
 
 def test_a_random_model_that_overflows_is_left_out() -> None:
@@ -138,7 +138,7 @@ def test_a_random_model_that_overflows_is_left_out() -> None:
 
 def test_a_monitor_tells_the_layer() -> None:
     net = Net()
-    monitor = Monitor(batches(1), every=1, rules=[Rule("finite", then="stop")], layers="blocks.*")
+    monitor = Monitor(batches(1), every=1, rules=[Rule("finite", then="stop")], modules="blocks.*")
     monitor.step(net, 0)
     poisoned(net)
     with pytest.warns(

@@ -298,6 +298,6 @@ def test_a_dataset_is_batches_and_a_graph_is_not() -> None:
     from torch_geometric.datasets import FakeDataset  # its own attributes are those of its first graph
 
     dataset = FakeDataset(num_graphs=3, avg_num_nodes=20, num_channels=5)
-    assert uc.diagnose(Plain(), dataset, baseline=0).batches == 3
+    assert uc.diagnose(Plain(), dataset, plan=uc.Plan(baseline=0)).batches == 3
     with pytest.raises(ValueError, match=r"got one Data; pass \[batch\]"):
         uc.diagnose(Plain(), dataset[0])

@@ -22,7 +22,7 @@ LINES = {
     "recipes to lay out": "uncollapse table c",
     "lists": "uncollapse list ",
     "flags": "uncollapse diagnose model --ran",
-    "places": "uncollapse diagnose model --places attention.r",
+    "places": "uncollapse diagnose model --at attention.r",
     "types": "uncollapse diagnose model --dtype ",
     "graphs": "uncollapse diagnose model --graph c",
     "recipes to tune": "uncollapse tune gl",

@@ -62,28 +62,38 @@ def test_a_missing_report_library_is_told(run: Run, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(("model", "code"), [("unknown", 0), ("collapsed", 3)])
 def test_fail_on_collapse(run: Run, model: str, code: int) -> None:
-    arguments = ("diagnose", f"models:{model}", "--layers", "parts.*", "--batches", "models:batches", "--json")
+    arguments = ("diagnose", f"models:{model}", "--modules", "parts.*", "--batches", "models:batches", "--json")
     assert run(*arguments).exit_code == 0
     assert run(*arguments, "--fail-on-collapse").exit_code == code
 
 
 def test_layers_by_name_and_pattern(run: Run) -> None:
     arguments = ("diagnose", "models.py:unknown", "--batches", "models.py:batches", "--json")
-    result = run(*arguments, "--layers", "parts.0", "--layers", "parts.2")
+    result = run(*arguments, "--modules", "parts.0", "--modules", "parts.2")
     assert [layer.path for layer in Diagnosis.from_json(result.stdout).layers[1:]] == ["parts.0", "parts.2"]
     result = run(*arguments)
     assert result.exit_code == 2
-    assert "--layers 'parts.*'" in result.stderr
-    result = run(*arguments, "--layers", "blocks.*")
+    assert "--modules 'parts.*'" in result.stderr
+    result = run(*arguments, "--modules", "blocks.*")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(["last"], ["block 1"]), (["-1", "embed"], ["embed", "block 1"]), (["0:1"], ["block 0"])]
+)
+def test_layers_are_selected_as_in_python(run: Run, layers: list[str], expected: list[str]) -> None:
+    result = run(*ENCODER, "--json", *(word for entry in layers for word in ("--layers", entry)))
+    assert [layer.name for layer in Diagnosis.from_json(result.stdout).layers] == expected
+    result = run(*ENCODER, "--layers", "7")
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
 
 def test_places_and_attention(run: Run) -> None:
-    result = run(*ENCODER, "--json", "--attention", "--places", "block", "--places", "attention.residual")
+    result = run(*ENCODER, "--json", "--attention", "--at", "block", "--at", "attention.residual")
     layers = Diagnosis.from_json(result.stdout).layers
     assert {layer.place for layer in layers} == {"block", "attention.residual"}
     assert "attention_entropy" in layers[1].measures
-    result = run(*ENCODER, "--places", "nowhere")
+    result = run(*ENCODER, "--at", "nowhere")
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
 

@@ -1,4 +1,4 @@
-"""Gauges that saw parts of the batches, merged: as if one had seen all."""
+"""LayerStats of parts of the batches, merged, equal those of all batches."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
 
 OF_ALL = ("mean_cosine", "dataset_rank", "feature_correlation", "outlier_share", "pooled_cosine", "alignment")
-PLAN = {"rank_samples": 8, "all_tokens": True}
+CONFIG = {"rank_samples": 8, "all_tokens": True}
 
 
 def batches(count: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -25,24 +25,24 @@ def batches(count: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
     return found
 
 
-def gauge_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> LayerStats:
-    gauge = LayerStats(StatsConfig(seed=seed, **PLAN))
+def stats_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> LayerStats:
+    stats = LayerStats(StatsConfig(seed=seed, **CONFIG))
     for x, mask, second in data:
-        gauge.update(x, mask, Context(mask))
-        gauge.update_means(x, mask)
-        gauge.pool(x, mask)
-        gauge.pair(second, mask)
-    return gauge
+        stats.update(x, mask, Context(mask))
+        stats.update_means(x, mask)
+        stats.pool(x, mask)
+        stats.pair(second, mask)
+    return stats
 
 
-def layer(gauge: LayerStats) -> Layer:
-    return gauge.layer("block 0", "block", "blocks.0")
+def layer(stats: LayerStats) -> Layer:
+    return stats.layer("block 0", "block", "blocks.0")
 
 
 def test_merged_gauges_measure_what_one_would() -> None:
     data = batches()
-    whole = layer(gauge_of(data, 0))
-    parts = [gauge_of(data[:2], 0), gauge_of(data[2:3], 1), gauge_of(data[3:], 2)]
+    whole = layer(stats_of(data, 0))
+    parts = [stats_of(data[:2], 0), stats_of(data[2:3], 1), stats_of(data[3:], 2)]
     merged = layer(parts[0].merge(parts[1]).merge(parts[2]))
     assert (merged.tokens, merged.dim, merged.heatmap) == (whole.tokens, whole.dim, whole.heatmap)
     assert merged.measures.keys() == whole.measures.keys()
@@ -58,22 +58,22 @@ def test_merged_gauges_measure_what_one_would() -> None:
 def test_any_order_and_nesting_gives_the_same() -> None:
     data = batches()
     a, b, c, empty = (
-        gauge_of(data[:2], 3),
-        gauge_of(data[2:3], 1),
-        gauge_of(data[3:], 2),
-        LayerStats(StatsConfig(seed=7, **PLAN)),
+        stats_of(data[:2], 3),
+        stats_of(data[2:3], 1),
+        stats_of(data[3:], 2),
+        LayerStats(StatsConfig(seed=7, **CONFIG)),
     )
     expected = layer(a.merge(b).merge(c).merge(empty))
     for other in (c.merge(b.merge(a)), empty.merge(b).merge(a.merge(c)), b.merge(empty.merge(c.merge(a)))):
         assert layer(other) == expected
     again = pickle.loads(pickle.dumps(a))
     assert layer(again.merge(b).merge(c)) == expected
-    assert (a.sets, a.merge(b).sets, a.merge(b).plan.seed) == (8, 12, 1)
+    assert (a.sets, a.merge(b).sets, a.merge(b).config.seed) == (8, 12, 1)
 
 
 def test_merging_leaves_the_parts_alone() -> None:
     data = batches()
-    a, empty = gauge_of(data[:2], 0), LayerStats(StatsConfig(seed=1, **PLAN))
+    a, empty = stats_of(data[:2], 0), LayerStats(StatsConfig(seed=1, **CONFIG))
     before = layer(a)
     merged = a.merge(empty)
     for x, mask, _ in data[2:]:
@@ -83,12 +83,12 @@ def test_merging_leaves_the_parts_alone() -> None:
 
 
 def test_what_does_not_fit_together_is_not_merged() -> None:
-    a = gauge_of(batches(1), 0)
+    a = stats_of(batches(1), 0)
     with pytest.raises(ValueError, match="different seeds"):
-        a.merge(gauge_of(batches(1), 0))
-    with pytest.raises(ValueError, match="one plan"):
+        a.merge(stats_of(batches(1), 0))
+    with pytest.raises(ValueError, match="config"):
         a.merge(LayerStats(StatsConfig(seed=1)))
-    other = gauge_of(batches(1), 1)
+    other = stats_of(batches(1), 1)
     other.pool(batches(1)[0][0], None)
     with pytest.raises(ValueError, match="second views"):
         a.merge(other)

@@ -19,7 +19,9 @@ def diagnosis() -> Diagnosis:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
     words = [f"wörd{number}" for number in range(60)]
     data = [torch.randn(8, 60, 32)]
-    return uc.diagnose(model, data, attention=True, name="[bold]tiny[/bold]", data="noise", example=words)
+    return uc.diagnose(
+        model, data, attention=True, labels=uc.Labels(model="[bold]tiny[/bold]", data="noise", example=words)
+    )
 
 
 def test_json_round_trip_is_exact(diagnosis: Diagnosis, tmp_path: Path) -> None:

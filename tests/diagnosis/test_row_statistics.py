@@ -48,8 +48,8 @@ def same(a: RowStatistics, b: RowStatistics) -> bool:
 
 def test_merged_parts_give_the_diagnosis_of_all_rows() -> None:
     x, y = views()
-    whole = reduce(RowStatistics.merge, parts_of(x, y)).diagnosis(name="x", data="words", draws=50)
-    at_once = uc.diagnose_rows(x.split(512), pairs=y.split(512), name="x", data="words", draws=50)
+    whole = reduce(RowStatistics.merge, parts_of(x, y)).diagnosis(labels=uc.Labels(model="x", data="words"), draws=50)
+    at_once = uc.diagnose_rows(x.split(512), pairs=y.split(512), labels=uc.Labels(model="x", data="words"), draws=50)
     apart, together = whole.layers[0], at_once.layers[0]
     assert (whole.tokens, whole.data, whole.settings) == (at_once.tokens, at_once.data, at_once.settings)
     assert apart.measures.keys() == together.measures.keys()
@@ -142,13 +142,13 @@ def test_a_wrong_state_is_refused(change: dict[str, Tensor | int], says: str, tm
     with pytest.raises(ValueError, match=says):
         RowStatistics.from_state(state)
     save_file({name: torch.as_tensor(value).contiguous() for name, value in state.items()}, tmp_path / "bad")
-    with pytest.raises(ValueError, match="holds no statistics of rows that can be read"):
+    with pytest.raises(ValueError, match="row statistics"):
         RowStatistics.load(tmp_path / "bad")
 
 
 def test_a_file_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no numbers", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds no statistics of rows that can be read"):
+    with pytest.raises(ValueError, match="row statistics"):
         RowStatistics.load(tmp_path / "text")
 
 

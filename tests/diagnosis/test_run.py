@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
+from uncollapse.backbones.select import Layers
 from uncollapse.diagnosis.result import Layer
 from uncollapse.diagnosis.stats import scalar
 
@@ -57,7 +59,7 @@ def by_hand(model: nn.TransformerEncoder, data: list[dict[str, Tensor]]) -> list
 
 def test_measures_equal_naive_references_with_padding() -> None:
     model, data = encoder().eval(), batches()
-    d = uc.diagnose(model, data, rank_samples=4, baseline=0)
+    d = uc.diagnose(model, data, plan=uc.Plan(rank_samples=4, baseline=0))
     assert [layer.name for layer in d.layers] == ["embed", "block 0", "block 1", "block 2"]
     assert (d.batches, d.sequences, d.tokens) == (3, 12, 90)
     for layer, sequences in zip(d.layers, by_hand(model, data), strict=True):
@@ -83,7 +85,7 @@ def test_measures_equal_naive_references_with_padding() -> None:
 def test_batches_may_be_split_as_one_likes() -> None:
     model, (whole,) = encoder().eval(), batches(1)
     parts = [{key: value[i : i + 1] for key, value in whole.items()} for i in range(4)]
-    one, many = (uc.diagnose(model, b, baseline=0) for b in ([whole], iter(parts)))
+    one, many = (uc.diagnose(model, b, plan=uc.Plan(baseline=0)) for b in ([whole], iter(parts)))
     for a, b in zip(one.layers, many.layers, strict=True):
         for name in a.measures:
             assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5), name
@@ -123,11 +125,12 @@ def test_the_model_is_left_as_it_was_after_an_exception() -> None:
         uc.diagnose(model, [{"src": torch.zeros(1, 5, 7)}])
     assert_untouched(model, before)
 
-    def stop(done: int) -> None:
+    def stop() -> Iterator[dict[str, Tensor]]:
+        yield from batches(1)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        uc.diagnose(model, batches(), progress=stop)
+        uc.diagnose(model, stop())
     assert_untouched(model, before)
 
 
@@ -142,7 +145,7 @@ def test_a_layer_that_goes_wrong_is_named() -> None:
 def test_outputs_do_not_change_under_measurement() -> None:
     model, (batch,) = encoder().eval(), batches(1)
     seen: list[Tensor] = []
-    uc.diagnose(model, [batch], call=lambda m, b: seen.append(m(**b)), baseline=0)
+    uc.diagnose(model, [batch], call=lambda m, b: seen.append(m(**b)), plan=uc.Plan(baseline=0))
     real = ~batch["src_key_padding_mask"]
     assert torch.allclose(seen[0][real], model(**batch)[real], atol=1e-6)
 
@@ -152,26 +155,26 @@ def test_memory_does_not_grow_with_the_batches(monkeypatch: pytest.MonkeyPatch) 
     model = encoder(2, 16)
     alive: dict[int, int] = {}
 
-    def count(done: int) -> None:
-        gc.collect()
-        alive[done] = sum(o.numel() for o in gc.get_objects() if type(o) is Tensor)
+    def data() -> Iterator[Tensor]:
+        for done in range(65):
+            if done in (16, 32, 64):
+                gc.collect()
+                alive[done] = sum(o.numel() for o in gc.get_objects() if type(o) is Tensor)
+            yield torch.randn(4, 32, 16)
 
-    data = (torch.randn(4, 32, 16) for _ in range(64))
-    uc.diagnose(
-        model, data, baseline=0, rank_samples=4, progress=lambda done: count(done) if done in (16, 32, 64) else None
-    )
+    uc.diagnose(model, data(), plan=uc.Plan(baseline=0, rank_samples=4))
     assert alive[16] == alive[32] == alive[64]
 
 
 def test_baseline_is_a_random_model_and_can_be_left_out() -> None:
     model = encoder()
-    d = uc.diagnose(model, batches(), baseline=2)
+    d = uc.diagnose(model, batches(), plan=uc.Plan(baseline=2))
     assert [layer.name for layer in d.baseline] == [layer.name for layer in d.layers]
     assert d.baseline[0].tokens == 60
     assert d.baseline[-1]["mean_cosine"] != d.layers[-1]["mean_cosine"]
     assert d.settings["baseline_batches"] == 2
-    assert uc.diagnose(model, batches(), baseline=0).baseline == ()
-    again = uc.diagnose(model, batches(), baseline=2)
+    assert uc.diagnose(model, batches(), plan=uc.Plan(baseline=0)).baseline == ()
+    again = uc.diagnose(model, batches(), plan=uc.Plan(baseline=2))
     assert again.baseline == d.baseline
 
 
@@ -185,20 +188,20 @@ def test_a_model_that_cannot_be_made_again_is_measured_without_baseline() -> Non
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x * self.weight)
 
-    d = uc.diagnose(Odd(), [torch.randn(64, 16)], layers=["layer"])
+    d = uc.diagnose(Odd(), [torch.randn(64, 16)], modules=["layer"])
     assert d.baseline == ()
     assert any("no random model" in caution for caution in d.verdict.cautions)
 
 
 def test_places_within_a_block() -> None:
     model, data = encoder(), batches(1)
-    d = uc.diagnose(model, data, places=("block", "attention.residual", "mlp.residual"), baseline=0)
+    d = uc.diagnose(model, data, at=("block", "attention.residual", "mlp.residual"), plan=uc.Plan(baseline=0))
     assert [(layer.name, layer.place) for layer in d.layers][4:] == [
         *((f"block {i}", "attention.residual") for i in range(3)),
         *((f"block {i}", "mlp.residual") for i in range(3)),
     ]
-    with pytest.raises(ValueError, match=r"No place 'nowhere'.*attention.residual"):
-        uc.diagnose(model, data, places=("nowhere",))
+    with pytest.raises(ValueError, match=r"nowhere.*attention.residual"):
+        uc.diagnose(model, data, at=("nowhere",))
 
 
 def test_attention_measures_and_where_there_are_none() -> None:
@@ -209,11 +212,11 @@ def test_attention_measures_and_where_there_are_none() -> None:
     assert [layer.path for layer in d.layers] == ["layers.0", "layers.0", "layers.1", "layers.2"]
     assert "attention_std" in d.baseline[1].measures
     with pytest.raises(ValueError, match="no attention maps"):
-        uc.diagnose(Recurrent(), [torch.randn(2, 8, 16)], layers=["layer"], attention=True)
+        uc.diagnose(Recurrent(), [torch.randn(2, 8, 16)], modules=["layer"], attention=True)
 
 
 def test_a_layer_that_runs_again_is_a_layer_each_time() -> None:
-    d = uc.diagnose(Recurrent(), [torch.randn(4, 8, 16)], layers=["layer"])
+    d = uc.diagnose(Recurrent(), [torch.randn(4, 8, 16)], modules=["layer"])
     assert [layer.name for layer in d.layers] == ["embed", "layer", "layer (call 2)", "layer (call 3)"]
     assert len({layer["mean_cosine"] for layer in d.layers}) == 4
 
@@ -222,33 +225,36 @@ def test_pairs_give_alignment() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     data = [torch.randn(32, 8) for _ in range(3)]
     close = [x + 0.01 * torch.randn_like(x) for x in data]
-    d = uc.diagnose(model, data, layers=["0", "2"], pairs=close)
+    d = uc.diagnose(model, data, modules=["0", "2"], pairs=close)
     with torch.no_grad():
         want = uc.alignment(model(torch.cat(data)), model(torch.cat(close)))
         uniform = uc.uniformity(model(torch.cat(data)))
     assert d.layers[-1]["alignment"] == pytest.approx(float(want), rel=1e-4)
     assert d.layers[-1]["pooled_uniformity"] == pytest.approx(float(uniform), rel=1e-4)
     with pytest.raises(ValueError, match="pairs ended after 1"):
-        uc.diagnose(model, data, layers=["0"], pairs=close[:1])
+        uc.diagnose(model, data, modules=["0"], pairs=close[:1])
     with pytest.raises(ValueError, match="must match its batch"):
-        uc.diagnose(model, data, layers=["0"], pairs=[x[:5] for x in close])
+        uc.diagnose(model, data, modules=["0"], pairs=[x[:5] for x in close])
 
 
 def test_pairs_of_sequences_are_pooled_over_real_tokens() -> None:
     model, (batch,) = encoder().eval(), batches(1)
-    d = uc.diagnose(model, [batch], pairs=[batch], baseline=0)
+    d = uc.diagnose(model, [batch], pairs=[batch], plan=uc.Plan(baseline=0))
     assert all(layer["alignment"] == pytest.approx(0, abs=1e-6) for layer in d.layers)
 
 
 def test_how_batches_reach_the_model() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     x, labels = torch.randn(16, 8), torch.zeros(16)
-    plain = uc.diagnose(model, [x], layers=["?"], baseline=0).layers
+    plain = uc.diagnose(model, [x], modules=["?"], plan=uc.Plan(baseline=0)).layers
     for batch in ((x, labels), [x, labels], {"input": x, "labels": labels}):
-        assert uc.diagnose(model, [batch], layers=["?"], baseline=0).layers == plain
-    assert uc.diagnose(model, [{"a": x}], layers=["?"], baseline=0, call=lambda m, b: m(b["a"])).layers == plain
+        assert uc.diagnose(model, [batch], modules=["?"], plan=uc.Plan(baseline=0)).layers == plain
+    assert (
+        uc.diagnose(model, [{"a": x}], modules=["?"], plan=uc.Plan(baseline=0), call=lambda m, b: m(b["a"])).layers
+        == plain
+    )
     with pytest.raises(ValueError, match="model takes input"):
-        uc.diagnose(model, [{"nothing": x}], layers=["?"])
+        uc.diagnose(model, [{"nothing": x}], modules=["?"])
 
 
 def test_bad_arguments_say_what_was_expected() -> None:
@@ -256,11 +262,11 @@ def test_bad_arguments_say_what_was_expected() -> None:
     with pytest.raises(ValueError, match="0 batches"):
         uc.diagnose(model, [])
     with pytest.raises(ValueError, match="rank_samples must be at least 1"):
-        uc.diagnose(model, x, rank_samples=0)
+        uc.diagnose(model, x, plan=uc.Plan(rank_samples=0))
     with pytest.raises(ValueError, match='tokens must be "patches" or "all"'):
         uc.diagnose(model, x, tokens="cls")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_batches must be at least 1"):
-        uc.diagnose(model, x, max_batches=0)
+    with pytest.raises(ValueError, match="baseline"):
+        uc.diagnose(model, x, plan=uc.Plan(baseline=-1))
     with pytest.raises(ValueError, match="no activations"):
         uc.diagnose_activations([])
     with pytest.raises(ValueError, match="no rows"):
@@ -269,28 +275,66 @@ def test_bad_arguments_say_what_was_expected() -> None:
         uc.diagnose_rows([torch.randn(2, 3, 4)])
 
 
-def test_max_batches_and_progress() -> None:
-    seen: list[int] = []
-    d = uc.diagnose(encoder(), batches(5), max_batches=2, progress=seen.append)
-    assert d.batches == 2
-    assert seen == [1, 2]
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (None, ["embed", "block 0", "block 1", "block 2"]),
+        (-1, ["block 2"]),
+        ("last 2", ["block 1", "block 2"]),
+        (["embed", "1:"], ["embed", "block 1", "block 2"]),
+        (slice(0, 2), ["block 0", "block 1"]),
+        ("embed", ["embed"]),
+    ],
+)
+def test_layers_select_blocks(layers: Layers | None, expected: list[str]) -> None:
+    model, data = encoder(), batches(1)
+    every = {layer.name: layer for layer in uc.diagnose(model, data).layers}
+    found = uc.diagnose(model, data, layers=layers)
+    assert [layer.name for layer in found.layers] == [layer.name for layer in found.baseline] == expected
+    assert all(layer.measures == every[layer.name].measures for layer in found.layers)
+    partial = not {"block 0", "block 1", "block 2"} <= set(expected)
+    assert any("Only some" in caution for caution in found.verdict.cautions) == partial
+    assert ("layers" in found.settings) == partial
+
+
+def test_layers_must_include_what_the_verdict_reads() -> None:
+    model, data = encoder(), batches(1)
+    with pytest.raises(ValueError, match="layers"):
+        uc.diagnose(model, data, layers="embed", plan=uc.Plan(embed=False))
+    with pytest.raises(ValueError, match="layers"):
+        uc.diagnose(model, data, layers=7)
+
+
+def test_layers_of_shared_weights_are_passes() -> None:
+    """ALBERT runs one layer several times; passes that are not selected are not measured as repetitions."""
+    torchvision_ops.declare()
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(transformers.AlbertConfig(vocab_size=40, embedding_size=16, **size))
+    data = [{"input_ids": torch.randint(0, 40, (4, 8))}]
+    every = {layer.name: layer.measures for layer in uc.diagnose(model, data, plan=uc.Plan(baseline=0)).layers}
+    for layers in ("first 2", "last 2"):
+        found = uc.diagnose(model, data, layers=layers, plan=uc.Plan(baseline=0))
+        assert len(found.layers) == 2
+        assert all(layer.measures == every[layer.name] for layer in found.layers)
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, lambda m: m])
 def test_compiled_models_are_measured_without_their_compiled_code(wrap: object) -> None:
     model = encoder(1)
-    plain = uc.diagnose(copy.deepcopy(model), batches(1), baseline=0)
+    plain = uc.diagnose(copy.deepcopy(model), batches(1), plan=uc.Plan(baseline=0))
     model.compile(backend="eager")
     model(**batches(1)[0])
-    measured = uc.diagnose(wrap(model), batches(1), baseline=0)  # type: ignore[operator]
+    measured = uc.diagnose(wrap(model), batches(1), plan=uc.Plan(baseline=0))  # type: ignore[operator]
     assert [a["mean_cosine"] for a in measured.layers] == pytest.approx([a["mean_cosine"] for a in plain.layers])
 
 
 def test_half_precision() -> None:
     model, (batch,) = encoder(), batches(1)
-    want = uc.diagnose(model, [batch], baseline=0)
+    want = uc.diagnose(model, [batch], plan=uc.Plan(baseline=0))
     half = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
-    got = uc.diagnose(copy.deepcopy(model).bfloat16(), [half], baseline=0)
+    got = uc.diagnose(copy.deepcopy(model).bfloat16(), [half], plan=uc.Plan(baseline=0))
     assert got.layers[-1]["effective_rank"] == pytest.approx(want.layers[-1]["effective_rank"], rel=0.05)
 
 
@@ -353,7 +397,7 @@ def test_no_draws_give_no_intervals_and_models_have_none() -> None:
     d = uc.diagnose_rows([torch.randn(50, 4)], draws=0)
     assert d.layers[0].intervals == {}
     assert "uniformity_gap" in d.layers[0].measures
-    model = uc.diagnose(encoder(1), batches(1), baseline=0)
+    model = uc.diagnose(encoder(1), batches(1), plan=uc.Plan(baseline=0))
     assert all(not layer.intervals and "uniformity_gap" not in layer.measures for layer in model.layers)
 
 
@@ -395,9 +439,11 @@ def test_a_wrapper_that_calls_a_method_of_the_model() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.vit.forward_features(x)
 
-    d = uc.diagnose(Features(), [torch.randn(4, 3, 32, 32) for _ in range(3)], baseline=0)
+    d = uc.diagnose(Features(), [torch.randn(4, 3, 32, 32) for _ in range(3)], plan=uc.Plan(baseline=0))
     assert d.layers[1].tokens == 3 * 4 * 16  # every batch, without the class token
-    both = uc.diagnose(Features(), [torch.randn(4, 3, 32, 32)], pairs=[torch.randn(4, 3, 32, 32)], baseline=0)
+    both = uc.diagnose(
+        Features(), [torch.randn(4, 3, 32, 32)], pairs=[torch.randn(4, 3, 32, 32)], plan=uc.Plan(baseline=0)
+    )
     assert 0 < both.layers[1]["alignment"] < 4
 
 
@@ -414,11 +460,11 @@ def test_padding_that_only_the_layers_are_told() -> None:
             return x
 
     batch = (torch.randn(4, 10, 16), torch.tensor([10, 6, 5, 3]))
-    assert uc.diagnose(Loose(), [batch], baseline=0).layers[1].tokens == 24
+    assert uc.diagnose(Loose(), [batch], plan=uc.Plan(baseline=0)).layers[1].tokens == 24
 
 
 def test_places_come_beside_the_residual_stream() -> None:
-    d = uc.diagnose(encoder(), batches(1), places=("attention.residual",), attention=True, baseline=0)
+    d = uc.diagnose(encoder(), batches(1), at=("attention.residual",), attention=True, plan=uc.Plan(baseline=0))
     assert [layer.place for layer in d.layers] == ["block"] * 4 + ["attention.residual"] * 3
     assert d.verdict.evidence[0].layer == "block 2"
 
@@ -448,6 +494,6 @@ def test_a_random_twin_beside_sets_of_one_token_has_no_nan_in_words() -> None:
 def test_named_layers_of_torch_with_padding() -> None:
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3)  # packs padded batches
-    by_name = uc.diagnose(model, batches(1), layers=["layers.*"], baseline=0)
-    for one, other in zip(by_name.layers, uc.diagnose(model, batches(1), baseline=0).layers, strict=True):
+    by_name = uc.diagnose(model, batches(1), modules=["layers.*"], plan=uc.Plan(baseline=0))
+    for one, other in zip(by_name.layers, uc.diagnose(model, batches(1), plan=uc.Plan(baseline=0)).layers, strict=True):
         assert (one.tokens, one["mean_cosine"]) == (other.tokens, other["mean_cosine"])

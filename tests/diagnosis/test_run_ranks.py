@@ -36,19 +36,19 @@ def batches(seed: int = 1) -> list[torch.Tensor]:
 
 
 def measured(gather: bool) -> Diagnosis:
-    return uc.diagnose(model(), batches(), pairs=batches(2), name="tiny", gather=gather)
+    return uc.diagnose(model(), batches(), pairs=batches(2), labels=uc.Labels(model="tiny"), gather=gather)
 
 
 def few(gather: bool) -> Diagnosis:
     """One batch, which only the first process has."""
-    return uc.diagnose(model(), batches()[:1], name="tiny", gather=gather, baseline=3)
+    return uc.diagnose(model(), batches()[:1], labels=uc.Labels(model="tiny"), gather=gather, plan=uc.Plan(baseline=3))
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     ranks.join_group("cpu")
     found = {"all": measured(gather=True), "few": few(gather=True), "each": measured(gather=False)}
-    found["thrice"] = uc.diagnose(model(), batches(), baseline=5, gather=True)
+    found["thrice"] = uc.diagnose(model(), batches(), plan=uc.Plan(baseline=5), gather=True)
     told = {}
     for name, wrong in (
         ("sharded", lambda: uc.diagnose(fully_shard(model()), batches(), gather=True)),

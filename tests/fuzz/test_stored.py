@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def diagnosis() -> Diagnosis:
     torch.manual_seed(0)
-    return uc.diagnose(encoder(), [torch.randn(4, 6, 8)], example=list("abcdef"))
+    return uc.diagnose(encoder(), [torch.randn(4, 6, 8)], labels=uc.Labels(example=list("abcdef")))
 
 
 def checks(content: Any, raw: bytes, check: Any, examples: int) -> None:

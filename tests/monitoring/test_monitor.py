@@ -24,7 +24,7 @@ from uncollapse.backbones import forward
 from uncollapse.cli.app import app
 from uncollapse.diagnosis.stats import streaming
 from uncollapse.errors import NotFiniteError
-from uncollapse.monitoring import arguments_check
+from uncollapse.monitoring import held_batches
 from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
 from uncollapse.pairwise import numerics
 
@@ -72,7 +72,7 @@ def test_measures_at_multiples_of_every_and_gives_what_diagnose_gives() -> None:
     model, monitor = encoder(), Monitor([batch()], every=3, measures=("effective_rank", "rank_share"))
     records = [monitor.step(model, step, epoch=step / 10) for step in range(8)]
     assert [record.step for record in records if record] == [0, 3, 6]
-    record, direct = records[3], uc.diagnose(model, [batch()], baseline=0)
+    record, direct = records[3], uc.diagnose(model, [batch()], plan=uc.Plan(baseline=0))
     assert record is not None
     assert record.epoch == 0.3
     assert list(record.curves) == ["effective_rank", "rank_share"]
@@ -153,7 +153,7 @@ def test_held_batches_are_copies() -> None:
             array += 1
             yield Encoding(x=buffer), [(buffer, array)], "a"
 
-    held = arguments_check.held(loader(), 3)
+    held = held_batches.hold_batches(loader(), 3)
     for number, (named, [(tensor, array)], word) in enumerate(held, 1):
         assert isinstance(named, Encoding)
         assert [named["x"][0], tensor[0], array[0], word] == [number, number, number, "a"]
@@ -174,7 +174,10 @@ def test_random_states_of_python_and_numpy_are_kept() -> None:
 
 def test_rule_compares_with_the_first_measurement(tmp_path: Path) -> None:
     rules = [Rule("effective_rank", 1, falls_by=0.5, then="stop"), Rule("mean_cosine", 0, above=0.9)]
-    model, monitor = encoder(), Monitor([batch()], every=1, rules=rules, folder=tmp_path, name="tiny")
+    model, monitor = (
+        encoder(),
+        Monitor([batch()], every=1, rules=rules, folder=tmp_path, labels=uc.Labels(model="tiny")),
+    )
     monitor.step(model, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "monitor.jsonl"]
     collapse(model, 1)
@@ -199,7 +202,11 @@ def test_compare_reads_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     model = encoder()
     monitor = Monitor(
-        [batch()], every=1, rules=[Rule("mean_cosine", "any", rises_by=0.1)], folder=tmp_path, name="tiny"
+        [batch()],
+        every=1,
+        rules=[Rule("mean_cosine", "any", rises_by=0.1)],
+        folder=tmp_path,
+        labels=uc.Labels(model="tiny"),
     )
     monitor.step(model, 0)
     collapse(model)
@@ -352,8 +359,8 @@ def test_finite_rule_knows_who_refuses_nan(refuses: Callable[[Tensor], None]) ->
     outer = ValueError("At block 1")
     outer.__cause__ = told.value
     rule = Rule("finite")
-    assert rule.failed(outer) == "a layer holds NaN or infinite numbers (ValueError: At block 1)"
-    assert rule.failed(ValueError("x must be finite")) is None
+    assert rule.check_error(outer) == "a layer holds NaN or infinite numbers (ValueError: At block 1)"
+    assert rule.check_error(ValueError("x must be finite")) is None
 
 
 def test_other_failures_are_no_collapse() -> None:
@@ -446,7 +453,7 @@ def test_dropped_measurements_are_told(tmp_path: Path) -> None:
     model, monitor = encoder(), Monitor([batch()], every=1, folder=tmp_path)
     for step in range(4):
         monitor.step(model, step)
-    with pytest.warns(UserWarning, match="goes on after step 1: its later measurements, up to step 3, are dropped"):
+    with pytest.warns(UserWarning, match="up to step 3, are dropped"):
         Monitor([batch()], every=1, folder=tmp_path).step(model, 2)
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
 
@@ -478,7 +485,7 @@ def test_a_run_of_another_model_is_not_taken_up(tmp_path: Path) -> None:
 
 def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
     (tmp_path / "monitor.jsonl").write_text('{"step": 0\n{"step": 1}\n')
-    with pytest.raises(ValueError, match="line 1 is no measurement"):
+    with pytest.raises(ValueError, match="line 1"):
         Monitor([batch()], every=1, folder=tmp_path).step(encoder(), 5)
 
 
@@ -542,7 +549,7 @@ def test_loggers(tmp_path: Path) -> None:
     run, calls = Run(), []
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         log = [writer, run, lambda step, values: calls.append((step, values))]
-        monitor = Monitor([batch()], every=5, measures=("effective_rank",), places=("attention.residual",), log=log)
+        monitor = Monitor([batch()], every=5, measures=("effective_rank",), at=("attention.residual",), log=log)
         record = monitor.step(encoder(layers=2), 5)
     assert record is not None
     assert record.diagnosis is not None
@@ -621,7 +628,7 @@ def test_mistakes_in_rules(given: dict[str, Any], told: str) -> None:
     [
         ({"rules": [Rule("mean_cosine", 9, above=0.5)]}, "no such layer. There are: embed, block 0, block 1, block 2"),
         ({"rules": [Rule("mean_cosine", "block nine", above=0.5)]}, "no such layer"),
-        ({"rules": [Rule("mean_cosine", place="mlp.residual", above=0.5)]}, "only at: block. Pass places"),
+        ({"rules": [Rule("mean_cosine", place="mlp.residual", above=0.5)]}, "only at: block. Pass at"),
         ({"rules": [Rule("attention_std", below=0.5)]}, "not taken there. There are: .*mean_cosine"),
         ({"measures": ("attention_std",)}, "'attention_std', which was not taken in TransformerEncoder"),
         ({"part": "tower"}, "part 'tower'"),
@@ -636,10 +643,10 @@ def test_what_does_not_fit_the_model_is_told_at_the_first_measurement(
 
 
 def test_layers_of_rules() -> None:
-    layers = uc.diagnose(encoder(), [batch()], baseline=0, places=("block", "attention.residual")).layers
+    layers = uc.diagnose(encoder(), [batch()], plan=uc.Plan(baseline=0), at=("block", "attention.residual")).layers
 
     def names(layer: int | str, **more: Any) -> list[str]:
-        return [found.name for found in Rule("mean_cosine", layer, above=0.5, **more).chosen(layers)]
+        return [found.name for found in Rule("mean_cosine", layer, above=0.5, **more).select(layers)]
 
     assert names("last") == names(-1) == names(2) == names("block 2") == ["block 2"]
     assert names("embed") == ["embed"]
@@ -663,11 +670,11 @@ def test_layers_of_rules() -> None:
     ],
 )
 def test_limits(limit: dict[str, float], first: float, value: float, met: bool) -> None:
-    layer = uc.diagnose(encoder(), [batch()], baseline=0).layers[-1]
+    layer = uc.diagnose(encoder(), [batch()], plan=uc.Plan(baseline=0)).layers[-1]
     summary = type(layer.measures["uniformity"])(value)
     layer = type(layer)(**(asdict(layer) | {"measures": {"uniformity": summary, "effective_rank": summary}}))
     measure = "uniformity"
-    told = Rule(measure, **limit).met([layer], {layer.name: {measure: first}})
+    told = Rule(measure, **limit).check([layer], {layer.name: {measure: first}})
     assert (told is not None) == met
 
 

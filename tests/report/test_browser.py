@@ -80,7 +80,7 @@ def encoder(blocks: int) -> Diagnosis:
     torch.manual_seed(blocks)
     block = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(block, blocks)
-    return uc.diagnose(model, [torch.randn(4, 12, 16)], attention=True, name=f"{blocks} blocks")
+    return uc.diagnose(model, [torch.randn(4, 12, 16)], attention=True, labels=uc.Labels(model=f"{blocks} blocks"))
 
 
 def test_two_real_models_from_the_measurement_to_the_page(browser: Any, tmp_path: Path) -> None:

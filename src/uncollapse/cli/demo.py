@@ -17,11 +17,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from uncollapse import backbones, io, report
+from uncollapse import io, report
 from uncollapse.cli import console as output
-from uncollapse.cli.progress import ProgressBar
+from uncollapse.cli.progress import ProgressBar, count_steps
+from uncollapse.diagnosis.build import Labels
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.run import diagnose, find_target, measure
 from uncollapse.io import files
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.threads import use_threads
@@ -85,10 +86,11 @@ def _minilm(console: Console, folder: Path, out: Path) -> Path:
     with ProgressBar() as waiting:
         waiting.stage("Loading MiniLM")
         loaded = io.load_model(str(folder))
-        data = io.load_data(loaded, backbones.find(loaded.model), io.DataRequest())
-        progress = waiting.stage("Measuring MiniLM", data.total)
-        words: dict[str, Any] = {"name": "all-MiniLM-L6-v2", "data": data.words, "example": data.example}
-        found = diagnose(loaded.model, data.batches, attention=True, progress=progress, **words)
+        target = find_target(loaded.model, attention=True)
+        data = io.load_data(loaded, target.stack, io.DataRequest())
+        done = waiting.stage("Measuring MiniLM", data.total)
+        labels = Labels("all-MiniLM-L6-v2", data.words, data.example)
+        found = measure(target, count_steps(data.batches, done), labels=labels)
         found.save(out / "minilm.json")
         page = report.write([found], out / "minilm.html")
     _print_verdict(console, found)
@@ -121,9 +123,9 @@ def _train_and_measure(config: digits.Config, waiting: ProgressBar) -> Trained:
     model, record = digits.train(config, Runtime(progress=lambda done, total, figures: step(done)))
     images, _ = digits.digits()["test"]
     batches = torch.split(images, 50)
-    words: dict[str, Any] = {"name": name, "data": f"{len(images)} test images of scikit-learn's digits"}
-    progress = waiting.stage(f"Measuring {name}", len(batches))
-    return Trained(diagnose(model, batches, attention=True, progress=progress, **words), record)
+    labels = Labels(name, f"{len(images)} test images of scikit-learn's digits")
+    done = waiting.stage(f"Measuring {name}", len(batches))
+    return Trained(diagnose(model, count_steps(batches, done), attention=True, labels=labels), record)
 
 
 def _print_verdict(console: Console, found: Diagnosis) -> None:

@@ -1,8 +1,10 @@
-"""uncollapse diagnose."""
+"""The command `uncollapse diagnose`: measure a model layer by layer."""
 
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,11 +28,14 @@ from uncollapse.cli.options import (
     flag,
     option,
 )
-from uncollapse.cli.progress import ProgressBar
+from uncollapse.cli.progress import ProgressBar, count_steps
 from uncollapse.errors import UsageError
 
-if TYPE_CHECKING:  # what measures is imported when something is measured
+if TYPE_CHECKING:  # torch is imported only when something is measured
+    import torch
+
     from uncollapse.diagnosis.result import Diagnosis
+    from uncollapse.diagnosis.run import Target
     from uncollapse.io import Data, DataRequest, LoadedModel
 
 DATA, MODEL, MEASURE = "Data (without any, what comes with the package)", "Model", "Measurement"  # panels of the help
@@ -42,8 +47,8 @@ NAMES = (
 
 def diagnose(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=NAMES, show_default=False)],
-    text: Annotated[str | None, option("FILE", "One text a line; - is the standard input.", DATA)] = None,
-    images: Annotated[Path | None, option("DIR", "A folder of images, with all below it.", DATA)] = None,
+    text: Annotated[str | None, option("FILE", "One text per line; - is the standard input.", DATA)] = None,
+    images: Annotated[Path | None, option("DIR", "A folder of images, with its subfolders.", DATA)] = None,
     graph: Annotated[
         str | None,
         option(
@@ -55,11 +60,11 @@ def diagnose(
     ] = None,
     batches: Annotated[str | None, option("MODULE:FUNCTION", "A function that returns batches.", DATA)] = None,
     data_root: Annotated[Path | None, option("DIR", "Where the graphs with a name are.", DATA)] = None,
-    batch_size: Annotated[int, option("N", "Samples a batch.", DATA, min=1)] = 32,
-    max_length: Annotated[int | None, option("N", "Tokens of a text at most; 128 if not given.", DATA)] = None,
-    max_batches: Annotated[int | None, option("N", "Stop after so many.", DATA, min=1)] = None,
+    batch_size: Annotated[int, option("N", "Samples per batch.", DATA, min=1)] = 32,
+    max_length: Annotated[int | None, option("N", "At most so many tokens per text; 128 if not given.", DATA)] = None,
+    max_batches: Annotated[int | None, option("N", "Stop after so many batches.", DATA, min=1)] = None,
     checkpoint: Annotated[Path | None, option("FILE", "Weights to load: safetensors or torch.", MODEL)] = None,
-    random_weights: Annotated[bool, flag("--random-weights", "The architecture without its weights.", MODEL)] = False,
+    random_weights: Annotated[bool, flag("--random-weights", "The architecture with random weights.", MODEL)] = False,
     device: Annotated[
         str, option("DEVICE", "cpu, cuda, mps or auto.", MODEL, autocompletion=complete_from(DEVICES))
     ] = "auto",
@@ -73,27 +78,36 @@ def diagnose(
         ),
     ] = None,
     layers: Annotated[
-        list[str] | None, option("PATTERN", "Modules that are the layers, such as 'blocks.*'; repeatable.", MEASURE)
+        list[str] | None,
+        option(
+            "LAYERS", "Which blocks: 3, -1, first, 'last 4', 4:8, embed, final; repeatable; all if not given.", MEASURE
+        ),
     ] = None,
-    layout: Annotated[
-        Layout | None, option("LAYOUT", f"Of their outputs: {', '.join(typing.get_args(Layout))}.", MEASURE)
-    ] = None,
-    part: Annotated[str | None, option("NAME", "The part to measure, such as vision_model.", MEASURE)] = None,
-    places: Annotated[
+    at: Annotated[
         list[str],
         option(
             "PLACE",
-            "Where in a block, such as attention.residual; repeatable.",
+            "Where in a block, such as attention.residual; repeatable. block is always measured.",
             MEASURE,
             autocompletion=complete_from(PLACES),
         ),
     ] = ["block"],  # noqa: B006
-    attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
+    modules: Annotated[
+        list[str] | None,
+        option("PATTERN", "Modules that are the blocks of an unknown model, such as 'blocks.*'; repeatable.", MEASURE),
+    ] = None,
+    part: Annotated[str | None, option("NAME", "The part to measure, such as vision_model.", MEASURE)] = None,
     tokens: Annotated[
-        Literal["patches", "all"], option("patches|all", "all: with CLS, distillation and register tokens.", MEASURE)
+        Literal["patches", "all"],
+        option("patches|all", "all: including CLS, distillation and register tokens.", MEASURE),
     ] = "patches",
+    layout: Annotated[
+        Layout | None, option("LAYOUT", f"Of the outputs of --modules: {', '.join(typing.get_args(Layout))}.", MEASURE)
+    ] = None,
+    attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
     baseline: Annotated[
-        bool, flag("--baseline/--no-baseline", "Measure the architecture with random weights beside it.", MEASURE)
+        bool,
+        flag("--baseline/--no-baseline", "Also measure the architecture with random weights, for comparison.", MEASURE),
     ] = True,
     name: Name = None,
     out: Out = None,
@@ -105,39 +119,41 @@ def diagnose(
 
     distributed.join_group(device)
     wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
-    settings: dict[str, Any] = {"layers": layers or None, "layout": layout, "part": part, "places": places}
-    settings |= {"attention": attention, "tokens": tokens, "baseline": int(baseline), "device": select_device(device)}
-    settings["gather"] = distributed.launch_size() > 1
+    home = select_device(device)
     with ProgressBar() as waiting:
         waiting.stage("Loading the model")
         loaded = io.load_model(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
         if distributed.is_launch_rank_zero() and (out is not None or not as_json):
             console.check_writable(console.output_folder(out, loaded.name))
-        data = _data(loaded, wanted, settings)
-        _tell(loaded, data, waiting.note)
-        settings["progress"] = waiting.stage(f"Measuring {loaded.name}", data.total)
-        diagnosis = _measured(loaded, data, wanted, settings)
+        where = {"layers": _read_layers(layers), "at": at, "modules": modules or None, "part": part, "tokens": tokens}
+        target = _find_target(loaded, **where, layout=layout, attention=attention, baseline=int(baseline))
+        data = io.load_data(loaded, target.stack, wanted)
+        _note_surprises(loaded, data, waiting.note)
+        done = waiting.stage(f"Measuring {loaded.name}", data.total)
+        diagnosis = _measure(loaded, target, replace(data, batches=_limit(data, wanted, done)), home)
     if not distributed.is_launch_rank_zero():
         raise typer.Exit(console.exit_code(diagnosis, fail_on_collapse))
     console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
-def _data(loaded: "LoadedModel", wanted: "DataRequest", settings: dict[str, Any]) -> "Data":
-    """The data that fits the blocks that will be measured."""
-    from uncollapse import backbones, io
+def _read_layers(layers: list[str] | None) -> list[int | str] | None:
+    """Return what `diagnose` takes as `layers`: numbers as numbers."""
+    return [int(entry) if re.fullmatch(r"-?\d+", entry) else entry for entry in layers] if layers else None
+
+
+def _find_target(loaded: "LoadedModel", *, baseline: int, **where: Any) -> "Target":
+    """Return what will be measured. UsageError if the arguments do not fit the model."""
+    from uncollapse.diagnosis.run import Plan, find_target
 
     try:
-        stack = backbones.find(
-            loaded.model, modules=settings["layers"], part=settings["part"], layout=settings["layout"]
-        )
+        return find_target(loaded.model, **where, plan=Plan(baseline=baseline))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return io.load_data(loaded, stack, wanted)
 
 
-def _tell(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> None:
-    """What the user did not ask for, and should know."""
+def _note_surprises(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> None:
+    """Tell the user what was not asked for but matters."""
     from uncollapse.attachment.attach import attachments
 
     if data.built_in:
@@ -149,17 +165,28 @@ def _tell(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> N
         note(f"{len(loaded.filled)} weights are missing in the files and are random: {some}.")
 
 
-def _measured(loaded: "LoadedModel", data: "Data", wanted: "DataRequest", settings: dict[str, Any]) -> "Diagnosis":
-    from uncollapse.diagnosis import run
+def _limit(data: "Data", wanted: "DataRequest", done: Callable[[int], None]) -> Iterator[Any]:
+    """Return the batches, at most as many as were asked for, and report progress while they are read."""
+    from uncollapse.diagnosis.run import check_batches
 
-    words: dict[str, Any] = {"name": loaded.name, "data": data.words, "example": data.example}
     try:
-        diagnosis = run.diagnose(
-            loaded.model, data.batches, max_batches=wanted.max_batches, call=data.call, **words, **settings
-        )
+        check_batches(data.batches)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return count_steps(islice(iter(data.batches), wanted.max_batches), done)
+
+
+def _measure(loaded: "LoadedModel", target: "Target", data: "Data", device: "torch.device") -> "Diagnosis":
+    from uncollapse.diagnosis.build import Labels
+    from uncollapse.diagnosis.run import measure
+
+    labels = Labels(loaded.name, data.words, data.example)
+    gather = distributed.launch_size() > 1
+    try:
+        diagnosis = measure(target, data.batches, device=device, call=data.call, labels=labels, gather=gather)
     except UsageError:
         raise
-    except ValueError as error:  # our own checks of what was asked for, and the model's of what it was given
+    except ValueError as error:  # our own checks of the arguments, and the model's checks of its input
         raise UsageError(str(error)) from error
     except Exception as error:
         raise RuntimeError(f"{loaded.name} failed on {data.words}: {error_sentence(error)}") from error

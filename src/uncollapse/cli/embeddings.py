@@ -8,7 +8,7 @@ import typer
 from uncollapse import distributed
 from uncollapse.cli import console
 from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
-from uncollapse.cli.progress import ProgressBar
+from uncollapse.cli.progress import ProgressBar, count_steps
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,24 +48,29 @@ def embeddings(
         console.check_writable(console.output_folder(out, name))
     rows = open_rows(file, key)
     second = None if pairs is None else _open_pairs(rows, pairs, key)
-    asked = {"t": t, "alpha": alpha, "level": level, "draws": draws, "name": name}
+    asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
     with ProgressBar() as waiting:
-        diagnosis = _measure(rows, second, asked, waiting)
+        diagnosis = _measure(rows, second, name, asked, waiting)
     if distributed.is_launch_rank_zero():
         console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
 
 
-def _measure(rows: "Rows", second: "Rows | None", asked: dict[str, Any], waiting: ProgressBar) -> "Diagnosis":
+def _measure(
+    rows: "Rows", second: "Rows | None", name: str, asked: dict[str, Any], waiting: ProgressBar
+) -> "Diagnosis":
     """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
+    from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.embedding_rows import prefetch
 
-    words = f"{rows.words}: {rows.count} rows"
+    labels = Labels(name, f"{rows.words}: {rows.count} rows")
     own = rows.share(distributed.rank(), distributed.world_size())
     beside = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
-    progress = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
+    done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
-        return diagnose_rows(prefetch(own.parts()), pairs=beside, data=words, gather=True, progress=progress, **asked)
+        return diagnose_rows(
+            count_steps(prefetch(own.parts()), done), pairs=beside, labels=labels, gather=True, **asked
+        )
     except ValueError as error:  # what is in the file cannot be measured
         raise UsageError(str(error)) from error
 

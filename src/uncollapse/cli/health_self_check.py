@@ -83,7 +83,7 @@ def _diagnosis() -> tuple[bool, str]:
 
 def _diagnose_blocks(model: nn.Module) -> Diagnosis:
     batches = [torch.randn(8, 24, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    return run.diagnose(model, batches, layers=["parts.*"], layout="tokens", baseline=0)
+    return run.diagnose(model, batches, modules=["parts.*"], layout="tokens", plan=run.Plan(baseline=0))
 
 
 def _cure() -> tuple[bool, str]:

@@ -2,9 +2,9 @@
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -25,6 +25,8 @@ from uncollapse.cli.outcomes import ACCURACIES, format_duration, format_metric, 
 
 if TYPE_CHECKING:
     from uncollapse.lab.runs.sweep import Sweep
+
+T = TypeVar("T")
 
 PATIENCE = 1.0  # seconds without a bar
 WINDOW = 600.0  # seconds whose steps tell the time that is left: a step of a large model may take a minute
@@ -106,6 +108,13 @@ class ProgressBar:
         with self._lock:
             if not self._over:
                 self._bar.start()
+
+
+def count_steps(items: Iterable[T], done: Callable[[int], None]) -> Iterator[T]:
+    """Yield the items, and report how many are done after each to what `ProgressBar.stage` returned."""
+    for number, item in enumerate(items, 1):
+        yield item
+        done(number)
 
 
 def _format_metrics(figures: Mapping[str, float]) -> str:

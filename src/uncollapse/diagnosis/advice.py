@@ -18,7 +18,7 @@ def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
 
 
 def _for_graphs(subject: Subject) -> tuple[Advice, ...]:
-    hidden = f', layers="first {subject.hidden}"' if subject.outputs else ""
+    hidden = f', layers="first {subject.blocks - 1}"' if subject.outputs else ""
     contra = f'scale=1.0, preset="gnn"{hidden}'
     return (
         _tip("contra_norm", "conv.output", "after each convolution, leaving out neighbours", contra),

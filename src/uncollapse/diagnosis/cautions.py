@@ -40,7 +40,7 @@ def _doubts(found: Findings) -> Iterator[tuple[int, str]]:
     if len(found.layers) > 3 and found.first == len(found.layers) - 1:
         narrowing = "Models that were trained on few classes narrow there on purpose"
         yield 1, f"Only the last block shows it. {narrowing}; look at the blocks before it."
-    if len(found.layers) > 1 and found.first == 0:
+    if len(found.layers) > 1 and found.first == 0 and not found.subject.partial:
         yield 1, f"It is there at {found.layers[0].name} already: the input is alike or narrow, not only the depth."
     for collapse in found.collapses:
         dims, most = _dimensions(found, collapse.evidence[-1])
@@ -53,6 +53,8 @@ def _remarks(found: Findings) -> Iterator[str]:
     """Yield remarks that do not change the certainty of a verdict."""
     if found.subject.outputs:
         yield f"{found.subject.outputs} narrows to the outputs; {found.last.name} before it is evaluated."
+    if found.subject.partial:
+        yield f"Only some of the {found.subject.blocks} blocks were measured; the verdict is about these."
     yield from _outliers(found)
     yield from _recoveries(found)
     if found.subject.one_graph:

@@ -1,7 +1,11 @@
-"""What is known of embeddings after one pass over them: statistics that parts of the rows gather apart and merge."""
+"""Diagnose embeddings in one pass over their rows.
+
+`RowStatistics` gathers what a diagnosis needs; parts of the rows can be measured separately and merged.
+`diagnose_rows` fills one from a stream.
+"""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,9 +16,17 @@ from torch import Tensor
 from uncollapse import distributed, metrics
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis import describe
-from uncollapse.diagnosis.layer_stats import SAMPLE, WIDEST, cosines, of_dataset, spectrum_of, thinned
+from uncollapse.diagnosis.build import Labels, Measured, build, check_enough
+from uncollapse.diagnosis.layer_stats import (
+    SAMPLE,
+    WIDEST,
+    cosine_map,
+    dataset_measures,
+    dataset_spectrum,
+    thin_spectrum,
+)
 from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
-from uncollapse.diagnosis.run import check_enough, of_layers, partner
+from uncollapse.diagnosis.run import next_view
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
@@ -36,24 +48,24 @@ from uncollapse.metrics.hypersphere import SHARPEST, check_sharpness
 from uncollapse.metrics.intervals import check_exponent, uniformity_gap
 from uncollapse.pairwise import numerics
 
-HEAD = ("t", "alpha", "seed")  # what a stored state says of how it was measured
+HEAD = ("t", "alpha", "seed")  # keys of a stored state: how it was measured
 PARTS = ("sample", "distances", "moments")  # and what it holds
 
 
 class RowStatistics:
-    """What a diagnosis has to know of embeddings, in memory that does not grow with their number; parts can be merged.
+    """What a diagnosis needs to know about embeddings, in memory that does not grow with their number.
 
-    `diagnose_rows` is one of these, filled from a stream. Here the stream may lie on many machines: each fills its own,
-    with a seed of its own, they are merged in any order, and the whole gives the diagnosis. Merging is exact: any order
-    and nesting gives the same bits (see `Moments.merge` and `Reservoir.merge`). How the rows were divided changes
-    spectrum, ranks, cosine, correlations and alignment by the rounding inside sums, about 1e-13, and draws another
-    sample for what comes from 1,024 rows: uniformity, the rank shares, the robust cosine. Objects can be pickled,
+    `diagnose_rows` fills one of these from a stream. The rows may also lie on many machines: each fills its own object,
+    with its own seed, the objects are merged in any order, and the result gives the diagnosis. Merging is exact: any
+    order and nesting gives the same bits (see `Moments.merge` and `Reservoir.merge`). How the rows were divided changes
+    spectrum, ranks, cosine, correlations and alignment by the rounding inside sums, about 1e-13. It also draws another
+    sample for what is measured on 1,024 rows: uniformity, the rank shares, the robust cosine. Objects can be pickled,
     so engines such as Dask or Ray can send them.
 
     Args:
-        dim: the number of features d. Up to 1,536 the Gram matrix of all rows is kept; of wider rows, the sample only.
+        dim: the number of features d. Up to 1,536 the Gram matrix of all rows is kept; of wider rows, only the sample.
         t: sharpness of the potential in uniformity. alpha: exponent of the distances in alignment.
-        seed: of the samples, another one for each part that will be merged, 0 ≤ seed < 2³².
+        seed: of the samples, a different one for each part that will be merged, 0 ≤ seed < 2³².
 
     Attributes:
         count: the number of rows seen.
@@ -83,14 +95,14 @@ class RowStatistics:
 
     @property
     def count(self) -> int:
-        """How many rows were seen."""
+        """The number of rows seen."""
         return self._sample.count
 
     def update(self, rows: Tensor, pairs: Tensor | None = None) -> None:
         """Add rows (m, d) of any float dtype, and the second views of the same rows, for alignment.
 
-        NaN, infinite and huge entries (beyond float32) raise ValueError, and so do pairs of another shape, or pairs for
-        some rows only. Nothing is added then.
+        NaN, infinite and huge entries (beyond float32) raise ValueError, as do pairs of another shape, or pairs for
+        only some rows. Nothing is added then.
         """
         if rows.dim() != 2:
             raise ValueError(f"Embeddings come in parts of shape (m, d), got {tuple(rows.shape)}.")
@@ -107,13 +119,13 @@ class RowStatistics:
                 self._distances.update(_distances(first, second, self.alpha))
 
     def merge(self, other: "RowStatistics") -> "RowStatistics":
-        """The statistics of both streams together, as a new object.
+        """Return the statistics of both streams, as a new object.
 
-        ValueError for another dim, t or alpha, for a seed on both sides, and if only one side has pairs.
+        ValueError for another dim, t or alpha, for a seed that occurs on both sides, and if only one side has pairs.
         """
         if (self.dim, self.t, self.alpha) != (other.dim, other.t, other.alpha):
             raise ValueError(
-                f"Statistics to merge need the same dim, t and alpha, got {self._asked} and {other._asked}."
+                f"Statistics to merge need the same dim, t and alpha, got {self._settings} and {other._settings}."
             )
         self._check_pairs(self.count > 0 and other.count > 0, other._distances.count > 0)
         merged = RowStatistics(self.dim, t=self.t, alpha=self.alpha, seed=min(self.seed, other.seed))
@@ -130,60 +142,61 @@ class RowStatistics:
         return f"RowStatistics(dim={self.dim}, count={self.count})"
 
     @property
-    def _asked(self) -> tuple[int, float, float]:
+    def _settings(self) -> tuple[int, float, float]:
         return self.dim, self.t, self.alpha
 
     def _check_pairs(self, both: bool, there: bool) -> None:
-        """Raise if rows came before without pairs and come with them now, or the other way round."""
+        """Raise ValueError if only some of the rows come with pairs."""
         if both and there != (self._distances.count > 0):
             raise ValueError("Alignment is over all rows or none: give pairs with all parts of the rows, or with none.")
 
     def diagnosis(
-        self, *, name: str = "embeddings", data: str = "", level: float = 0.95, draws: int = 1000, seconds: float = 0.0
+        self, *, labels: Labels | None = None, level: float = 0.95, draws: int = 1000, seconds: float = 0.0
     ) -> Diagnosis:
-        """What all rows together show: see `diagnose_rows`, which gives the same.
+        """Return the diagnosis of all rows; `diagnose_rows` gives the same.
 
         Args:
-            name, data: what the embeddings are called in tables and reports, and where they come from.
-            level: of the intervals. draws: resamples that they are made from; 0 for no intervals.
+            labels: names of the embeddings and of where they come from, for tables and reports.
+            level: of the intervals. draws: how many resamples they are computed from; 0 for no intervals.
             seconds: how long the measurement took.
         """
-        asked = intervals_asked(level, draws, self.seed)
+        bootstrap = make_bootstrap(level, draws, self.seed)
         if self.count == 0:
             raise ValueError("There are no embeddings: the stream has no rows.")
         check_enough(self.count)
-        layer = self._layer(name, asked)
+        labels = labels or Labels()
+        layer = self._layer(labels.model or "embeddings", bootstrap)
         settings = {"places": [OUTPUT], "tokens": "all", "attention": False, "seed": self.seed}
         settings |= {"t": self.t, "alpha": self.alpha, "level": level, "draws": draws}
         subject = Subject("embeddings", "embeddings", False, (OUTPUT,))
-        found = of_layers((layer,), subject, 1, name, data, (), seconds, settings)
-        told = (*describe.sentences(layer, self.t, self.alpha), *found.verdict.cautions)
-        return replace(found, verdict=replace(found.verdict, cautions=told))
+        found = build(Measured((layer,), settings=settings, seconds=seconds), subject, labels)
+        cautions = (*describe.sentences(layer, self.t, self.alpha), *found.verdict.cautions)
+        return replace(found, verdict=replace(found.verdict, cautions=cautions))
 
-    def _layer(self, name: str, asked: Bootstrap | None) -> Layer:
+    def _layer(self, name: str, bootstrap: Bootstrap | None) -> Layer:
         rows, moments = self._sample.rows, self._moments
-        sigma = spectrum_of(moments, rows)
-        found = {**_of_all(moments, rows), **of_dataset(moments, rows, sigma, self.t)}
+        sigma = dataset_spectrum(moments, rows)
+        found = {**_set_measures(moments, rows), **dataset_measures(moments, rows, sigma, self.t)}
         measures = {key: Summary(float(value)) for key, value in found.items()}
         if self._distances.count > 0:
             measures["alignment"] = Summary(self._distances.summary().mean)
         measures["uniformity_gap"] = Summary(uniformity_gap(float(found["uniformity"]), self.dim, self.t))
         about = (name, OUTPUT, "", self.dim, self.count)
-        return Layer(*about, measures, *thinned(sigma), cosines(rows, None), self._intervals(asked))
+        return Layer(*about, measures, *thin_spectrum(sigma), cosine_map(rows, None), self._intervals(bootstrap))
 
-    def _intervals(self, asked: Bootstrap | None) -> dict[str, Interval]:
-        """How sure uniformity and alignment are, if that was asked for."""
-        if asked is None:
+    def _intervals(self, bootstrap: Bootstrap | None) -> dict[str, Interval]:
+        """Return the intervals of uniformity and alignment, if they are wanted."""
+        if bootstrap is None:
             return {}
-        level, draws, seed = asked.level, asked.draws, asked.seed
+        level, draws, seed = bootstrap.level, bootstrap.draws, bootstrap.seed
         rows = self._sample.rows
         found = {"uniformity": metrics.uniformity_interval(rows, self.t, level=level, draws=draws, seed=seed)}
         if self._distances.count > 0:
-            found["alignment"] = self._distances.interval(2.0**self.alpha, asked)
+            found["alignment"] = self._distances.interval(2.0**self.alpha, bootstrap)
         return found
 
     def state(self) -> dict[str, Tensor | int]:
-        """A copy of everything, for storage."""
+        """Return a copy of everything, for storage."""
         t, alpha = torch.tensor([self.t, self.alpha], dtype=torch.float64)
         parts = {"sample": self._sample.state(), "distances": self._distances.state()}
         if self._moments is not None:
@@ -192,7 +205,7 @@ class RowStatistics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
-        """The statistics that `state()` described, to be continued or merged. ValueError if it is invalid."""
+        """Return the statistics that `state()` described, to be continued or merged. ValueError if it is invalid."""
         check_keys({name: value for name, value in state.items() if name.partition(".")[0] not in PARTS}, HEAD)
         t, alpha, seed = read_number(state, "t"), read_number(state, "alpha"), read_integer(state, "seed")
         sample = Reservoir.from_state(inner_state(state, "sample"))
@@ -203,11 +216,11 @@ class RowStatistics:
             statistics._moments = Moments.from_state(inner_state(state, "moments"))
             sizes.add((statistics._moments.dim, statistics._moments.count))
         if len(sizes) > 1 or statistics._distances.count not in (0, sample.count) or sample.size != SAMPLE:
-            raise ValueError("The parts of the state are not of the same rows: this is no state of RowStatistics.")
+            raise ValueError("The parts of the state are not of the same rows: this is not a state of RowStatistics.")
         return statistics
 
     def save(self, path: str | Path) -> Path:
-        """Write a safetensors file that `load` reads back exactly; a file of this name is never half written."""
+        """Write a safetensors file that `load` reads back exactly; the file is never half written."""
         from safetensors.torch import save
 
         tensors = {name: torch.as_tensor(value).contiguous() for name, value in self.state().items()}
@@ -222,29 +235,29 @@ class RowStatistics:
         try:
             return cls.from_state(load_file(path))
         except (ValueError, SafetensorError) as error:
-            raise ValueError(f"{path} holds no statistics of rows that can be read: {error}") from error
+            raise ValueError(f"{path} is not a readable file of row statistics: {error}") from error
 
 
-def intervals_asked(level: float, draws: int, seed: int) -> Bootstrap | None:
-    """How intervals are made, or None for none."""
+def make_bootstrap(level: float, draws: int, seed: int) -> Bootstrap | None:
+    """Return how intervals are computed, or None for no intervals."""
     if draws < 0:
         raise ValueError(f"draws is the number of resamples, or 0 for no intervals, got {draws}.")
     return Bootstrap(level, draws, seed) if draws else None
 
 
 def _distances(first: Tensor, second: Tensor, alpha: float) -> Tensor:
-    """‖x − y‖^α of rows at length one and their second views, (m, d) and (m, d) -> (m,)."""
+    """Return ‖x − y‖^α of normalised rows and their second views, (m, d) and (m, d) -> (m,)."""
     squares = (numerics.unit_rows(first.double()) - numerics.unit_rows(second.double())).square().sum(-1)
     return squares.pow(alpha / 2)
 
 
-def _of_all(moments: Moments | None, rows: Tensor) -> dict[str, Tensor]:
-    """Measures that a model has for each sequence, for all embeddings as one set; robust ones come from the sample."""
+def _set_measures(moments: Moments | None, rows: Tensor) -> dict[str, Tensor]:
+    """Return measures of a sequence, for all embeddings as one sequence; robust ones come from the sample."""
     real = torch.ones(len(rows), dtype=torch.bool)
     found = {"robust_cosine": robust.robust_cosine(rows, real)}
     if len(rows) > 2:
         found["rank_share"] = robust.rank_share(rows, real)
-    if moments is None:  # too wide for moments: the sample has to do
+    if moments is None:  # too wide for moments: use the sample
         return {"mean_cosine": metrics.mean_cosine(rows), "effective_rank": metrics.effective_rank(rows), **found}
     gram, dim = moments.gram, moments.dim
     found["token_variance"] = moments.variance().sum() * moments.count
@@ -260,28 +273,27 @@ def diagnose_rows(
     alpha: float = 2.0,
     level: float = 0.95,
     draws: int = 1000,
-    name: str = "embeddings",
-    data: str = "",
+    labels: Labels | None = None,
     seed: int = 0,
     gather: bool = False,
-    progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
     """Measure a stream of embeddings, such as a file that does not fit into memory: one layer, one pass.
 
     All rows count as one set. Spectrum, ranks, mean cosine and correlations are those of all rows, and alignment is
-    over all pairs. Uniformity, the rank shares and the robust cosine are of a uniform sample of at most 1,024 rows, and
-    so is all but alignment of rows wider than 1,536 features. How the stream is cut into parts makes no difference.
-    Alignment and uniformity come with an interval, in `layer.intervals` and in the cautions of the verdict;
+    over all pairs. Uniformity, the rank shares and the robust cosine are measured on a uniform sample of at most 1,024
+    rows; for rows wider than 1,536 features, so is everything but alignment. How the stream is divided into parts makes
+    no difference. Alignment and uniformity have an interval, in `layer.intervals` and in the cautions of the verdict;
     `uniformity_gap` is the distance to the optimum in percent. `RowStatistics` does the same for rows on many machines.
 
     Args:
         rows: parts (m, d) of the embeddings.
         pairs: the second views of the same rows, in parts of the same sizes, for alignment.
         t: sharpness of the potential in uniformity. alpha: exponent of the distances in alignment.
-        level: of the intervals. draws: resamples that they are made from; 0 for no intervals.
-        gather: in several processes of `torch.distributed`, each gives its own rows, which may be none, and all get the
-            diagnosis of all rows. Sampling then begins with `seed` + the number of the process.
-        name, data, seed, progress: as in `diagnose`.
+        level: of the intervals. draws: how many resamples they are computed from; 0 for no intervals.
+        labels: as in `diagnose`.
+        seed: of all sampling.
+        gather: in several processes of `torch.distributed`, each gives its own rows, possibly none, and all get the
+            diagnosis of all rows. Each process samples with `seed` + its rank.
 
     >>> import torch, uncollapse as uc
     >>> d = uc.diagnose_rows(torch.randn(4096, 16).split(512))
@@ -292,39 +304,31 @@ def diagnose_rows(
     True
     """
     started = time.perf_counter()
-    intervals_asked(level, draws, seed)  # said before anything is read
-    statistics = _filled(rows, pairs, {"t": t, "alpha": alpha, "seed": seed + distributed.rank() * gather}, progress)
+    make_bootstrap(level, draws, seed)  # checked before anything is read
+    statistics = _fill(rows, pairs, {"t": t, "alpha": alpha, "seed": seed + distributed.rank() * gather})
     if gather:
         with distributed.peer_errors():
-            statistics = _of_all_processes(statistics)
+            statistics = _merge_ranks(statistics)
 
     def diagnosis() -> Diagnosis:
-        seconds = time.perf_counter() - started
-        return statistics.diagnosis(name=name, data=data, level=level, draws=draws, seconds=seconds)
+        return statistics.diagnosis(labels=labels, level=level, draws=draws, seconds=time.perf_counter() - started)
 
     return distributed.on_rank_zero(diagnosis, "The diagnosis") if gather else diagnosis()
 
 
-def _filled(
-    rows: Iterable[Tensor],
-    pairs: Iterable[Tensor] | None,
-    asked: dict[str, Any],
-    progress: Callable[[int], None] | None,
-) -> RowStatistics:
-    """The statistics of a stream; without rows they are empty and of width 1."""
-    statistics = RowStatistics(1, **asked)
-    second = None if pairs is None else iter(pairs)
-    for done, part in enumerate(rows):
-        if done == 0 and part.dim() == 2:
-            statistics = RowStatistics(part.shape[1], **asked)
-        statistics.update(part, None if second is None else partner(second, done))
-        if progress is not None:
-            progress(done + 1)
+def _fill(rows: Iterable[Tensor], pairs: Iterable[Tensor] | None, options: dict[str, Any]) -> RowStatistics:
+    """Return the statistics of a stream; without rows they are empty and of width 1."""
+    statistics = RowStatistics(1, **options)
+    views = None if pairs is None else iter(pairs)
+    for number, part in enumerate(rows):
+        if number == 0 and part.dim() == 2:
+            statistics = RowStatistics(part.shape[1], **options)
+        statistics.update(part, None if views is None else next_view(views, number))
     return statistics
 
 
-def _of_all_processes(own: RowStatistics) -> RowStatistics:
-    """The statistics of the rows of all processes, in the first one."""
+def _merge_ranks(own: RowStatistics) -> RowStatistics:
+    """Return the statistics of the rows of all processes, on rank 0."""
     widths = [dim for dim, count in distributed.gather_objects((own.dim, own.count)) if count > 0]
     if own.count == 0 and widths:
         own = RowStatistics(widths[0], t=own.t, alpha=own.alpha, seed=own.seed)

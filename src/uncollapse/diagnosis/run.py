@@ -1,13 +1,10 @@
-"""Model and batches -> Diagnosis."""
+"""Diagnose a model: run it over batches under hooks, measure every layer, and build the Diagnosis."""
 
-import platform
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,74 +13,111 @@ from uncollapse import backbones, distributed
 from uncollapse.attachment.attach import attachments
 from uncollapse.backbones import forward
 from uncollapse.backbones.nonfinite import first_fault
+from uncollapse.backbones.select import At, Layers, Selection, TokenChoice, check_tokens, select_layers, select_places
 from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, sets_with_mask
-from uncollapse.diagnosis import verdict
-from uncollapse.diagnosis.advice import suggest
+from uncollapse.diagnosis.build import Labels, Measured, build, check_enough, settings_of
 from uncollapse.diagnosis.capture import Capture
-from uncollapse.diagnosis.cautions import list_cautions
-from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig, chosen_tokens
-from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
+from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
+from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.diagnosis.verdict import Subject
 from uncollapse.errors import NotFiniteError
 
-LIBRARIES = ("torch", "transformers", "timm", "torch_geometric")  # whose versions a diagnosis names, if they are in use
+
+@dataclass(frozen=True)
+class Plan:
+    """How a diagnosis samples.
+
+    baseline: on how many batches a randomly initialised copy of the architecture is measured for comparison, 0 for
+    none. rank_samples: how many sequences of each batch have their rank measured; of the first batch at least eight.
+    embed: whether to measure what enters the first block, which is slow for graphs with thousands of features. seed: of
+    all sampling.
+    """
+
+    baseline: int = 1
+    rank_samples: int = 2
+    embed: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.baseline < 0:
+            raise ValueError(f"baseline must be a number of batches, or 0 for no baseline, got {self.baseline}.")
+        if self.rank_samples < 1:
+            raise ValueError(f"rank_samples must be at least 1, got {self.rank_samples}.")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What will be measured, all of it checked: the layers and places of a model, and how.
+
+    modules: the names or patterns of the layers, if the user gave them.
+    """
+
+    model: nn.Module
+    stack: Stack
+    selection: Selection
+    places: tuple[str, ...]
+    config: StatsConfig
+    plan: Plan
+    modules: tuple[str, ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether some blocks of the model are left out."""
+        return len(self.selection.blocks) < len(self.stack.blocks)
+
+    def capture(self, model: nn.Module, seed: int) -> Capture:
+        """Return hooks for a model of this architecture."""
+        return Capture(model, self.stack, self.selection, self.places, replace(self.config, seed=seed))
 
 
 def diagnose(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    layers: Sequence[str] | None = None,
+    layers: Layers | None = None,
+    at: At = OUTPUT,
+    modules: str | Sequence[str] | None = None,
     part: str | None = None,
+    tokens: TokenChoice = "patches",
     layout: Layout | None = None,
-    places: Sequence[str] = (OUTPUT,),
     attention: bool = False,
-    embed: bool = True,
-    tokens: Literal["patches", "all"] = "patches",
     pairs: Iterable[Any] | None = None,
-    max_batches: int | None = None,
-    baseline: int = 1,
-    rank_samples: int = 2,
     device: torch.device | str | None = None,
     call: forward.Call = forward.run,
-    name: str | None = None,
-    data: str = "",
-    example: Sequence[str] = (),
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    labels: Labels | None = None,
+    plan: Plan = Plan(),
     gather: bool = False,
 ) -> Diagnosis:
-    """Measure every layer of a model while it runs over some batches, and say where and how it collapses.
+    """Measure every layer of a model while it runs over some batches, and report where and how it collapses.
 
-    The model is not changed: hooks come out again, and its mode, device, dtype and the random states are left as found.
-    There is one pass over the batches, and memory does not grow with their number.
+    The model is not changed: hooks are removed, and its mode, device, dtype and the random states are restored. There
+    is one pass over the batches, and memory does not grow with their number. To measure only some batches, or to show
+    progress, wrap them: `itertools.islice(loader, 20)`, `tqdm(loader)`.
 
     Args:
-        model: a HuggingFace, timm, PyG or torch model, or any module with `layers`; it may be wrapped in your own.
+        model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
         batches: what the model takes: tensors, mappings of arguments, tuples of which as many elements are passed on as
             the model's forward requires, or PyG data objects.
-        layers: names or patterns of the modules that are the layers, for models that are not known ("blocks.*").
+        layers: which blocks, counted from 0 and negative from the end: a number, a slice, "first", "last", "first 4",
+            "last 4" or "4:8", "embed" for what enters block 0, "final" for what leaves the last norm, or a list of
+            these; all if not given.
+        at: the place or places in each block, of `uc.places(model)`. "block" is the residual stream after the block and
+            is always measured, because the verdict reads it; "attention.residual" and "mlp.residual" are after the
+            attention and after the MLP.
+        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
         part: the part to measure in a model with several stacks of blocks, such as "vision_model".
-        layout: how outputs of named layers are read: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors" (b, d),
-            "channels_first" (b, d, h, w), "nodes" (n, d); by their shape if not given.
-        places: where in each block: "block" is the residual stream after it and always measured; "attention.residual"
-            and "mlp.residual" are after the attention and after the MLP, where the model has these places.
+        tokens: "patches" leaves out CLS, distillation and register tokens; "all" includes them.
+        layout: the layout of the outputs of `modules`: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors"
+            (b, d), "channels_first" (b, d, h, w), "nodes" (n, d); guessed from the shape if not given.
         attention: measure attention maps too; the model then computes attention without fused kernels.
-        embed: measure what enters the first block too; the features of a graph may be thousands, whose rank is slow.
-        tokens: "patches" leaves out CLS, distillation and register tokens, "all" keeps them.
         pairs: batches with a second view of each sample, in the same order, for alignment.
-        max_batches: stop after so many.
-        baseline: on how many batches a randomly initialised copy of the architecture is measured beside it; 0 for none.
-        rank_samples: sequences of each batch whose rank is taken; at least eight of the first.
         device: run there, and move the model back afterwards; where the model is if not given.
-        call: how the model is run on a batch, `call(model, batch)`, where the rule above does not fit.
-        name, data: what the model and the data are called in tables and reports.
-        example: the tokens of the first sequence as text, for the heat map.
-        seed: of all sampling.
-        progress: called with the number of batches done, after each.
+        call: how the model is run on a batch, `call(model, batch)`, where the rule for `batches` does not fit.
+        labels: names of the model and of the data, and the tokens of an example, for tables and reports.
+        plan: how to sample: the random baseline, ranks, what enters the first block, and the seed.
         gather: share the batches with the other processes of `torch.distributed`, which all call this with the same
-            ones: of N processes each measures every N-th batch. What is measured of all tokens or sequences comes out
-            as in one process, samples are others; all get the diagnosis. The random copy is the first one's.
+            batches: of N processes each measures every N-th batch. Measures of all tokens or sequences are the same as
+            in one process; samples differ. All processes get the diagnosis. The first one measures the baseline.
 
     Returns:
         A Diagnosis: `print(d)`, `d.verdict`, `d.layers`, `d.save("d.json")`, `d.report("report.html")`.
@@ -94,82 +128,84 @@ def diagnose(
     >>> [layer.name for layer in d.layers]
     ['embed', 'block 0', 'block 1']
     """
-    started = time.perf_counter()
-    plan = _plan(rank_samples, attention, tokens, seed)
-    places = tuple(dict.fromkeys((OUTPUT, *places)))  # the verdict reads the residual stream
+    target = find_target(
+        model,
+        layers=layers,
+        at=at,
+        modules=modules,
+        part=part,
+        tokens=tokens,
+        layout=layout,
+        attention=attention,
+        plan=plan,
+    )
+    return measure(target, batches, pairs=pairs, device=device, call=call, labels=labels, gather=gather)
+
+
+def find_target(
+    model: nn.Module,
+    *,
+    layers: Layers | None = None,
+    at: At = OUTPUT,
+    modules: str | Sequence[str] | None = None,
+    part: str | None = None,
+    tokens: TokenChoice = "patches",
+    layout: Layout | None = None,
+    attention: bool = False,
+    plan: Plan = Plan(),
+) -> Target:
+    """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model."""
+    check_tokens(tokens)
     model = forward.unwrap_compiled(model)
-    stack = backbones.find(model, modules=layers, part=part, layout=layout)
-    stack = stack if embed else replace(stack, embed=None)
-    if attention and not any(block.attention for block in stack.blocks):
+    modules = (modules,) if isinstance(modules, str) else tuple(modules or ())
+    stack = backbones.find(model, modules=modules or None, part=part, layout=layout)
+    selection = select_layers(stack, layers)
+    selection = replace(selection, embed=selection.embed and plan.embed)
+    if not selection.blocks and not selection.embed:
+        raise ValueError(f'layers must include a block or "embed", on which the verdict is based, got {layers!r}.')
+    places = tuple(dict.fromkeys((OUTPUT, *select_places(stack, at))))
+    if attention and not any(stack.blocks[number].attention for number in selection.blocks):
         raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
-    me, count = (distributed.rank(), distributed.world_size()) if gather else (0, 1)
+    config = StatsConfig(plan.rank_samples, attention, tokens == "all", seed=plan.seed)
+    return Target(model, stack, selection, places, config, plan, modules)
+
+
+def measure(
+    target: Target,
+    batches: Iterable[Any],
+    *,
+    pairs: Iterable[Any] | None = None,
+    device: torch.device | str | None = None,
+    call: forward.Call = forward.run,
+    labels: Labels | None = None,
+    gather: bool = False,
+) -> Diagnosis:
+    """Run the model of a target over batches and return its diagnosis; see `diagnose`."""
+    started = time.perf_counter()
+    check_batches(batches)
+    rank, count = (distributed.rank(), distributed.world_size()) if gather else (0, 1)
     if count > 1:
-        forward.check_unsharded(model)
-    capture = Capture(model, stack, places, replace(plan, seed=seed + me))  # samples that are merged need other seeds
-    second = None if pairs is None else islice(iter(pairs), me, None, count)
-    done = 0
-    random: tuple[Layer, ...] = ()
-    with forward.inspection_mode(model, device) as home, distributed.peer_errors():
-        twin, why = _twin(model, stack, places, plan) if baseline and me == 0 else (None, "")
-        for number, batch in enumerate(islice(_limited(batches, max_batches), me, None, count)):
+        forward.check_unsharded(target.model)
+    capture = target.capture(target.model, target.plan.seed + rank)  # samples that are merged need different seeds
+    views = None if pairs is None else islice(iter(pairs), rank, None, count)
+    with forward.inspection_mode(target.model, device) as home, distributed.peer_errors():
+        baseline = _Baseline(target, target.plan.baseline if rank == 0 else 0)
+        done = 0
+        for done, batch in enumerate(islice(iter(batches), rank, None, count), 1):
             batch = forward.move_to_device(batch, home)
-            view = None if second is None else forward.move_to_device(partner(second, number), home)
-            _measure(capture, call, batch, view, number * count + me)
-            if twin is not None:
-                twin, why = _with_twin(twin, call, batch, number * count)
-            done = number + 1
-            if twin is not None and done >= baseline:
-                random, twin = _bare(twin.layers()), None  # the random model is not needed any more
-            if progress is not None:
-                progress(done * count)
-        compared = min(baseline, done)  # batches that the random copy saw
+            view = None if views is None else forward.move_to_device(next_view(views, done - 1), home)
+            number = (done - 1) * count + rank
+            _measure(capture, call, batch, view, number)
+            baseline.update(call, batch, number)
+        baseline.finish()
         if count > 1:
             done = int(distributed.sum_over_ranks([done])[0])
             capture.gather()
-    if twin is not None:
-        random = _bare(twin.layers())
 
-    def judged() -> Diagnosis:
-        measured = capture.layers()
-        if not measured:
-            raise ValueError(
-                f"No layer of {stack.architecture} was measured in {done} batches: give batches that run it."
-            )
-        check_enough(measured[-1].tokens)
-        subject = Subject(
-            stack.family,
-            stack.architecture,
-            capture.context.causal,
-            stack.places(),
-            one_graph=stack.layout == "nodes" and capture.context.batch is None,
-            no_baseline=why,
-            modules=() if layers is None else ((layers,) if isinstance(layers, str) else tuple(layers)),
-        )
-        return Diagnosis(
-            model=name or type(model).__name__,
-            architecture=stack.architecture,
-            family=stack.family,
-            parameters=sum(p.numel() for p in model.parameters()),
-            data=data,
-            batches=done,
-            sequences=capture.sequences(),
-            tokens=measured[0].tokens,
-            layers=measured,
-            verdict=conclude(measured, random, subject, capture.sequences()),
-            baseline=random,
-            example=_chosen(example),
-            settings={
-                **_settings(plan, places),
-                "baseline_batches": compared if random else 0,
-                **_cures(model),
-                **stack.facts,
-            },
-            versions=_versions(),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds=round(time.perf_counter() - started, 3),
-        )
+    def build_here() -> Diagnosis:
+        return _build(target, capture, baseline, labels or Labels(), done, time.perf_counter() - started)
 
-    return distributed.on_rank_zero(judged, "The diagnosis") if gather else judged()
+    return distributed.on_rank_zero(build_here, "The diagnosis") if gather else build_here()
 
 
 def diagnose_activations(
@@ -177,19 +213,17 @@ def diagnose_activations(
     *,
     mask: Tensor | None = None,
     causal: bool = False,
-    name: str = "activations",
-    data: str = "",
-    example: Sequence[str] = (),
-    rank_samples: int = 16,
-    seed: int = 0,
+    labels: Labels | None = None,
+    plan: Plan = Plan(rank_samples=16),
 ) -> Diagnosis:
-    """Measure activations that you have already: one tensor (b, n, d), or (n, d), a layer, in the order of the model.
+    """Measure activations that you already have: one tensor (b, n, d) or (n, d) per layer, in the order of the model.
 
     Args:
-        activations: the tensors; with a mapping its keys name the layers, else they are "layer 0" and so on.
+        activations: the tensors. The keys of a mapping name the layers; otherwise they are "layer 0" and so on.
         mask: (b, n) bool, True = real.
         causal: whether the model is a causal decoder, whose first token is left out of robust measures.
-        name, data, example, rank_samples, seed: as in `diagnose`.
+        labels: as in `diagnose`.
+        plan: `rank_samples` and `seed` apply, see `diagnose`.
 
     >>> import torch, uncollapse as uc
     >>> uc.diagnose_activations([torch.randn(8, 32, 16), torch.ones(8, 32, 16)]).verdict.kind
@@ -199,84 +233,92 @@ def diagnose_activations(
     if not isinstance(activations, Mapping):
         activations = {f"layer {number}": x for number, x in enumerate(activations)}
     if not activations:
-        raise ValueError("There are no activations: give one tensor (b, n, d) a layer.")
-    plan, context = _full_plan(rank_samples, seed), Context(mask, causal=causal)
-    layers, count = [], 0
-    for title, x in activations.items():
-        gauge = LayerStats(plan)
+        raise ValueError("There are no activations: give one tensor (b, n, d) per layer.")
+    config = StatsConfig(plan.rank_samples, prefix=True, all_tokens=True, seed=plan.seed)  # no forward pass to save
+    context = Context(mask, causal=causal)
+    layers, sequences = [], 0
+    for name, x in activations.items():
+        stats = LayerStats(config)
         sets, real = sets_with_mask(x, "tokens", context, prefix=True)
-        gauge.update(sets, real, context)
-        gauge.update_means(sets, real)
-        layers.append(gauge.layer(title, OUTPUT, ""))
-        count = gauge.sets
+        stats.update(sets, real, context)
+        stats.update_means(sets, real)
+        layers.append(stats.layer(name, OUTPUT, ""))
+        sequences = stats.sets
     check_enough(layers[-1].tokens)
     subject = Subject("activations", "activations", causal, (OUTPUT,))
-    about = (subject, count, name, data, _chosen(example), time.perf_counter() - started)
-    return of_layers(tuple(layers), *about, _settings(plan, (OUTPUT,)))
+    settings, seconds = settings_of(config, (OUTPUT,)), time.perf_counter() - started
+    measured = Measured(tuple(layers), sequences=sequences, settings=settings, seconds=seconds)
+    return build(measured, subject, labels or Labels())
 
 
-def of_layers(
-    layers: tuple[Layer, ...],
-    subject: Subject,
-    sets: int,
-    name: str,
-    data: str,
-    example: tuple[str, ...],
-    seconds: float,
-    settings: dict[str, Any],
-) -> Diagnosis:
-    """A diagnosis of layers that no model of ours computed."""
-    return Diagnosis(
-        model=name,
-        architecture=subject.architecture,
-        family=subject.family,
-        parameters=0,
-        data=data,
-        batches=1,
-        sequences=sets,
-        tokens=layers[0].tokens,
-        layers=layers,
-        verdict=conclude(layers, (), subject, sets),
-        example=example,
-        settings=settings,
-        versions=_versions(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(seconds, 3),
-    )
+def check_batches(batches: Any) -> None:
+    """Raise ValueError if batches are one batch rather than several."""
+    if isinstance(batches, Mapping) or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
+        kind = type(batches).__name__
+        raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
 
 
-def conclude(layers: tuple[Layer, ...], baseline: tuple[Layer, ...], subject: Subject, sequences: int) -> Verdict:
-    """Return the verdict on measured layers, with its cautions and advice."""
-    found = verdict.evaluate(layers, baseline, subject, sequences)
-    certainty, cautions = list_cautions(found)
-    tips = suggest(found.kind, found.onset, found.subject) if found.onset else ()
-    return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips)
+def next_view(pairs: Iterator[Any], number: int) -> Any:
+    """Return the next second view, for the batch with this number."""
+    try:
+        return next(pairs)
+    except StopIteration:
+        raise ValueError(f"pairs ended after {number} batches; each batch needs its second view.") from None
 
 
-def _plan(rank_samples: int, attention: bool, tokens: str, seed: int) -> StatsConfig:
-    if tokens not in ("patches", "all"):
-        raise ValueError(f'tokens must be "patches" or "all", got {tokens!r}.')
-    if rank_samples < 1:
-        raise ValueError(f"rank_samples must be at least 1, got {rank_samples}.")
-    return StatsConfig(rank_samples, attention, tokens == "all", seed=seed)
+class _Baseline:
+    """A randomly initialised copy of the architecture, measured on the first batches.
+
+    layers: what was measured. batches: on how many. missing: why there are no layers, "" if none were asked for.
+    """
+
+    def __init__(self, target: Target, batches: int) -> None:
+        self.layers: tuple[Layer, ...] = ()
+        self.batches = 0
+        self.missing = ""
+        self._wanted = batches
+        self._capture: Capture | None = None
+        if batches == 0:
+            return
+        if target.stack.reinitialize is None:
+            self.missing = f"it is not known how to initialise {target.stack.architecture} again"
+            return
+        try:
+            self._capture = target.capture(target.stack.reinitialize(target.model), target.plan.seed)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            self.missing = str(error)
+
+    def update(self, call: forward.Call, batch: Any, number: int) -> None:
+        """Measure a batch, if there have not been enough. A model that is not finite, as in half precision, is none."""
+        if self._capture is None:
+            return
+        try:
+            _measure(self._capture, call, batch, None, number)
+        except NotFiniteError as error:
+            self._capture, self.missing = None, f"with random weights it is not finite ({error})"
+            return
+        self.batches += 1
+        if self.batches == self._wanted:
+            self.finish()
+
+    def finish(self) -> None:
+        """Keep the layers, without heat maps, and free the model."""
+        if self._capture is not None:
+            self.layers = tuple(replace(layer, heatmap=()) for layer in self._capture.layers())
+            self._capture = None
 
 
-def _full_plan(rank_samples: int, seed: int) -> StatsConfig:
-    """For activations that are there already: no forward pass stands beside the cost of every token."""
-    return replace(_plan(rank_samples, False, "all", seed), all_tokens=True)
-
-
-def _measure(capture: Capture, call: forward.Call, batch: Any, partner: Any = None, done: int = 0) -> None:
-    """Run the model on a batch, and on its second view, under hooks. done: batches before it."""
-    capture.view = "first" if partner is None else "first of two"
-    _run(capture, call, batch, f"batch {done + 1}")
-    if partner is not None:
+def _measure(capture: Capture, call: forward.Call, batch: Any, view: Any, number: int) -> None:
+    """Run the model under hooks on a batch, whose number is for errors, and on its second view if there is one."""
+    capture.view = "first" if view is None else "first of two"
+    _run(capture, call, batch, f"batch {number + 1}")
+    if view is not None:
         capture.view = "second"
-        _run(capture, call, partner, f"the second view of batch {done + 1}")
+        _run(capture, call, view, f"the second view of batch {number + 1}")
 
 
 def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> None:
-    """Run the model on a batch. Where a layer is not finite, another pass looks for the module at which that begins."""
+    """Run the model on a batch. If a layer is not finite, run it again to find the module at which that begins."""
     capture.graphs = _graphs(batch)
     try:
         with capture:
@@ -287,80 +329,43 @@ def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> None:
         raise NotFiniteError(f"{error} in {words}.{'' if begins is None else f' {begins}'}") from error
 
 
-def _with_twin(twin: Capture, call: forward.Call, batch: Any, done: int) -> tuple[Capture | None, str]:
-    """Measure the random model too; where it is not finite, as in half precision, there is none, and why."""
-    try:
-        _measure(twin, call, batch, done=done)
-    except NotFiniteError as error:
-        return None, f"with random weights it is not finite ({error})"
-    return twin, ""
-
-
 def _graphs(batch: Any) -> Tensor | None:
-    """The graph of each node, if the batch says so: many models take x and edge_index only."""
+    """Return the graph of each node if the batch has it: many models take only x and edge_index."""
     found = batch.get("batch") if isinstance(batch, Mapping) else getattr(batch, "batch", None)
     return found if isinstance(found, Tensor) else None
 
 
-def _twin(model: nn.Module, stack: Stack, places: tuple[str, ...], plan: StatsConfig) -> tuple[Capture | None, str]:
-    """A capture of a randomly initialised model of the same architecture, or the reason why there is none."""
-    if stack.reinitialize is None:
-        return None, f"it is not known how to initialise {stack.architecture} again"
-    try:
-        return Capture(stack.reinitialize(model), stack, places, plan), ""
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-        return None, str(error)
-
-
-def check_enough(tokens: int) -> None:
-    """Raise unless there are two tokens at least."""
-    if tokens < 2:
-        raise ValueError(f"Collapse is about how tokens differ; there must be at least two, got {tokens}.")
-
-
-def _bare(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Layers of a random model: nobody looks at their heat maps."""
-    return tuple(replace(layer, heatmap=()) for layer in layers)
-
-
-def _limited(batches: Iterable[Any], most: int | None) -> Iterator[Any]:
-    if most is not None and most < 1:
-        raise ValueError(f"max_batches must be at least 1, got {most}.")
-    if isinstance(batches, Mapping) or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
-        kind = type(batches).__name__
-        raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
-    return islice(iter(batches), most)
-
-
-def partner(pairs: Iterator[Any], number: int) -> Any:
-    """The next second view, for the batch of this number."""
-    try:
-        return next(pairs)
-    except StopIteration:
-        raise ValueError(f"pairs ended after {number} batches; each batch needs its second view.") from None
-
-
-def _chosen(example: Sequence[str]) -> tuple[str, ...]:
-    """The tokens of the heat maps."""
-    return tuple(example[position] for position in chosen_tokens(len(example)))
-
-
-def _settings(plan: StatsConfig, places: Sequence[str]) -> dict[str, Any]:
-    return {
-        "places": list(places),
-        "tokens": "all" if plan.prefix else "patches",
-        "attention": plan.attention,
-        "rank_samples": plan.rank_samples,
-        "seed": plan.seed,
-    }
-
-
-def _cures(model: nn.Module) -> dict[str, list[str]]:
-    """The cures that were in the model, if any."""
-    found = [str(attachment) for attachment in attachments(model)]
-    return {"cures": found} if found else {}
-
-
-def _versions() -> dict[str, str]:
-    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in ("uncollapse", *LIBRARIES)}
-    return {"python": platform.python_version(), **{name: str(value) for name, value in found.items() if value}}
+def _build(
+    target: Target, capture: Capture, baseline: _Baseline, labels: Labels, batches: int, seconds: float
+) -> Diagnosis:
+    stack, model, layers = target.stack, target.model, capture.layers()
+    if not layers:
+        raise ValueError(f"No layer of {stack.architecture} was measured in {batches} batches: give batches to run it.")
+    check_enough(layers[-1].tokens)
+    subject = Subject(
+        stack.family,
+        stack.architecture,
+        capture.context.causal,
+        stack.places(),
+        one_graph=stack.layout == "nodes" and capture.context.batch is None,
+        no_baseline=baseline.missing,
+        modules=target.modules,
+        blocks=len(stack.blocks),
+        partial=target.partial,
+    )
+    settings = settings_of(target.config, target.places)
+    settings["baseline_batches"] = baseline.batches if baseline.layers else 0
+    if target.partial:
+        settings["layers"] = [stack.blocks[number].name for number in target.selection.blocks]
+    cures = [str(attachment) for attachment in attachments(model)]
+    settings |= ({"cures": cures} if cures else {}) | dict(stack.facts)
+    measured = Measured(
+        layers,
+        baseline.layers,
+        sequences=capture.sequences(),
+        batches=batches,
+        parameters=sum(p.numel() for p in model.parameters()),
+        settings=settings,
+        seconds=seconds,
+    )
+    return build(measured, subject, replace(labels, model=labels.model or type(model).__name__))

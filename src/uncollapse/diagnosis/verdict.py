@@ -30,8 +30,9 @@ class Subject:
 
     family, architecture, places: those of the stack. causal: whether tokens attend only to earlier ones. one_graph:
     whether nodes came without a vector that assigns them to graphs. no_baseline: why there is no random baseline.
-    modules: the names or patterns of the layers, if the user gave them. outputs, hidden: for a graph network whose last
-    layer gives outputs rather than features, the name of that layer and the number of blocks before it.
+    modules: the names or patterns of the layers, if the user gave them. blocks: how many the model has, 0 without a
+    model. partial: whether only some of them were measured. outputs: for a graph network whose last layer gives outputs
+    rather than features, the name of that layer.
     """
 
     family: str
@@ -41,8 +42,9 @@ class Subject:
     one_graph: bool = False
     no_baseline: str = ""
     modules: tuple[str, ...] = ()
+    blocks: int = 0
+    partial: bool = False
     outputs: str = ""
-    hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def evaluate(layers: tuple[Layer, ...], baseline: tuple[Layer, ...], subject: Su
     """Return what the measures of a model show about its residual stream."""
     stream = tuple(layer for layer in layers if layer.place == OUTPUT and layer.name != "final")
     if subject.family == "pyg" and _ends_in_outputs(stream):
-        subject = replace(subject, outputs=stream[-1].name, hidden=len(stream) - 2)  # not counting the input nodes
+        subject = replace(subject, outputs=stream[-1].name)
         stream = stream[:-1]
     return Findings(stream, baseline, subject, sequences)
 

@@ -1,1 +1,1 @@
-"""The parts of `Monitor`: rules, records, the folder they go to, loggers, trainers and processes."""
+"""Monitor a model while it trains: rules, records and their folder, loggers, and callbacks of trainers."""

@@ -1,4 +1,9 @@
-"""What a monitor knows: one measurement, what carries over to the next, and what it has cost."""
+"""The records and the state of a monitored run, and the folder in which they are stored.
+
+The folder has one line per measurement, the first diagnosis, and that of the collapse. Each line holds the state after
+it, so a run can be resumed from its lines alone: lines after the step from which the training resumes are dropped, and
+the last remaining one holds the state.
+"""
 
 import json
 import os
@@ -10,7 +15,7 @@ from typing import Any, Self
 
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.io import files, typed_json
-from uncollapse.monitoring.layer_curves import Curves, values
+from uncollapse.monitoring.layer_curves import Curves, layer_values
 from uncollapse.monitoring.rules import FINITE, Rule
 
 
@@ -18,8 +23,8 @@ from uncollapse.monitoring.rules import FINITE, Rule
 class Record:
     """One measurement during training.
 
-    seconds: what it cost. curves: measure -> layer -> value. met: sentences of the rules that were met here for the
-    first time. stop, save: whether one of them asks for it. error: why there are no numbers; `diagnosis` is then None.
+    seconds: how long it took. curves: measure -> layer -> value. met: sentences of the rules that were first met here.
+    stop, save: whether one of them asks for it. error: why nothing was measured; `diagnosis` is then None.
     """
 
     step: int
@@ -33,7 +38,7 @@ class Record:
     diagnosis: Diagnosis | None = field(default=None, repr=False)  # pages long
 
     def line(self) -> dict[str, Any]:
-        """The record for a line of JSON."""
+        """Return the record as values for a line of JSON."""
         facts: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "seconds": round(self.seconds, 4)}
         if self.diagnosis is not None:
             facts |= {"verdict": self.diagnosis.verdict.kind, "onset": self.diagnosis.verdict.onset}
@@ -44,9 +49,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the measurements have cost: their number, their seconds, and their share of the time since the first step.
+    """What the measurements cost: their number, their seconds, and their share of the time since the first step.
 
-    skipped: how many were due and left out because of `max_share`.
+    skipped: how many were due but left out because of `max_share`.
     """
 
     measurements: int
@@ -61,10 +66,11 @@ class Cost:
 
 @dataclass
 class State:
-    """What carries over from one measurement to the next, also when the training is interrupted and taken up again.
+    """What carries over from one measurement to the next, also when the training is interrupted and resumed.
 
-    reference: layer -> measure -> value at the first measurement. streaks: how often in a row each rule has held. met:
-    the step at which each rule was met. last: the step of the last measurement. seconds, elapsed: for the cost.
+    reference: layer -> measure -> value at the first measurement. streaks: how many times in a row each
+    rule has held. met: the step at which each rule was met. last: the step of the last measurement. seconds, elapsed:
+    for the cost.
     """
 
     reference: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -77,35 +83,35 @@ class State:
     elapsed: float = 0.0
 
     def brief(self, elapsed: float) -> dict[str, Any]:
-        """It as plain values, with the time until now, and without the reference, which does not change."""
+        """Return plain values, with the time until now, but without the reference, which does not change."""
         return {name: value for name, value in asdict(self).items() if name != "reference"} | {"elapsed": elapsed}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """It from plain values."""
+        """Return the state that plain values describe."""
         own: dict[str, Any] = {n: dict(value) if isinstance(value, Mapping) else value for n, value in plain.items()}
         return cls(**own)
 
     def copy(self) -> Self:
-        """Another one that can be changed without changing this."""
+        """Return a copy that can be changed independently."""
         return replace(self, streaks=dict(self.streaks), met=dict(self.met))
 
-    def judged(
+    def apply_rules(
         self, rules: Sequence[Rule], found: Diagnosis | None, error: Exception | None, step: int
     ) -> list[tuple[Rule, str]]:
-        """The rules that are met at this measurement and were not before, each with a sentence; they are noted here."""
+        """Return the rules that are met for the first time, each with a sentence, and record them."""
         met = []
         for rule in rules:
             if found is None and rule.measure != FINITE:
                 continue  # nothing is known about it
-            told = None if error is None else rule.failed(error)
+            sentence = None if error is None else rule.check_error(error)
             if found is not None:
-                told = rule.met(found.layers, self.reference)
+                sentence = rule.check(found.layers, self.reference)
             name = rule.name
-            self.streaks[name] = self.streaks.get(name, 0) + 1 if told is not None else 0
-            if told is not None and self.streaks[name] >= rule.patience and name not in self.met:
+            self.streaks[name] = self.streaks.get(name, 0) + 1 if sentence is not None else 0
+            if sentence is not None and self.streaks[name] >= rule.patience and name not in self.met:
                 self.met[name] = step
-                met.append((rule, told))
+                met.append((rule, sentence))
         return met
 
 
@@ -113,31 +119,31 @@ LINES, FIRST, COLLAPSE = "monitor.jsonl", "first.json", "collapse.json"
 
 
 class Journal:
-    """What is in the folder of a run. Nothing is made before there is something to write."""
+    """The folder of a monitored run; it is created when there is something to write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines = folder / LINES
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines. A last one that was cut off while it was written is left out with a warning."""
+        """Return the lines. A last line that was cut off while it was written is left out with a warning."""
         if not self.lines.exists():
             return []
         found: list[dict[str, Any]] = []
         texts = self.lines.read_bytes().removesuffix(b"\n").split(b"\n")  # a cut may go through a character
         for number, text in enumerate(texts, 1):
             try:
-                found.append(_record(text))
+                found.append(_parse_line(text))
             except (ValueError, RecursionError) as error:
                 if number < len(texts):
                     raise ValueError(
-                        f"{self.lines}, line {number} is no measurement ({error}); mend or remove it."
+                        f"{self.lines}, line {number} is not a measurement ({error}); fix or remove it."
                     ) from error
                 warnings.warn(f"The last line of {self.lines} was cut off and is dropped.", stacklevel=2)
         return found
 
-    def take_up(self, done: int, overwrite: bool) -> State:
-        """The state of a run that goes on after `done` steps. A run of the folder is not replaced unless told to."""
+    def resume(self, done: int, overwrite: bool) -> State:
+        """Return the state of a run that continues after `done` steps. Replace another run only with `overwrite`."""
         lines = self.read()
         kept = [line for line in lines if line["step"] <= done] if done > 0 else []
         if lines and not kept and not overwrite:
@@ -145,25 +151,25 @@ class Journal:
                 f"{self.folder} holds a run that was monitored from step {lines[0]['step']} to {lines[-1]['step']}, "
                 "and this one starts before that. Give another folder, or overwrite=True to replace it."
             )
-        if kept and len(kept) < len(lines):  # what is trained again; or a new run, which cannot be told from it
+        if kept and len(kept) < len(lines):  # these steps are trained again, or it is a new run: both look the same
             warnings.warn(
-                f"The run in {self.folder} goes on after step {done}: its later measurements, up to step "
+                f"The run in {self.folder} continues after step {done}: its later measurements, up to step "
                 f"{lines[-1]['step']}, are dropped. If this is a new run, give it another folder.",
                 stacklevel=2,
             )
-        reference = values(Diagnosis.load(self.folder / FIRST)) if kept else {}
+        reference = layer_values(Diagnosis.load(self.folder / FIRST)) if kept else {}
         self.restart(kept)
         return State.of(kept[-1]["state"] | {"reference": reference}) if kept else State()
 
-    def go_on(self, state: State) -> None:
-        """Go on from a state that was kept elsewhere: later lines are dropped."""
+    def resume_from(self, state: State) -> None:
+        """Continue from a state that was stored elsewhere: later lines are dropped."""
         last = -1 if state.last is None else state.last
         self.restart([line for line in self.read() if line["step"] <= last])
 
     def restart(self, lines: list[dict[str, Any]]) -> None:
-        """Go on after these lines; with none of them nothing of an earlier run is left."""
+        """Continue after these lines; without any, remove an earlier run."""
         if not self.lines.exists():
-            return  # no run was here, so no file is ours
+            return  # there was no run, so no file is ours
         if lines:
             files.write(self.lines, "".join(map(_line, lines)))
         else:
@@ -173,7 +179,7 @@ class Journal:
             (self.folder / COLLAPSE).unlink(missing_ok=True)  # of a measurement that was dropped
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write a line; it is in the file when this returns, or nothing of it: a part would spoil the next one."""
+        """Append a line, completely or not at all: a partial line would spoil the next one."""
         with files.write_errors(self.lines):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self.lines.open("ab", buffering=0) as file:
@@ -185,13 +191,13 @@ class Journal:
                     file.truncate(before)
                     raise
 
-    def keep(self, name: str, diagnosis: Diagnosis, facts: dict[str, Any]) -> None:
-        """Write a diagnosis with facts of the run among its settings; never half a file."""
+    def save(self, name: str, diagnosis: Diagnosis, facts: dict[str, Any]) -> None:
+        """Write a diagnosis with facts about the run in its settings; the file is never half written."""
         replace(diagnosis, settings={**diagnosis.settings, "monitor": facts}).save(self.folder / name)
 
 
-def _record(text: bytes) -> dict[str, Any]:
-    """What a line says. ValueError if that is no measurement: a torn one may still be JSON."""
+def _parse_line(text: bytes) -> dict[str, Any]:
+    """Return the measurement of a line. ValueError if it is not one: a torn line may still be JSON."""
     record = typed_json.parse(text.decode("utf-8"))
     if not isinstance(record, dict) or type(record.get("step")) is not int or "state" not in record:
         raise ValueError("it has no step, or no state")

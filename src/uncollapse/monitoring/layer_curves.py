@@ -1,4 +1,4 @@
-"""A diagnosis as curves over the layers, and as scalars with names for a logger."""
+"""Turn a diagnosis into curves over the layers, and log these as named scalars to loggers of other libraries."""
 
 import math
 import re
@@ -6,25 +6,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from uncollapse.backbones.sites import OUTPUT
+from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.errors import did_you_mean
 
 Curves = Mapping[str, Mapping[str, float]]  # measure -> layer -> value
 
 
-def label(layer: Layer) -> str:
-    """What a layer is called: "block 9", or "block 9 attention.residual" at another place than after the block."""
+def check_measures(measures: Sequence[str]) -> None:
+    """Raise ValueError for a measure that does not exist."""
+    unknown = [name for name in measures if name not in MEASURES]
+    if unknown:
+        hint = did_you_mean(unknown[0], MEASURES)
+        raise ValueError(f"No measure is named {unknown[0]!r}.{hint} There are: {', '.join(MEASURES)}.")
+
+
+def layer_label(layer: Layer) -> str:
+    """Return "block 9", or "block 9 attention.residual" for a place other than after the block."""
     return layer.name if layer.place == OUTPUT else f"{layer.name} {layer.place}"
 
 
-def values(diagnosis: Diagnosis) -> dict[str, dict[str, float]]:
-    """Every measure of every layer: layer -> measure -> value."""
-    return {label(layer): {name: layer[name] for name in layer.measures} for layer in diagnosis.layers}
+def layer_values(diagnosis: Diagnosis) -> dict[str, dict[str, float]]:
+    """Return every measure of every layer: layer -> measure -> value."""
+    return {layer_label(layer): {name: layer[name] for name in layer.measures} for layer in diagnosis.layers}
 
 
 def curves(diagnosis: Diagnosis, measures: Sequence[str]) -> Curves:
-    """The chosen measures over the layers that have them."""
+    """Return the given measures over the layers that have them."""
     found = {
-        name: {label(layer): layer[name] for layer in diagnosis.layers if name in layer.measures} for name in measures
+        name: {layer_label(layer): layer[name] for layer in diagnosis.layers if name in layer.measures}
+        for name in measures
     }
     missing = [name for name, curve in found.items() if not curve]
     if missing:
@@ -37,9 +48,9 @@ def curves(diagnosis: Diagnosis, measures: Sequence[str]) -> Curves:
 
 
 def scalars(diagnosis: Diagnosis, chosen: Curves) -> dict[str, float]:
-    """Names and values for a logger: `collapse/effective_rank/block_09`, and a few for the whole model."""
+    """Return names and values for a logger: `collapse/effective_rank/block_09`, and a few for the whole model."""
     named = {
-        f"collapse/{measure}/{slug(layer)}": value
+        f"collapse/{measure}/{_slug(layer)}": value
         for measure, curve in chosen.items()
         for layer, value in curve.items()
     }
@@ -50,8 +61,8 @@ def scalars(diagnosis: Diagnosis, chosen: Curves) -> dict[str, float]:
     return named | {"collapse/verdict": float(diagnosis.verdict.collapsed)}
 
 
-def slug(layer: str) -> str:
-    """A layer's name in the name of a scalar; numbers of blocks have two digits, so that loggers sort them."""
+def _slug(layer: str) -> str:
+    """Return a layer's name for the name of a scalar; block numbers have two digits, so that loggers sort them."""
     padded = re.sub(r"(?<= )\d+", lambda number: number[0].zfill(2), layer)
     return re.sub(r"[^\w.]+", "_", padded).strip("_")
 
@@ -59,8 +70,8 @@ def slug(layer: str) -> str:
 Sink = Callable[[int, Mapping[str, float]], None]  # called with the step and the named values
 
 
-def sinks(log: Any) -> tuple[Sink, ...]:
-    """One logger, or several in a list, as functions of a step and named values."""
+def make_sinks(log: Any) -> tuple[Sink, ...]:
+    """Return one logger, or a list of several, as functions of a step and named values."""
     return tuple(map(_sink, log)) if isinstance(log, list | tuple) else (_sink(log),)
 
 

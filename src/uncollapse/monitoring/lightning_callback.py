@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.monitoring.layer_curves import sinks
+from uncollapse.monitoring.layer_curves import make_sinks
 
 if TYPE_CHECKING:
     from uncollapse.monitoring.monitor import Monitor
@@ -48,7 +48,7 @@ class Hooks:
 
     def _visit(self, trainer: Any, model: Any, *, due: bool, start: bool = False) -> None:
         step, monitor, epoch = trainer.global_step, self.monitor, float(trainer.current_epoch)
-        log = sinks(trainer.loggers)
+        log = make_sinks(trainer.loggers)
         record = monitor.visit(model, step, done=step, due=due, start=start, epoch=epoch, log=log)
         trainer.should_stop = trainer.should_stop or monitor.should_stop
         if record is not None and record.save:

@@ -1,4 +1,4 @@
-"""A rule says when a measurement during training is a collapse, and what happens then."""
+"""Decide when a measurement during training is a collapse, and what happens then."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Layer
 from uncollapse.errors import NotFiniteError, did_you_mean
-from uncollapse.monitoring.layer_curves import label
+from uncollapse.monitoring.layer_curves import layer_label
 
-FINITE = "finite"  # not a measure: met when a layer holds NaN or infinite numbers
+FINITE = "finite"  # not a measure: met when a layer has NaN or infinite values
 ACTIONS = ("warn", "stop", "save")
-ENDS = ("embed", "final")  # layers that are no blocks
+ENDS = ("embed", "final")  # layers that are not blocks
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Rule:
     """When a measure of a layer is a collapse.
 
     Args:
-        measure: a name of `diagnosis.measures.MEASURES`; or "finite", met when a layer holds NaN or infinite numbers,
+        measure: a name of `diagnosis.measures.MEASURES`; or "finite", met when a layer has NaN or infinite values,
             which takes no layer and no limit.
         layer: the number of a block (-1 is the last), a name ("block 9", "embed", "final"), "last" for the last block,
-            or "any" for each layer of the place.
+            or "any" for each layer at the place.
         above, below: met when the value is beyond this number. Give exactly one of the four limits.
-        falls_by, rises_by: met when the value has changed by this share of what it was at the first measurement, by
-            half with 0.5. Of a negative value the share is taken without its sign.
-        place: where in the block, one of the monitor's `places`.
+        falls_by, rises_by: met when the value has changed by this share of its first measurement, 0.5 is half. For a
+            negative value the share of its magnitude counts.
+        place: where in the block, one of the monitor's `at`.
         then: "warn", "stop" (the training ends) or "save" (a checkpoint is written). All three warn.
-        patience: how many measurements in a row it must hold.
+        patience: for how many measurements in a row it must hold.
 
     >>> print(Rule("effective_rank", 9, falls_by=0.5, then="stop"))
     effective_rank of block 9 falls by half
@@ -61,7 +61,7 @@ class Rule:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
         if self.measure == FINITE:
             if self.limits or self.layer != "last" or self.place != OUTPUT:
-                raise ValueError('Rule("finite") looks at all layers: it takes no layer, no place and no limit.')
+                raise ValueError('Rule("finite") covers all layers: it takes no layer, no place and no limit.')
             return
         if len(self.limits) != 1:
             given = ", ".join(self.limits) or "none"
@@ -70,7 +70,7 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The rule and what happens then, by which a monitor knows it."""
+        """The rule and what happens then; a monitor identifies it by this name."""
         return f"{self}, then {self.then}"
 
     @property
@@ -80,7 +80,7 @@ class Rule:
         return {name: value for name, value in named.items() if value is not None}
 
     def _check_limit(self) -> None:
-        """A limit that no value can cross is a mistake."""
+        """Raise ValueError for a limit that no value can cross."""
         (name, value), (least, most) = next(iter(self.limits.items())), MEASURES[self.measure].bounds
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, got {value}.")
@@ -105,21 +105,21 @@ class Rule:
         often = "" if self.patience == 1 else f", {self.patience} times in a row"
         return f"{self.measure} of {where} {how}{often}"
 
-    def chosen(self, layers: Sequence[Layer]) -> list[Layer]:
-        """The layers that it looks at. ValueError, with what there is, if there are none."""
+    def select(self, layers: Sequence[Layer]) -> list[Layer]:
+        """Return the layers that the rule applies to. ValueError, with what exists, if there are none."""
         if self.measure == FINITE:
             return []
         here = [layer for layer in layers if layer.place == self.place]
         if not here:
             places = ", ".join(dict.fromkeys(layer.place for layer in layers))
-            raise ValueError(f"{self!r}: nothing was measured at {self.place!r}, only at: {places}. Pass places=(…).")
-        found = [layer for layer in self._at(here) if self.measure in layer.measures]
+            raise ValueError(f"{self!r}: nothing was measured at {self.place!r}, only at: {places}. Pass at=(…).")
+        found = [layer for layer in self._select_among(here) if self.measure in layer.measures]
         if not found:
-            taken = ", ".join(dict.fromkeys(name for layer in self._at(here) for name in layer.measures))
+            taken = ", ".join(dict.fromkeys(name for layer in self._select_among(here) for name in layer.measures))
             raise ValueError(f"{self!r}: this measure was not taken there. There are: {taken}.")
         return found
 
-    def _at(self, here: list[Layer]) -> list[Layer]:
+    def _select_among(self, here: list[Layer]) -> list[Layer]:
         if self.layer == "any":
             return here
         blocks = [layer for layer in here if layer.name not in ENDS] or here
@@ -130,28 +130,28 @@ class Rule:
         if named:
             return named
         if isinstance(self.layer, int) and -len(blocks) <= self.layer < len(blocks):
-            return [blocks[self.layer]]  # from the end, or where layers have names of their own
+            return [blocks[self.layer]]  # from the end, or among layers with other names
         names = ", ".join(layer.name for layer in here)
         hint = did_you_mean(name, (layer.name for layer in here)) if isinstance(self.layer, str) else ""
         raise ValueError(f"{self!r}: there is no such layer.{hint} There are: {names}; blocks count from 0.")
 
-    def met(self, layers: Sequence[Layer], reference: Mapping[str, Mapping[str, float]]) -> str | None:
-        """What happened, in a sentence, if the rule holds for these layers; `reference` are the first values."""
-        for layer in self.chosen(layers):
-            first = reference.get(label(layer), {}).get(self.measure, math.nan)
-            told = self._told(label(layer), layer[self.measure], first)
-            if told is not None:
-                return told
+    def check(self, layers: Sequence[Layer], reference: Mapping[str, Mapping[str, float]]) -> str | None:
+        """Return what happened, as a sentence, if the rule holds for these layers. reference: the first values."""
+        for layer in self.select(layers):
+            first = reference.get(layer_label(layer), {}).get(self.measure, math.nan)
+            sentence = self._describe(layer_label(layer), layer[self.measure], first)
+            if sentence is not None:
+                return sentence
         return None
 
-    def failed(self, error: BaseException) -> str | None:
-        """The same for a measurement that failed: a sentence if that was because of NaN or infinite numbers."""
+    def check_error(self, error: BaseException) -> str | None:
+        """Return a sentence if a measurement failed because of NaN or infinite values and the rule is about them."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, NotFiniteError):
-            cause = cause.__cause__  # the error that names the layer is raised from the one of the numbers
+            cause = cause.__cause__  # the error that names the layer is raised from the one about the values
         return None if cause is None or self.measure != FINITE else f"{self} ({type(error).__name__}: {error})"
 
-    def _told(self, where: str, value: float, first: float) -> str | None:
+    def _describe(self, where: str, value: float, first: float) -> str | None:
         what = f"{self.measure} of {where}"
         if self.above is not None:
             return f"{what} is above {self.above:g}: {value:.4g}" if value > self.above else None
@@ -159,10 +159,21 @@ class Rule:
             return f"{what} is below {self.below:g}: {value:.4g}" if value < self.below else None
         share = (self.falls_by or self.rises_by or 0.0) * abs(first)
         change = first - value if self.falls_by is not None else value - first
-        if not (change > 0 and change >= share):  # NaN, where a measure was not taken at first, is no change
+        if not (change > 0 and change >= share):  # NaN, if the measure was not taken at first, is not a change
             return None
         by = f" by {change / abs(first):.0%}" if first else ""
         return f"{what} {'fell' if self.falls_by is not None else 'rose'}{by}: {first:.4g} → {value:.4g}"
+
+
+def check_rules(rules: Sequence[Rule]) -> None:
+    """Raise ValueError if something is not a rule, or a rule is given twice."""
+    wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
+    if wrong is not None:
+        raise ValueError(f"rules must be a list of uc.Rule, got {type(wrong).__name__} in it.")
+    names = [rule.name for rule in rules]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"A rule is given twice: {twice[0]}. Leave one out.")
 
 
 def _bound(value: float | None) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse import diagnose
+from uncollapse import Plan, diagnose
 from uncollapse.errors import UsageError
 from uncollapse.lab.models import deep_gcn
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN, adjacency, dropout, sparse_features
@@ -214,10 +214,10 @@ def test_diagnose_knows_them(kind: str) -> None:
     x, edges, _ = graph()
     model: nn.Module = deep("contra_norm") if kind == "gcn" else GCNII(FEATURES, CLASSES, layers=4, hidden=8).double()
     batch = {"x": x, "edge_index": edges}
-    found = diagnose(model, [batch], baseline=0)
+    found = diagnose(model, [batch], plan=Plan(baseline=0))
     assert [layer.name for layer in found.layers] == ["embed", *(f"block {number}" for number in range(4))]
     assert "dirichlet_energy" in found.layers[1].measures
-    short = diagnose(model, [batch], baseline=0, embed=False)
+    short = diagnose(model, [batch], plan=Plan(baseline=0, embed=False))
     assert [layer.name for layer in short.layers] == [f"block {number}" for number in range(4)]
     assert short.layers[0].measures == found.layers[1].measures
 

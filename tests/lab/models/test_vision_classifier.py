@@ -164,7 +164,7 @@ def test_talking_heads_learn() -> None:
 
 def test_a_diagnosis_reads_the_maps_of_talking_heads() -> None:
     model = tiny_vit(talking_heads=True)  # behind the second map rows sum to anything
-    found = uc.diagnose(model, [images()], attention=True, baseline=0)
+    found = uc.diagnose(model, [images()], attention=True, plan=uc.Plan(baseline=0))
     seen: list[Tensor] = []
     handle = model.blocks[1].attn.attn_drop.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse.diagnosis.build import Labels
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose_activations
 from uncollapse.errors import NotFiniteError, UsageError
@@ -147,7 +148,9 @@ class Training:
         self.runtime.report_stage("measuring the encoder layer by layer")
         rows = self.features(encoder, "validation", encoder.names)
         del rows["labels"]
-        return diagnose_activations(rows, name=type(encoder).__name__, data=f"{self.config.data}, validation")
+        return diagnose_activations(
+            rows, labels=Labels(model=type(encoder).__name__, data=f"{self.config.data}, validation")
+        )
 
     def _readable(self, part: str) -> Iterator[ImageBatch]:
         """The pictures of a part as they are judged; those that cannot be read are left out, and counted."""

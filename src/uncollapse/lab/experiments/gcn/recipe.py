@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.data.graph import datasets, splits
@@ -227,7 +227,7 @@ def accuracies(model: nn.Module, graph: datasets.Graph) -> dict[str, float]:
 
 def _diagnosis(model: nn.Module, graph: datasets.Graph) -> Any:
     batch = {"x": graph.x, "edge_index": graph.edge_index}
-    return diagnose(model, [batch], baseline=0, rank_samples=1, embed=False)
+    return diagnose(model, [batch], plan=Plan(baseline=0, rank_samples=1, embed=False))
 
 
 def name_of(config: Config) -> str:

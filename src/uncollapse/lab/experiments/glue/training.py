@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, length_buckets
@@ -203,4 +203,4 @@ def diagnosis(model: nn.Module, data: EncodedTexts) -> Diagnosis:
     """Layer by layer, on the first examples."""
     numbers = list(torch.split(torch.arange(min(SHOWN, len(data))), 16))
     batches = [{k: v for k, v in batch.items() if k != "labels"} for batch in Batches(data, numbers)]
-    return diagnose(model, batches, baseline=0, embed=False)
+    return diagnose(model, batches, plan=Plan(baseline=0, embed=False))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from uncollapse.attachment.attach import attach
 from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit as train_task
@@ -177,7 +177,7 @@ def _task(model: nn.Module, config: Config, parts: dict[Part, tuple[Tensor, Tens
 
 
 def _diagnosis(model: nn.Module, images: Tensor) -> Diagnosis:
-    return diagnose(model, torch.split(images, 50), baseline=0)
+    return diagnose(model, torch.split(images, 50), plan=Plan(baseline=0))
 
 
 @torch.no_grad()

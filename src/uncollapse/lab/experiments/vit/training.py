@@ -1,7 +1,7 @@
 """How the recipe on images trains and judges a vision transformer: batches, loss, figures, and the record of a run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform, training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
@@ -128,13 +128,14 @@ class Training:
         count = len(self.parts["test"])
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(SHOWN_SEED))[:SHOWN]
         batches = self.judged("test", drawn, AT_ONCE)
-        images = (batch.images for batch in batches if len(batch))
 
-        def tell(done: int) -> None:
-            self.runtime.report_stage(f"measuring the model, {done} of {len(batches)} batches")
+        def images() -> Iterator[Tensor]:
+            for number, batch in enumerate(batches):
+                self.runtime.report_stage(f"measuring the model, {number} of {len(batches)} batches")
+                if len(batch):
+                    yield batch.images
 
-        tell(0)
-        return diagnose(self.model.vit, images, attention=True, baseline=0, progress=tell)
+        return diagnose(self.model.vit, images(), attention=True, plan=Plan(baseline=0))
 
     def _precision(self, device: torch.device) -> Any:
         """That of the training."""
