@@ -15,7 +15,7 @@ _THREADS = (
 )
 
 
-class BlockCall:
+class CallState:
     """A block while it runs, or the module around all blocks: what goes with the tokens of this call.
 
     Args:
@@ -26,13 +26,13 @@ class BlockCall:
 
     def __init__(self, key: str, name: str, read: ReadContext) -> None:
         self.key, self.name, self.read = key, name or "the model", read
-        self.owners: list[BlockCall] = []  # of the modules around it that have to do with it
+        self.owners: list[CallState] = []  # of the modules around it that have to do with it
         self.asks = False  # one of them, for what its own arguments leave open; who counts its calls asks as well
         self.thread = 0
         self.counted = 0  # writers that count calls, from each start of the owner on
         self.followed = False  # something right behind the block asks for its context
         self.users = 0
-        self.inner: list[BlockCall] = []
+        self.inner: list[CallState] = []
         self.held: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with what they were before
         self.warned = False
         self.expects = False  # warns if none of the frames inside runs, which were named by the user

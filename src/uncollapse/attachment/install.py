@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import BlockCall
+from uncollapse.attachment.calls import CallState
 from uncollapse.attachment.plan import PlannedCure, context_names
 from uncollapse.attachment.write_hooks import NO_SCRIPT, OUTSIDE, PLAIN, RECEIVE, STREAM, hooks_of, remove_if_idle
 from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Receiver, StreamWriter, ValueReader, Writer
@@ -36,8 +36,8 @@ class Installed:
     name: str
     module: nn.Module
     side: Side
-    frames: list[BlockCall] = field(default_factory=list)
-    counted: list[BlockCall] = field(default_factory=list)
+    frames: list[CallState] = field(default_factory=list)
+    counted: list[CallState] = field(default_factory=list)
     receivers: list[Receiver] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Callable[..., Any]] = field(default_factory=list)
@@ -100,7 +100,7 @@ def _connect(model: nn.Module, point: PlannedCure, new: Installed) -> None:
 
 
 def _writer(
-    model: nn.Module, point: PlannedCure, frame: BlockCall, inside: bool, new: Installed
+    model: nn.Module, point: PlannedCure, frame: CallState, inside: bool, new: Installed
 ) -> Callable[[Tensor], Tensor]:
     if point.kind.acts_on == "attention":
         assert point.block.values is not None
@@ -120,7 +120,7 @@ def _writer(
     )
 
 
-def _let_receive(model: nn.Module, point: PlannedCure, frame: BlockCall, new: Installed) -> None:
+def _let_receive(model: nn.Module, point: PlannedCure, frame: CallState, new: Installed) -> None:
     """Every later look of the block at the stream, and its end, gets what is carried."""
     looks = [site for site in point.block.places.values() if site.carried]
     later = looks[looks.index(point.site) + 1 :]
@@ -147,19 +147,19 @@ def _port(model: nn.Module, path: str, new: Installed) -> Any:
     return hooks_of(module, path)
 
 
-def _frame(model: nn.Module, key: str, path: str, read: Any, new: Installed) -> BlockCall:
+def _frame(model: nn.Module, key: str, path: str, read: Any, new: Installed) -> CallState:
     """The frame of a module, made if it has none; it is in use from now on."""
     port = _port(model, path, new)
     frame = next((frame for frame in port.opens if frame.key == key), None)
     if frame is None:
-        frame = BlockCall(key, path, read)
+        frame = CallState(key, path, read)
         port.opens.append(frame)
     frame.users += 1
     new.frames.append(frame)
     return frame
 
 
-def _owner_frame(model: nn.Module, stack: Stack, new: Installed) -> BlockCall:
+def _owner_frame(model: nn.Module, stack: Stack, new: Installed) -> CallState:
     read = stack.context if stack.needs_owner else stack.refusal
     frame = _frame(model, f"{stack.family} owner", stack.path, read, new)
     if not frame.held:
@@ -172,7 +172,7 @@ def _owner_frame(model: nn.Module, stack: Stack, new: Installed) -> BlockCall:
     return frame
 
 
-def _belong(frame: BlockCall, owner: BlockCall, asks: bool) -> None:
+def _belong(frame: CallState, owner: CallState, asks: bool) -> None:
     """A start of the owner is one of the frame too: its calls are counted anew, and what it was told is forgotten."""
     frame.asks = frame.asks or asks
     if not any(known is owner for known in frame.owners):

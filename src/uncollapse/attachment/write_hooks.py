@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import BlockCall
+from uncollapse.attachment.calls import CallState
 from uncollapse.attachment.writers import Receiver
 from uncollapse.backbones.sites import Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
 
@@ -64,7 +64,7 @@ class ModuleHooks:
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
-        self.opens: list[BlockCall] = []
+        self.opens: list[CallState] = []
         self.checkpoint: Callable[..., Any] | None = None  # the module's own, while it is replaced
         self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Given]] = []
         self.sides: dict[Side, Writers] = {"input": [], "output": []}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import BlockCall
+from uncollapse.attachment.calls import CallState
 from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
 
@@ -27,7 +27,7 @@ class Writer:
     def __init__(
         self,
         cure: nn.Module,
-        frame: BlockCall,
+        frame: CallState,
         layout: Layout,
         takes: tuple[str, ...],
         *,
@@ -97,7 +97,7 @@ class StreamWriter(Writer):
 class Receiver:
     """A later look of the block at the residual stream, or its end: what was changed before is added."""
 
-    def __init__(self, frame: BlockCall) -> None:
+    def __init__(self, frame: CallState) -> None:
         self.frame, self.users = frame, 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Receiver:
 class ValueReader:
     """Keeps what the module that computes the values of a block gives."""
 
-    def __init__(self, frame: BlockCall) -> None:
+    def __init__(self, frame: CallState) -> None:
         self.frame = frame
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class HeadWriter(Writer):
     """
 
     def __init__(
-        self, cure: nn.Module, frame: BlockCall, values: Values, calls: frozenset[int] | None, causal: bool
+        self, cure: nn.Module, frame: CallState, values: Values, calls: frozenset[int] | None, causal: bool
     ) -> None:
         super().__init__(cure, frame, "tokens", ("mask", "causal"), calls=calls, causal=causal)
         self.values = values
