@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.write_hooks import PORT
+from uncollapse.attachment.write_hooks import HOOKS
 
 Change = Callable[[Tensor], Tensor]
 
@@ -65,5 +65,5 @@ def assert_clean(model: nn.Module) -> None:
     for name, module in model.named_modules():
         assert not module._forward_hooks, name
         assert not module._forward_pre_hooks, name
-        assert PORT not in module.__dict__, name
+        assert HOOKS not in module.__dict__, name
         assert "uncollapse" not in module._modules, name

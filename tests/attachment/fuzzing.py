@@ -106,7 +106,7 @@ def _run(case: Case, tiny: Tiny, draw: random.Random) -> None:
 
 def _must_act(handle: uc.Attachment) -> bool:
     """Whether the outputs have to change; those that only patches made may be read at the class token alone."""
-    return handle.cure != "drop_edge" and handle.asked["tokens"] == "all"
+    return handle.cure != "drop_edge" and handle.arguments["tokens"] == "all"
 
 
 def _cure(model: str, draw: random.Random, tiny: Tiny) -> tuple[str, dict[str, Any]]:

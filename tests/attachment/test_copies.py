@@ -201,8 +201,8 @@ def test_a_failure_within_a_block_frees_its_activations():
 
 
 def _frames(module):
-    port = module.__dict__.get("_uncollapse_port")
-    return port.opens if port is not None else []
+    port = module.__dict__.get("_uncollapse_hooks")
+    return port.states if port is not None else []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -330,7 +330,7 @@ def test_every_place_is_the_one_written_by_hand(case: Case) -> None:
     expected_places = {*case.places, *(FINAL if case.final else ())}
     assert set(uc.places(model, part=case.part)) == expected_places
     for place in sorted(expected_places):
-        with uc.attach(model, "contra_norm", scale=SCALE, at=place, part=case.part):
+        with uc.attach(model, "contra_norm", scale=SCALE, at=place, part=case.part, tokens="all"):
             cured = run(model, case)
         expected = run(by_hand(case, place), case)
         assert (cured - plain).abs().max() > 100 * case.close, place
@@ -355,7 +355,7 @@ def test_numbers_of_the_paper_are_places_of_the_hand_written_block(name: str) ->
     case, model = case_of(name), copy.deepcopy(build(case_of(name)))
     seen = [run(model, case)]
     for number, place in TABLES[name].items():
-        with uc.attach(model, "contra_norm", scale=SCALE, at=number) as attachment:
+        with uc.attach(model, "contra_norm", scale=SCALE, at=number, tokens="all") as attachment:
             cured = run(model, case)
         assert attachment.at == (place,)
         torch.testing.assert_close(cured, run(by_hand(case, place), case), rtol=0, atol=case.close)
@@ -363,7 +363,7 @@ def test_numbers_of_the_paper_are_places_of_the_hand_written_block(name: str) ->
         seen.append(cured)
     for number in (0, 9, -1):
         with pytest.raises(ValueError, match=f"no place with the number {number}.*attention.residual \\(") as error:
-            uc.attach(model, "contra_norm", scale=SCALE, at=number)
+            uc.attach(model, "contra_norm", scale=SCALE, at=number, tokens="all")
         assert all(place in str(error.value) for place in POST_NORM)
 
 
@@ -372,7 +372,7 @@ def test_a_number_where_there_are_none_is_an_error_that_lists_places(name: str) 
     model = build(case_of(name))
     before = dict(model.named_modules())
     with pytest.raises(ValueError, match="has no place with the number 7") as error:
-        uc.attach(model, "contra_norm", scale=SCALE, at=7)
+        uc.attach(model, "contra_norm", scale=SCALE, at=7, tokens="all")
     assert all(place in str(error.value) for place in (*PRE_NORM, *FINAL))
     assert dict(model.named_modules()) == before
 
@@ -393,7 +393,7 @@ def test_the_published_formula_at_the_published_position(name: str, preset: str,
         block.forward = types.MethodType(functools.partial(forward, case.write, touch), block)
     with torch.no_grad():
         plain, expected = model(ids).last_hidden_state, reference(ids).last_hidden_state
-        with uc.attach(model, "contra_norm", scale=SCALE, at=number, preset=preset):
+        with uc.attach(model, "contra_norm", scale=SCALE, at=number, preset=preset, tokens="all"):
             cured = model(ids).last_hidden_state
     assert (cured - plain).abs().max() > 1e-2
     torch.testing.assert_close(cured, expected, rtol=0, atol=1e-10)
@@ -410,7 +410,7 @@ def test_two_places_and_chosen_blocks(case: Case) -> None:
         block.forward = types.MethodType(functools.partial(forward, case.write, touch), block)
     plain = run(model, case)
     for place, chosen in layers.items():
-        uc.attach(model, "contra_norm", scale=SCALE, at=place, layers=list(chosen), part=case.part)
+        uc.attach(model, "contra_norm", scale=SCALE, at=place, layers=list(chosen), part=case.part, tokens="all")
     cured = run(model, case)
     assert (cured - plain).abs().max() > 100 * case.close
     torch.testing.assert_close(cured, run(reference, case), rtol=0, atol=case.close)
@@ -467,7 +467,7 @@ def test_layers_of_albert_are_passes_counted_anew_in_each_call(
     plain = run(model, ALBERT)
     torch.testing.assert_close(albert_by_hand(model, (), place), plain, rtol=0, atol=1e-10)
     expected = albert_by_hand(model, passes, place)
-    with uc.attach(model, "contra_norm", scale=SCALE, at=place, layers=layers) as attachment:
+    with uc.attach(model, "contra_norm", scale=SCALE, at=place, layers=layers, tokens="all") as attachment:
         first, second = run(model, ALBERT), run(model, ALBERT)
     assert attachment.blocks == passes
     assert (first - plain).abs().max() > 1e-3
@@ -477,7 +477,7 @@ def test_layers_of_albert_are_passes_counted_anew_in_each_call(
 
 def test_a_pass_that_fails_does_not_shift_the_count_of_albert() -> None:
     model = copy.deepcopy(albert_of_six(1))
-    uc.attach(model, "contra_norm", scale=SCALE, layers=[0, 3])
+    uc.attach(model, "contra_norm", scale=SCALE, layers=[0, 3], tokens="all")
     expected, block = run(model, ALBERT), model.get_submodule(ALBERT.blocks)[0]
     sound, left = block.activation, [None, None]
     block.activation = Around(sound, lambda x: left.pop() or x, nn.Identity())  # fails in the third pass
@@ -490,7 +490,7 @@ def test_a_pass_that_fails_does_not_shift_the_count_of_albert() -> None:
 def test_the_passes_of_albert_share_one_learned_scale() -> None:
     model = copy.deepcopy(albert_of_six(1))
     before = {name for name, _ in model.named_parameters()}
-    attachment = uc.attach(model, "contra_norm", scale=SCALE, learnable=True)
+    attachment = uc.attach(model, "contra_norm", scale=SCALE, learnable=True, tokens="all")
     (cure,) = attachment.cures.values()
     (new,) = {name for name, _ in model.named_parameters()} - before
     assert model.get_parameter(new) is cure.scale_param
@@ -515,7 +515,7 @@ def test_hidden_states_and_attentions_are_those_of_the_cured_stream(name: str, r
         reference = by_hand(case, place)
         reference.config._attn_implementation = "eager"
         expected = reference(**batch(case), output_hidden_states=True).hidden_states
-        with uc.attach(model, "contra_norm", scale=SCALE, at=place):
+        with uc.attach(model, "contra_norm", scale=SCALE, at=place, tokens="all"):
             cured = model(**batch(case), **wanted)
         assert len(cured.attentions) == 3
         assert all(a.shape == b.shape for a, b in zip(cured.attentions, plain.attentions, strict=True))
@@ -533,7 +533,7 @@ def test_eager_and_fused_attention_give_the_same(name: str) -> None:
     assert fused.config._attn_implementation == "sdpa"
     eager.config._attn_implementation = "eager"
     for model in (fused, eager):
-        uc.attach(model, "contra_norm", scale=SCALE)
+        uc.attach(model, "contra_norm", scale=SCALE, tokens="all")
     real = slice(None) if mask_of(case) is None else mask_of(case)
     torch.testing.assert_close(run(fused, case)[real], run(eager, case)[real], rtol=0, atol=max(case.close, 1e-6))
 

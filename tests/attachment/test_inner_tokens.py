@@ -169,7 +169,7 @@ def test_nodes_of_a_graph_network() -> None:
             t.prefix("first")
     with pytest.raises(RuntimeError, match="only inside"):
         t.batch  # noqa: B018
-    assert t._watch.context.edge_index is None
+    assert t._reader.context.edge_index is None
 
 
 def test_modules_by_name() -> None:
@@ -292,7 +292,7 @@ def test_memory_is_freed_on_leaving(fails: bool) -> None:
     else:
         t = train()
         assert all(ref() is None for ref in seen)
-        assert not list(t._held)
+        assert not list(t._found)
     assert hooks(model) == 0
 
 
@@ -451,14 +451,14 @@ def test_a_function_compiled_before_gives_an_error_and_one_compiled_inside_leave
     run(images())
     with tokens(model) as t:
         run(images())
-        with pytest.raises(RuntimeError, match="compile functions that run the model inside it"):
+        with pytest.raises(RuntimeError, match="also compile functions"):
             t["last"]
     torch.compiler.reset()
     with tokens(model) as t:
         run(images())
         assert t["last"].shape == (2, 4, 16)
     run(images())
-    assert not t._held
+    assert not t._found
     torch.compiler.reset()
 
 

@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[dict[str, Any], bool]] = {
     "vit_base_patch16_rpn_224": ({}, False),
     "vit_small_patch16_dinov3": ({"init_values": 0.5}, True),
 }
-OPTIONS = {"scale": 0.5, "temperature": 0.7}
+OPTIONS: dict[str, Any] = {"scale": 0.5, "temperature": 0.7}
 
 
 def build(name: str = "vit_tiny_patch16_224", **options: Any) -> Any:
@@ -99,7 +99,7 @@ def test_every_place(name: str) -> None:
     assert ENDS.issubset(uc.places(model)) == MODELS[name][1]
     assert len(uc.places(model)) > 8
     for place in uc.places(model):
-        with uc.attach(model, "contra_norm", at=place, **OPTIONS):
+        with uc.attach(model, "contra_norm", at=place, **OPTIONS, tokens="all"):
             assert_same(run(model), run(reference(original, place)), plain)
     assert_clean(model)
     assert torch.equal(run(model), plain)
@@ -109,7 +109,7 @@ def test_in_some_blocks_only() -> None:
     model, original = build(), build()
     plain = run(model)
     for place in ("attention.residual", "mlp.output", "block"):
-        with uc.attach(model, "contra_norm", at=place, layers="1:3", **OPTIONS):
+        with uc.attach(model, "contra_norm", at=place, layers="1:3", **OPTIONS, tokens="all"):
             assert_same(run(model), run(reference(original, place, layers=slice(1, 3))), plain)
 
 
@@ -119,7 +119,7 @@ def test_while_whole_paths_drop_out(name: str) -> None:
     plain = run(model)
     assert not torch.equal(plain, run(model, seed=4))
     for place in uc.places(model):
-        with uc.attach(model, "contra_norm", at=place, **OPTIONS):
+        with uc.attach(model, "contra_norm", at=place, **OPTIONS, tokens="all"):
             assert_same(run(model), run(reference(original, place)), plain)
 
 
@@ -127,7 +127,7 @@ def test_several_places_at_once() -> None:
     model, original = build(), build()
     chosen = ("attention.residual", "mlp.norm.input", "block")
     for place in reversed(chosen):  # the order in which tokens pass them counts, not that of the calls
-        uc.attach(model, "contra_norm", at=place, **OPTIONS)
+        uc.attach(model, "contra_norm", at=place, **OPTIONS, tokens="all")
     by_hand = written_in(original, lambda m: m.blocks, pre_norm, At(chosen, cure))
     assert_same(run(model), run(by_hand), run(original))
 
@@ -153,7 +153,7 @@ def test_the_published_form(options: dict[str, Any]) -> None:
     assert len(norms) == 2 * 3 + 1
     for path, module in norms:
         published.set_submodule(path, Published(module, **OPTIONS))
-    handle = uc.attach(model, "contra_norm", at="norms", **OPTIONS, **options)
+    handle = uc.attach(model, "contra_norm", at="norms", **OPTIONS, **options, tokens="all")
     assert len(handle.cures) == 7
     assert_same(run(model), run(published), plain)
 
@@ -191,7 +191,7 @@ def test_masks_of_attention() -> None:
     ):
         plain = model.forward_features(images(), **given)
         expected = reference(original, "attention.residual", lambda x, c=context: cure(x, **c))
-        with uc.attach(model, "contra_norm", **OPTIONS):
+        with uc.attach(model, "contra_norm", **OPTIONS, tokens="all"):
             found = model.forward_features(images(), **given)
             assert_same(found, expected.forward_features(images(), **given), plain)
             without = reference(original, "attention.residual").forward_features(images(), **given)
@@ -213,7 +213,7 @@ def test_padding_of_images_of_any_size() -> None:
     for place in uc.places(model):
         if place in ENDS:
             continue
-        with uc.attach(model, "contra_norm", at=place, **OPTIONS):
+        with uc.attach(model, "contra_norm", at=place, **OPTIONS, tokens="all"):
             assert_same(model(batch), reference(original, place, lambda x: cure(x, mask=mask))(batch), plain)
             torch.testing.assert_close(model(noise), model(batch), atol=1e-10, rtol=1e-8)
 
@@ -223,7 +223,7 @@ def test_other_cures(name: str) -> None:
     model, original = build(), build()
     plain = run(model)
     options = {"contra_norm": {"scale": 0.3, "axis": "features"}, "pair_norm": {"mode": "SI"}}.get(name, {})
-    handle = uc.attach(model, name, at="attention.residual", **options)
+    handle = uc.attach(model, name, at="attention.residual", **options, tokens="all")
     by_hand = {
         "contra_norm": lambda x: uc.contra_norm(x, 0.3, axis="features"),
         "pair_norm": lambda x: uc.pair_norm(x, mode="SI"),

@@ -1,1 +1,1 @@
-"""Writing into somebody else's model: which places are meant, and the hooks that change tokens there."""
+"""Cures in models that other people wrote: attached, saved, loaded and removed; and the tokens of inner layers."""

@@ -1,9 +1,9 @@
-"""Put a cure into a model that somebody else wrote, and take it out again."""
+"""`uc.attach`: put a cure into a model that somebody else wrote, and take it out again."""
 
 import itertools
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from uncollapse import backbones
 from uncollapse.attachment.install import Cures, Installed, install
-from uncollapse.attachment.plan import PlannedCure, context_names, places_for_cure, plan
+from uncollapse.attachment.plan import PlannedCure, Request, context_names, plan, select_cure_places
 from uncollapse.backbones import forward
 from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack
@@ -34,18 +34,18 @@ def attach(
     causal: bool = False,
     **options: Any,
 ) -> "Attachment":
-    """Put a cure into a model; its code and its own weights do not change.
+    """Put a cure into a model, without changing its code or its own weights.
 
-    Everything is checked before anything is done. The cure's parameters are parameters of the model from then on:
-    attach before you make the optimizer or wrap the model in DDP. `remove()` of what is returned, or leaving `with`,
+    Everything is checked before the model changes. The cure's parameters become parameters of the model: attach before
+    you create the optimizer or wrap the model in DDP. `remove()` of the returned attachment, or leaving `with`,
     restores the model to the bit. Attach before or after `torch.compile`: compiled code is compiled again.
-    `torch.export` keeps the cure; TorchScript is refused.
+    `torch.export` keeps the cure; TorchScript is not supported.
 
     Args:
         model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
         cure: its name, one of `uncollapse list cures`.
         at: the place or places in each block, of `uc.places(model)`, or numbers of the ContraNorm paper for BERT and
-            ALBERT. "norms" is the input of every norm, the last one too. If it is not given: that of the cure,
+            ALBERT. "norms" is the input of every norm, including the last one. If not given: the place of the cure,
             which is "attention.residual" for ContraNorm; "conv.output" in graph networks; else "block".
         layers: in which blocks, counted from 0 and negative from the end: a number, a list, a slice, "first", "last",
             "first 4", "last 4" or "4:8"; all if not given. Where blocks share their weights, as in ALBERT, passes are
@@ -55,11 +55,11 @@ def attach(
         layout: how the tensors of `modules` are laid out, see `diagnose`.
         tokens: "patches" leaves CLS, distillation and register tokens of images as they are and out of all averages;
             "all" treats them as patches, as published code does. Cures of attention and edges act on all tokens.
-        padding: "counted" takes padding for real tokens, as published code does: what a cure makes of a text then
-            depends on the other texts of its batch. Only to compare with such results.
-        causal: a token sees earlier ones only. Known decoders need not say so; your own, by `modules`, must.
+        padding: "counted" treats padding as real tokens, as published code does: the result for a text then depends on
+            the other texts of its batch. Use it only to compare with such results.
+        causal: a token sees earlier ones only. Known decoders do not need it; your own, by `modules`, do.
         options: arguments of the cure, such as scale=0.1, and preset="bert" for a published variant of ContraNorm.
-            `dim` is needed only where the number of features cannot be told from the modules.
+            `dim` is needed only where the modules do not show the number of features.
 
     Returns:
         The attachment: `remove()` takes the cure out, `cures` are its modules.
@@ -71,75 +71,69 @@ def attach(
     contra_norm (scale=0.1) at attention.residual in blocks 2–3 of TransformerEncoder
     >>> handle.remove()
     """
-    _check(model, tokens, padding)
+    _check_arguments(model, tokens, padding)
     model = forward.unwrap_compiled(model)
-    entry = _entry(cure)
+    entry = _find_cure(cure)
     modules = [modules] if isinstance(modules, str) else modules
     stack = backbones.find(model, modules=modules, part=part, layout=layout)
-    names = places_for_cure(stack, entry, at)
-    _check_choice(stack, entry, layers, padding)
-    numbers = select_layers(stack, layers, ends=False).blocks
-    points = plan(model, stack, entry, names, numbers, tokens, padding, causal, options)
-    _check_wrapped(model, points)
-    _warn_of_batches(stack, points)
-    asked: dict[str, Any] = {"part": part, "modules": None if modules is None else list(modules), "layout": layout}
-    asked |= {"tokens": tokens, "padding": padding, "causal": causal}
-    _warn_if_there(model, entry.name, points)
-    return Attachment(model, stack, entry.name, names, numbers, points, asked, dict(options))
+    places = select_cure_places(stack, entry, at)
+    _check_useful(stack, entry, layers, padding)
+    blocks = select_layers(stack, layers, ends=False).blocks
+    arguments: dict[str, Any] = {"part": part, "modules": None if modules is None else list(modules), "layout": layout}
+    arguments |= {"tokens": tokens, "padding": padding, "causal": causal}
+    request = Request(stack, entry, places, blocks, dict(options), arguments)
+    planned = plan(model, request)
+    _check_not_wrapped(model, planned)
+    _warn_without_batch(stack, planned)
+    _warn_if_present(model, entry.name, planned)
+    return Attachment(model, request, planned)
 
 
 class Attachment:
     """A cure in a model. Leaving `with`, or `remove()`, takes it out.
 
-    cure: its name. at: places. blocks: numbers of the blocks. options: arguments of the cure.
+    cure: its name. at: places. blocks: numbers of the blocks. options: arguments of the cure. arguments: the other
+    arguments of `attach`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        stack: Stack,
-        cure: str,
-        at: tuple[str, ...],
-        blocks: tuple[int, ...],
-        points: list[PlannedCure],
-        asked: Mapping[str, Any],
-        options: dict[str, Any],
-    ) -> None:
-        self.cure, self.at, self.blocks, self.options, self.asked = cure, at, blocks, options, dict(asked)
+    def __init__(self, model: nn.Module, request: Request, planned: list[PlannedCure]) -> None:
+        self.cure, self.at, self.blocks = request.cure.name, request.at, request.blocks
+        self.options, self.arguments = dict(request.options), dict(request.arguments)
+        stack = request.stack
         self.architecture, self.family, self.count = stack.architecture, stack.family, len(stack.blocks)
         self.number, self.root = next(_numbers), weakref.ref(model)
-        self._points = points
-        self._wires: list[Installed] = []
+        self._planned = planned
+        self._installed: list[Installed] = []
         try:
-            for point in points:
-                self._wires.append(install(model, point, self))
-        except BaseException:  # never a half-changed model
-            self._leave()
+            for one in planned:
+                self._installed.append(install(model, one, self))
+        except BaseException:  # never leave a half-changed model
+            self._undo()
             raise
         forward.reset_compiled()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "root": None}  # a copy or a pickle has no reference to the original's
+        return {**self.__dict__, "root": None}  # a copy or a pickle does not refer to the original
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters of the cure, such as for an optimizer that was made before it."""
-        return [parameter for point in self._points for parameter in point.cure.parameters()]
+        """Return the parameters of the cure, such as for an optimizer that was created before it."""
+        return [parameter for one in self._planned for parameter in one.cure.parameters()]
 
     @property
     def cures(self) -> dict[str, nn.Module]:
-        """The modules by block and place."""
-        return {point.key: point.cure for point in self._points}
+        """The modules of the cure, by block and place."""
+        return {one.key: one.cure for one in self._planned}
 
     def remove(self) -> None:
-        """Take the cure out; the model is as it was before. A second call does nothing."""
-        if self._wires:
-            self._leave()
+        """Take the cure out and restore the model. A second call does nothing."""
+        if self._installed:
+            self._undo()
             forward.reset_compiled()
 
-    def _leave(self) -> None:
-        for laid in reversed(self._wires):
-            laid.undo()
-        self._wires.clear()
+    def _undo(self) -> None:
+        for installed in reversed(self._installed):
+            installed.undo()
+        self._installed.clear()
 
     def __enter__(self) -> "Attachment":
         return self
@@ -149,7 +143,7 @@ class Attachment:
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        where = f" in {_counted(self.blocks, self.count)}" if self.blocks else ""
+        where = f" in {_describe_blocks(self.blocks, self.count)}" if self.blocks else ""
         return f"{self.cure}{f' ({options})' if options else ''} at {', '.join(self.at)}{where} of {self.architecture}"
 
     def __repr__(self) -> str:
@@ -157,13 +151,13 @@ class Attachment:
 
 
 def attachments(model: nn.Module) -> tuple[Attachment, ...]:
-    """All cures that are attached in a model or a part of it, in the order in which they were attached."""
-    found = (a for module in model.modules() if isinstance(module, Cures) for a in module.parts_of.values())
+    """Return all attachments in a model or a part of it, in the order in which they were made."""
+    found = (a for module in model.modules() if isinstance(module, Cures) for a in module.attachments.values())
     return tuple(sorted({a.number: a for a in found}.values(), key=lambda a: a.number))
 
 
 def detach(model: nn.Module) -> None:
-    """Take all cures out of a model, also out of a copy of the one that they were attached to."""
+    """Take all cures out of a model, also out of a copy of the model that they were attached to."""
     for attachment in reversed(attachments(model)):
         attachment.remove()
 
@@ -185,7 +179,7 @@ def places(
     return (*stack.places(), *final_places(stack))
 
 
-def _counted(blocks: tuple[int, ...], count: int) -> str:
+def _describe_blocks(blocks: tuple[int, ...], count: int) -> str:
     if len(blocks) == count:
         return f"all {count} blocks" if count > 1 else "the block"
     first, last = blocks[0], blocks[-1]
@@ -195,7 +189,7 @@ def _counted(blocks: tuple[int, ...], count: int) -> str:
     return f"blocks {first}–{last}" if is_run else f"blocks {', '.join(map(str, blocks))}"
 
 
-def _entry(cure: str) -> Cure:
+def _find_cure(cure: str) -> Cure:
     if not isinstance(cure, str):
         raise ValueError(
             f"cure must be the name of a registered cure, got {type(cure).__name__}. There are: {', '.join(CURES)}. "
@@ -204,47 +198,50 @@ def _entry(cure: str) -> Cure:
     return CURES[cure]
 
 
-def _check(model: Any, tokens: str, padding: str) -> None:
+def _check_arguments(model: Any, tokens: str, padding: str) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     check_tokens(tokens)
     if padding not in ("masked", "counted"):
         raise ValueError(f'padding must be "masked" or "counted", got {padding!r}.')
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("Nothing can be attached to a TorchScript module. Attach before you script or trace it.")
-
-
-def _warn_of_batches(stack: Stack, points: list[PlannedCure]) -> None:
-    told = [context_names(point.cure) for point in points if point.kind.acts_on == "tokens"]
-    if stack.lacks_batch and any("batch" in names for names in told):
-        warnings.warn(
-            f"{stack.architecture} takes no batch: all nodes of a call are one graph to the cure. For batches of "
-            "graphs, let its forward pass take `batch`, or a Data object.",
-            stacklevel=3,
+        raise ValueError(
+            "A cure cannot be attached to a TorchScript module. Attach it before you script or trace the model."
         )
 
 
-def _check_choice(stack: Stack, cure: Cure, layers: Layers | None, padding: str) -> None:
-    """Raise if an argument would do nothing."""
+def _check_useful(stack: Stack, cure: Cure, layers: Layers | None, padding: str) -> None:
+    """Raise if an argument would have no effect."""
     if padding == "counted" and (cure.acts_on != "tokens" or stack.layout == "nodes"):
         raise ValueError(f"{cure.name} in {stack.architecture} meets no padding of sequences. Leave out padding.")
     if cure.acts_on == "edges" and layers is not None:
         raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")
 
 
-def _warn_if_there(model: nn.Module, cure: str, points: list[PlannedCure]) -> None:
-    """A cell of a notebook that runs again would put the same cure in a second time."""
-    spots = {(id(model.get_submodule(point.site.path)), point.site.side) for point in points}
-    for old in attachments(model):
-        if old.cure == cure and spots & {(id(laid.module), laid.side) for laid in old._wires}:
-            warnings.warn(f"The model has this cure there already: {old}. Both act now.", stacklevel=3)
-            return
-
-
-def _check_wrapped(model: nn.Module, points: list[PlannedCure]) -> None:
-    """What synchronises gradients knows only the parameters that were there when it was made."""
+def _check_not_wrapped(model: nn.Module, planned: list[PlannedCure]) -> None:
+    """Raise if the model is wrapped: what synchronises gradients only knows the parameters that it started with."""
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
     kinds = forward.class_names(model)
     found = next((name for name in wrappers if name in kinds), None)
-    if found is not None and any(True for point in points for _ in point.cure.parameters()):
+    if found is not None and any(True for one in planned for _ in one.cure.parameters()):
         raise ValueError(f"A cure with parameters must be attached before the model is wrapped in {found}.")
+
+
+def _warn_without_batch(stack: Stack, planned: list[PlannedCure]) -> None:
+    """Warn if a cure would separate graphs, and the model does not know which node belongs to which."""
+    on_tokens = [context_names(one.cure) for one in planned if one.request.cure.acts_on == "tokens"]
+    if stack.lacks_batch and any("batch" in names for names in on_tokens):
+        warnings.warn(
+            f"{stack.architecture} takes no batch: the cure treats all nodes of a call as one graph. For batches of "
+            "graphs, let its forward pass take `batch`, or a Data object.",
+            stacklevel=3,
+        )
+
+
+def _warn_if_present(model: nn.Module, cure: str, planned: list[PlannedCure]) -> None:
+    """Warn if the same cure is there already, as when a notebook cell runs twice."""
+    spots = {(id(model.get_submodule(one.site.path)), one.site.side) for one in planned}
+    for old in attachments(model):
+        if old.cure == cure and spots & {(id(installed.module), installed.side) for installed in old._installed}:
+            warnings.warn(f"The model has this cure there already: {old}. Both act now.", stacklevel=3)
+            return

@@ -1,4 +1,4 @@
-"""A block while it runs, and what goes with its tokens."""
+"""The state of a block while it runs: what belongs to the tokens of one call, such as the padding mask."""
 
 import threading
 import warnings
@@ -10,66 +10,66 @@ from torch import Tensor, nn
 from uncollapse.backbones.sites import Context, ReadContext
 
 _THREADS = (
-    "Two threads run {} at the same time, and the cure in it would take the padding of one for that of the other. Give "
-    "each thread a copy of the model."
+    "Two threads run {} at the same time, and its cure would mistake the padding of one for that of the other. Give "
+    "each thread its own copy of the model."
 )
 
 
 class CallState:
-    """A block while it runs, or the module around all blocks: what goes with the tokens of this call.
+    """What is known of one call of a block, or of a module around all blocks (its owner).
 
     Args:
-        key: which frame of its module it is.
-        name: what errors call it.
-        read: arguments of the block -> Context.
+        key: which state of its module this is.
+        name: the name of the module in errors.
+        read: arguments of the module -> Context.
     """
 
     def __init__(self, key: str, name: str, read: ReadContext) -> None:
         self.key, self.name, self.read = key, name or "the model", read
-        self.owners: list[CallState] = []  # of the modules around it that have to do with it
-        self.asks = False  # one of them, for what its own arguments leave open; who counts its calls asks as well
+        self.owners: list[CallState] = []  # of the modules around this one that matter to it
+        self.needs_owner = False  # an owner knows what the arguments of the block do not say
         self.thread = 0
-        self.counted = 0  # writers that count calls, from each start of the owner on
-        self.followed = False  # something right behind the block asks for its context
+        self.counters = 0  # writers that count calls, starting at each call of an owner; they need the owner too
+        self.followed = False  # something directly after the block reads its context
         self.users = 0
         self.inner: list[CallState] = []
-        self.held: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with what they were before
+        self.overridden: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with their old values
         self.warned = False
-        self.expects = False  # warns if none of the frames inside runs, which were named by the user
-        self.running = self.reached = False  # reached: one of the frames inside ran
+        self.warns_if_unreached = False  # warns if no inner state runs: the user named those modules
+        self.running = self.reached = False  # reached: an inner state ran
         self.context: Context | None = None
-        self.carried: Tensor | None = None  # what was added to the residual stream where it runs past a norm
+        self.carried: Tensor | None = None  # the change of the residual stream where it bypasses a norm
         self.values: Tensor | None = None
-        self.calls = self.call = 0
+        self.next_call = self.call = 0
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
         if self.running and not self._is_of_this_thread():
             raise RuntimeError(_THREADS.format(self.name))
         self.thread = _thread()
-        for frame in self.inner:
-            frame.calls, frame.context = 0, None
+        for state in self.inner:
+            state.next_call, state.context = 0, None
         for owner in self.owners:
             owner.reached = True
         context = self.read(args, kwargs)
         if self.inner and context.refuse:
             raise RuntimeError(f"The cure in {self.name} cannot act: {context.refuse}. `remove()` takes it out.")
-        if self.asks or self.counted:
-            context = self._asked(context)
-        if self.counted:  # a count that nobody resets would let compiled code be compiled again in every pass
-            self.call, self.calls = self.calls, self.calls + 1
+        if self.needs_owner or self.counters:
+            context = self._ask_owners(context)
+        if self.counters:  # otherwise nobody resets the count, and compiled code would recompile in every pass
+            self.call, self.next_call = self.next_call, self.next_call + 1
         self.context, self.carried, self.values, self.running = context, None, None, True
 
     def close(self, failed: bool) -> None:
-        """End it; the context stays for what stands right behind the block."""
-        if not self._is_of_this_thread():  # which was refused
+        """End the call. The context stays if something directly after the block reads it."""
+        if not self._is_of_this_thread():  # its call was rejected
             return
-        if self.expects and not failed and not self.reached:
-            self.expects = False
+        if self.warns_if_unreached and not failed and not self.reached:
+            self.warns_if_unreached = False
             warnings.warn(
-                f"None of the modules with a cure ran in a pass of {self.name}, so that it did nothing: "
-                f"{', '.join(frame.name for frame in self.inner)}. Some modules are never called themselves, as the "
-                "out_proj of torch's attention. Name others.",
+                f"None of the modules with a cure ran in a pass of {self.name}, so the cure did nothing: "
+                f"{', '.join(state.name for state in self.inner)}. Some modules are never called themselves, such as "
+                "the out_proj of torch's attention. Name others.",
                 stacklevel=2,
             )
         self.carried, self.values, self.running, self.reached = None, None, False, False
@@ -77,62 +77,62 @@ class CallState:
             self.context = None
 
     def retire(self) -> None:
-        """Nobody uses it any more: attributes are as they were, and no frame asks it or waits for it."""
-        for module, attribute, before in self.held:
+        """Restore overridden attributes and cut all links, when nobody uses this state any more."""
+        for module, attribute, before in self.overridden:
             setattr(module, attribute, before)
-        for frame in self.inner:
-            frame.owners.remove(self)
+        for state in self.inner:
+            state.owners.remove(self)
         for owner in self.owners:
             owner.inner.remove(self)
-        self.held, self.inner, self.owners = [], [], []
+        self.overridden, self.inner, self.owners = [], [], []
 
-    def told(self, inside: bool) -> Context:
-        """The context of the call that runs now, or that has just ended."""
+    def current_context(self, inside: bool) -> Context:
+        """Return the context of the call that is running, or (not `inside`) that has just ended."""
         if not self._is_of_this_thread():
             raise RuntimeError(_THREADS.format(self.name))
         if self.context is None and not inside:
             raise RuntimeError(
-                f"{self.name} did not run in this pass, as with layers that are dropped in training: the cure behind "
-                "it cannot know the padding of the batch. Switch that off, or remove the cure."
+                f"{self.name} did not run in this pass, as when layers are dropped in training: the cure after it does "
+                "not know the padding of the batch. Switch layer dropping off, or remove the cure."
             )
         if self.context is None or (inside and not self.running):
             raise RuntimeError(
-                f"A part of {self.name} runs outside of it, as when only parts of blocks are checkpointed: the cure in "
-                "it cannot know the padding of the batch. Checkpoint whole blocks, or remove the cure."
+                f"A part of {self.name} runs outside of it, as when only parts of blocks are checkpointed: its cure "
+                "does not know the padding of the batch. Checkpoint whole blocks, or remove the cure."
             )
         if self.context.refuse:
             raise RuntimeError(f"The cure at {self.name} cannot act: {self.context.refuse}. `remove()` takes it out.")
         return self.context
 
-    def _asked(self, context: Context) -> Context:
+    def _ask_owners(self, context: Context) -> Context:
         running = [owner.context for owner in self.owners if owner.running and owner.context is not None]
-        for told in running:
-            context = context.fill_from(told)
+        for known in running:
+            context = context.fill_from(known)
         if running:
             return context
-        known = context.mask is not None or context.batch is not None
-        again = torch._C._current_graph_task_id() != -1  # that is a backward pass: the block is recomputed
+        is_known = context.mask is not None or context.batch is not None
+        recomputes = torch._C._current_graph_task_id() != -1  # this is a backward pass
         around = " or ".join(owner.name for owner in self.owners)
-        if self.counted or (again and not known):
+        if self.counters or (recomputes and not is_known):
             raise RuntimeError(
-                f"{self.name} runs outside of a forward pass of {around}, as under gradient checkpointing, and the "
-                f"cure in it needs what {around} was called with. Switch checkpointing off, or remove the cure."
+                f"{self.name} runs outside of a forward pass of {around}, as under gradient checkpointing, and its "
+                f"cure needs the arguments of {around}. Switch checkpointing off, or remove the cure."
             )
-        if not known and not self.warned:
+        if not is_known and not self.warned:
             self.warned = True
             warnings.warn(
-                f"{self.name} runs outside of a forward pass of {around}, such as by another method of it: the cure in "
-                "it does not know the mask or the batch that was given there, and takes all tokens for real, all nodes "
-                "for one graph.",
+                f"{self.name} runs outside of a forward pass of {around}, such as by another method: its cure does not "
+                "know the mask or the batch that was passed there, and treats all tokens as real, all nodes as one "
+                "graph.",
                 stacklevel=2,
             )
         return context
 
     def _is_of_this_thread(self) -> bool:
-        """What goes with the tokens is kept here while a block runs, for one thread at a time."""
+        """Return whether this thread may use the state: it holds one call at a time."""
         return self.thread in (0, _thread()) or _thread() == 0
 
 
 def _thread() -> int:
-    """The number of this thread; 0 in code that is being compiled, which cannot tell."""
+    """Return the number of this thread; 0 in code that is being compiled, which has none."""
     return 0 if torch.compiler.is_compiling() else threading.get_ident()

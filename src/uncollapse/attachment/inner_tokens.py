@@ -1,4 +1,4 @@
-"""Tokens of inner layers with their gradients, for losses on them."""
+"""`uc.tokens`: the tokens of inner layers with their gradients, for losses on them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,14 +33,14 @@ def tokens(
     layout: Layout | None = None,
     tokens: TokenChoice = "patches",
 ) -> "Tokens":
-    """Hold the tokens of some layers while the model runs, so that a loss can be put on them.
+    """Return the tokens of some layers while the model runs, so that a loss can be computed on them.
 
-    Each forward pass inside `with` replaces what the one before left; what gradient checkpointing computes again during
-    a backward pass does not, nor does a diagnosis or a `Monitor`. Nothing is copied or detached. On leaving, hooks and
-    tensors are gone. Tokens are those that flow on: with a cure attached at the same place, the cured ones.
+    Each forward pass inside `with` replaces the tokens of the one before. Recomputation by gradient checkpointing, a
+    diagnosis or a `Monitor` does not. Nothing is copied or detached. On leaving, hooks and tensors are gone. The tokens
+    are those that flow on: with a cure attached at the same place, the cured ones.
 
-    Open it once around the training loop if the model is compiled: on entering and leaving, `torch.compiler.reset()`
-    lets compiled code be compiled again, because it does not notice changed hooks.
+    If the model is compiled, open it once around the training loop: entering and leaving call
+    `torch.compiler.reset()`, because compiled code does not notice changed hooks.
 
     Args:
         model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
@@ -55,7 +55,7 @@ def tokens(
         tokens: "patches" leaves out CLS, distillation and register tokens of images, "all" includes them.
 
     Returns:
-        What to open by `with`: `t["last"]` are the tokens of a layer, by the names given as `layers`.
+        A context manager: `t["last"]` are the tokens of a layer, by the names given as `layers`.
 
     >>> import torch, uncollapse as uc
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 4)
@@ -74,7 +74,7 @@ def tokens(
 
 
 class Spot(NamedTuple):
-    """Where a layer is: a site, which call of it in a pass, and how many calls a pass has."""
+    """Where a layer is: a site, the number of its call in a pass, and how many calls a pass has."""
 
     site: Site
     call: int
@@ -82,32 +82,34 @@ class Spot(NamedTuple):
 
 
 class Tokens:
-    """The tokens of some layers in the last forward pass, inside `with`. `tokens` makes it.
+    """The tokens of some layers in the last forward pass, inside `with`. Created by `tokens`.
 
-    Layers are called as they were asked for. Iterating gives their names.
+    Layers have the names that they were asked for by. Iterating gives these names.
     """
 
     def __init__(self, model: nn.Module, stack: Stack, spots: dict[LayerName, Spot], tokens: TokenChoice) -> None:
         self._model, self._stack, self._spots, self._tokens = model, stack, spots, tokens
-        self._held: dict[LayerName, tuple[Tensor, bool]] = {}  # with whether gradients were recorded there
+        self._found: dict[LayerName, tuple[Tensor, bool]] = {}  # with whether gradients were recorded there
         sites = (spot.site for spot in spots.values())
-        self._watch = SiteReader(forward.unwrap_compiled(model), stack, sites, self._see, self._begin, looks=False)
+        self._reader = SiteReader(
+            forward.unwrap_compiled(model), stack, sites, self._receive, self._begin, inspections=False
+        )
         self._is_open = self._wants_gradients = False
 
     def __enter__(self) -> "Tokens":
         if self._is_open:
-            raise RuntimeError("These tokens are held already: `with` was entered a second time before it was left.")
-        self._watch.__enter__()
+            raise RuntimeError("These tokens are in use: `with` was entered a second time before it was left.")
+        self._reader.__enter__()
         self._is_open = True
         if forward.is_compiled(self._model):
             forward.reset_compiled()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._watch.__exit__(*error)
+        self._reader.__exit__(*error)
         self._is_open = False
-        self._held.clear()
-        self._watch.context = Context()  # masks and edges go too
+        self._found.clear()
+        self._reader.context = Context()  # masks and edges go too
         if forward.is_compiled(self._model):
             forward.reset_compiled()
 
@@ -123,7 +125,7 @@ class Tokens:
         return iter(self._spots)
 
     def mask(self, layer: LayerName) -> Tensor | None:
-        """Which of the tokens `t[layer]` are real (b, n), True = real; None if the model was given no mask."""
+        """Return the mask (b, n) of `t[layer]`, True = real; None if the model was called without a mask."""
         x = self._raw(layer)
         if self._is_flat(x):
             return None
@@ -136,7 +138,7 @@ class Tokens:
         return x.flatten(0, -2) if mask is None else x[mask]
 
     def prefix(self, layer: LayerName) -> Tensor:
-        """The prefix tokens (b, p, d): CLS, distillation, registers. p is 0 in models without them."""
+        """Return the prefix tokens (b, p, d): CLS, distillation, registers. p is 0 in models without them."""
         x = self._raw(layer)
         if self._is_flat(x):
             raise ValueError(f"Layer {layer!r} has nodes or vectors of shape {tuple(x.shape)}, and no prefix tokens.")
@@ -144,37 +146,37 @@ class Tokens:
 
     @property
     def batch(self) -> Tensor | None:
-        """The graph (N,) of each node; None if the model was not given it."""
+        """The graph (N,) of each node; None if the model was called without it."""
         return self._context().batch
 
     @property
     def edge_index(self) -> Tensor | None:
-        """The edges (2, E); None if the model was not given them."""
+        """The edges (2, E); None if the model was called without them."""
         return self._context().edge_index
 
     def _begin(self) -> None:
-        self._held.clear()  # before the new pass fills the memory
+        self._found.clear()  # before the new pass fills the memory
         self._wants_gradients = torch.is_grad_enabled()
 
-    def _see(self, site: Site, call: int, x: Tensor) -> None:
+    def _receive(self, site: Site, call: int, x: Tensor) -> None:
         if not self._is_open:  # a function that was compiled inside `with` still has the hooks
             return
-        silent = not self._watch.inside  # no call of the owner tells where this pass began
+        silent = not self._reader.inside  # no call of the owner marks where this pass began
         if silent:
             self._wants_gradients = False
         for name, spot in self._spots.items():
             number = call % spot.calls if silent else call
             again = number >= spot.calls and spot.call == spot.calls - 1 and name != EMBED  # the model runs it again
             if spot.site == site and (number == spot.call or again):
-                self._held[name] = x, torch.is_grad_enabled()
+                self._found[name] = x, torch.is_grad_enabled()
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise RuntimeError("Tokens are held only inside `with uc.tokens(…) as t:`; compute the loss there.")
+            raise RuntimeError("Tokens exist only inside `with uc.tokens(…) as t:`; compute the loss there.")
 
     def _context(self) -> Context:
         self._check_open()
-        return self._watch.context
+        return self._reader.context
 
     def _skipped(self) -> int:
         """Return how many leading tokens are left out."""
@@ -185,15 +187,15 @@ class Tokens:
             asked = ", ".join(map(repr, self._spots))
             raise ValueError(f"Layer {layer!r} was not asked for, only {asked}; add it to layers.")
         self._check_open()
-        if layer not in self._held:
+        if layer not in self._found:
             raise RuntimeError(
                 f"No forward pass of {self._stack.architecture} has reached layer {layer!r} since `with` was entered. "
-                "Run the model inside it, in this thread; compile functions that run the model inside it as well."
+                "Run the model inside it, in this thread; also compile functions that run the model inside it."
             )
-        x, recorded = self._held[layer]
+        x, recorded = self._found[layer]
         if self._wants_gradients and not recorded:
             raise RuntimeError(
-                f"Layer {layer!r} ran without gradients inside a pass with gradients, as reentrant checkpointing does. "
+                f"Layer {layer!r} ran without gradients in a pass with gradients, as with reentrant checkpointing. "
                 "Checkpoint with use_reentrant=False; in transformers "
                 'gradient_checkpointing_enable({"use_reentrant": False}).'
             )

@@ -1,4 +1,4 @@
-"""Put planned cures into a model, by children, ports and writers, and take them out again."""
+"""Put planned cures into a model, as child modules with hooks and writers, and take them out again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,36 +8,45 @@ from torch import Tensor, nn
 
 from uncollapse.attachment.calls import CallState
 from uncollapse.attachment.plan import PlannedCure, context_names
-from uncollapse.attachment.write_hooks import NO_SCRIPT, OUTSIDE, PLAIN, RECEIVE, STREAM, hooks_of, remove_if_idle
-from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Receiver, StreamWriter, ValueReader, Writer
+from uncollapse.attachment.write_hooks import (
+    NO_SCRIPT,
+    OUTSIDE,
+    PLAIN,
+    RECEIVE,
+    STREAM,
+    ModuleHooks,
+    hooks_of,
+    remove_if_idle,
+)
+from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Receiver, Scope, StreamWriter, ValueReader, Writer
 from uncollapse.backbones import introspection
-from uncollapse.backbones.sites import CHILD, OUTPUT, Side, Site, Stack
+from uncollapse.backbones.sites import CHILD, OUTPUT, ReadContext, Side, Site, Stack
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # they run or list whatever is put into them
 
 
 class Cures(nn.ModuleDict):
-    """The cures that a module keeps, and what each of them is a part of."""
+    """The cures that a module holds, and the attachment that each belongs to."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts_of: dict[str, Any] = {}
+        self.attachments: dict[str, Any] = {}
 
     def __prepare_scriptable__(self) -> "Cures":
-        """What torch.jit.script asks for first."""
+        """Refuse torch.jit.script, which calls this first."""
         raise RuntimeError(NO_SCRIPT)
 
 
 @dataclass
 class Installed:
-    """What was put into a model for one point: at a side of a module, with the cure as a child of its host."""
+    """What was put into a model for one planned cure: at a side of a module, with the cure as a child of its host."""
 
     host: nn.Module
     name: str
     module: nn.Module
     side: Side
-    frames: list[CallState] = field(default_factory=list)
-    counted: list[CallState] = field(default_factory=list)
+    states: list[CallState] = field(default_factory=list)
+    counters: list[CallState] = field(default_factory=list)
     receivers: list[Receiver] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Callable[..., Any]] = field(default_factory=list)
@@ -47,141 +56,142 @@ class Installed:
         drop = {id(writer) for writer in self.writers}
         for module in self.modules:
             hooks_of(module, "").drop(drop)
-        for frame in self.frames:
-            frame.users -= 1
-            if frame.users == 0:
-                frame.retire()
-        for frame in self.counted:
-            frame.counted -= 1
+        for state in self.states:
+            state.users -= 1
+            if state.users == 0:
+                state.retire()
+        for state in self.counters:
+            state.counters -= 1
         for receiver in self.receivers:
             receiver.users -= 1
         for module in self.modules:
             remove_if_idle(module)
         cures: Any = self.host._modules[CHILD]
-        del cures[self.name], cures.parts_of[self.name]
+        del cures[self.name], cures.attachments[self.name]
         if not len(cures):
             del self.host._modules[CHILD]
 
 
-def install(model: nn.Module, point: PlannedCure, whole: Any) -> Installed:
-    """Put a point into a model. whole: what it is a part of, for whoever finds it there."""
-    host = _host(model, point.site.path)
-    name = _added(host, point.kind.name, point.cure, whole)
-    new = Installed(host, name, model.get_submodule(point.site.path), point.site.side)
+def install(model: nn.Module, planned: PlannedCure, attachment: Any) -> Installed:
+    """Put a planned cure into a model, as a part of an attachment."""
+    host = _find_host(model, planned.site.path)
+    name = _add_child(host, planned.request.cure.name, planned.cure, attachment)
+    new = Installed(host, name, model.get_submodule(planned.site.path), planned.site.side)
     try:
-        _connect(model, point, new)
+        _connect(model, planned, new)
     except BaseException:
         new.undo()
         raise
     return new
 
 
-def _connect(model: nn.Module, point: PlannedCure, new: Installed) -> None:
-    stack, block, site = point.stack, point.block, point.site
+def _connect(model: nn.Module, planned: PlannedCure, new: Installed) -> None:
+    stack, block, site = planned.request.stack, planned.block, planned.site
     inside = site.path == block.path or site.path.startswith(f"{block.path}." if block.path else "")
-    owner = _owner_frame(model, stack, new)
-    if point.kind.acts_on == "edges":
-        change = EdgeWriter(point.cure, stack.arguments)
+    owner = _use_owner_state(model, stack, new)
+    if planned.request.cure.acts_on == "edges":
+        change = EdgeWriter(planned.cure, stack.arguments)
         new.writers.append(change)
-        _port(model, site.path, new).arguments.append(change)
+        _use_hooks(model, site.path, new).arguments.append(change)
         return
-    frame = _frame(model, f"{stack.family} block", block.path, block.context, new)
-    _belong(frame, owner, asks=stack.needs_owner and not stack.lacks_batch)
-    owner.expects = stack.family == "named"
-    if point.calls is not None:
-        frame.counted += 1
-        new.counted.append(frame)
-    frame.followed = frame.followed or not inside
-    writer = _writer(model, point, frame, inside, new)
+    state = _use_state(model, f"{stack.family} block", block.path, block.context, new)
+    _link(state, owner, needs_owner=stack.needs_owner and not stack.lacks_batch)
+    owner.warns_if_unreached = stack.family == "named"
+    if planned.calls is not None:
+        state.counters += 1
+        new.counters.append(state)
+    state.followed = state.followed or not inside
+    writer = _create_writer(model, planned, state, inside, new)
     rank = STREAM if site.carried else PLAIN if inside else OUTSIDE
-    _write(model, site, rank, writer, new)
+    _add_writer(model, site, rank, writer, new)
     if site.carried:
-        _let_receive(model, point, frame, new)
+        _add_receivers(model, planned, state, new)
 
 
-def _writer(
-    model: nn.Module, point: PlannedCure, frame: CallState, inside: bool, new: Installed
+def _create_writer(
+    model: nn.Module, planned: PlannedCure, state: CallState, inside: bool, new: Installed
 ) -> Callable[[Tensor], Tensor]:
-    if point.kind.acts_on == "attention":
-        assert point.block.values is not None
-        _write(model, Site(point.block.values.path), OUTSIDE, ValueReader(frame), new)
-        return HeadWriter(point.cure, frame, point.block.values, point.calls, point.causal)
-    kind = StreamWriter if point.site.carried else Writer
-    return kind(
-        point.cure,
-        frame,
-        point.stack.layout,
-        context_names(point.cure),
-        inside=inside,
-        calls=point.calls,
-        patches=point.patches,
-        counts_padding=point.counts_padding,
-        causal=point.causal,
+    arguments, values = planned.request.arguments, planned.block.values
+    causal = bool(arguments["causal"])
+    if planned.request.cure.acts_on == "attention":
+        assert values is not None
+        _add_writer(model, Site(values.path), OUTSIDE, ValueReader(state), new)
+        scope = Scope("tokens", ("mask", "causal"), calls=planned.calls, causal=causal)
+        return HeadWriter(planned.cure, state, scope, values)
+    scope = Scope(
+        planned.request.stack.layout,
+        context_names(planned.cure),
+        inside,
+        planned.calls,
+        patches=arguments["tokens"] == "patches",
+        counts_padding=arguments["padding"] == "counted",
+        causal=causal,
     )
+    return (StreamWriter if planned.site.carried else Writer)(planned.cure, state, scope)
 
 
-def _let_receive(model: nn.Module, point: PlannedCure, frame: CallState, new: Installed) -> None:
-    """Every later look of the block at the stream, and its end, gets what is carried."""
-    looks = [site for site in point.block.places.values() if site.carried]
-    later = looks[looks.index(point.site) + 1 :]
-    for site in (*later, point.block.places[OUTPUT]):
-        port = _port(model, site.path, new)
-        own = (w for _, w in port.sides[site.side] if isinstance(w, Receiver) and w.frame is frame)
+def _add_receivers(model: nn.Module, planned: PlannedCure, state: CallState, new: Installed) -> None:
+    """Let every later read of the stream in the block, and its end, receive what is carried."""
+    reads = [site for site in planned.block.places.values() if site.carried]
+    later = reads[reads.index(planned.site) + 1 :]
+    for site in (*later, planned.block.places[OUTPUT]):
+        hooks = _use_hooks(model, site.path, new)
+        own = (w for _, w in hooks.sides[site.side] if isinstance(w, Receiver) and w.state is state)
         receiver = next(own, None)
         if receiver is None:
-            receiver = Receiver(frame)
-            port.add(site.side, RECEIVE, receiver)
+            receiver = Receiver(state)
+            hooks.add(site.side, RECEIVE, receiver)
         receiver.users += 1
         new.receivers.append(receiver)
 
 
-def _write(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Installed) -> None:
+def _add_writer(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Installed) -> None:
     new.writers.append(writer)
-    _port(model, site.path, new).add(site.side, rank, writer)
+    _use_hooks(model, site.path, new).add(site.side, rank, writer)
 
 
-def _port(model: nn.Module, path: str, new: Installed) -> Any:
+def _use_hooks(model: nn.Module, path: str, new: Installed) -> ModuleHooks:
     module = model.get_submodule(path)
     if not any(known is module for known in new.modules):
         new.modules.append(module)
     return hooks_of(module, path)
 
 
-def _frame(model: nn.Module, key: str, path: str, read: Any, new: Installed) -> CallState:
-    """The frame of a module, made if it has none; it is in use from now on."""
-    port = _port(model, path, new)
-    frame = next((frame for frame in port.opens if frame.key == key), None)
-    if frame is None:
-        frame = CallState(key, path, read)
-        port.opens.append(frame)
-    frame.users += 1
-    new.frames.append(frame)
-    return frame
+def _use_state(model: nn.Module, key: str, path: str, read: ReadContext, new: Installed) -> CallState:
+    """Return the call state of a module, created if it has none, and count this use of it."""
+    hooks = _use_hooks(model, path, new)
+    state = next((state for state in hooks.states if state.key == key), None)
+    if state is None:
+        state = CallState(key, path, read)
+        hooks.states.append(state)
+    state.users += 1
+    new.states.append(state)
+    return state
 
 
-def _owner_frame(model: nn.Module, stack: Stack, new: Installed) -> CallState:
+def _use_owner_state(model: nn.Module, stack: Stack, new: Installed) -> CallState:
     read = stack.context if stack.needs_owner else stack.refusal
-    frame = _frame(model, f"{stack.family} owner", stack.path, read, new)
-    if not frame.held:
+    state = _use_state(model, f"{stack.family} owner", stack.path, read, new)
+    if not state.overridden:
         for path, attribute, value in stack.overrides:
             module = model.get_submodule(path)
-            frame.held.append((module, attribute, getattr(module, attribute)))
+            state.overridden.append((module, attribute, getattr(module, attribute)))
             setattr(module, attribute, value)
     if stack.outer is not None:
-        _belong(frame, _frame(model, f"{stack.family} outer", *stack.outer, new), asks=True)
-    return frame
+        _link(state, _use_state(model, f"{stack.family} outer", *stack.outer, new), needs_owner=True)
+    return state
 
 
-def _belong(frame: CallState, owner: CallState, asks: bool) -> None:
-    """A start of the owner is one of the frame too: its calls are counted anew, and what it was told is forgotten."""
-    frame.asks = frame.asks or asks
-    if not any(known is owner for known in frame.owners):
-        frame.owners.append(owner)
-        owner.inner.append(frame)
+def _link(state: CallState, owner: CallState, needs_owner: bool) -> None:
+    """Let each call of the owner reset the state: its count of calls and its context."""
+    state.needs_owner = state.needs_owner or needs_owner
+    if not any(known is owner for known in state.owners):
+        state.owners.append(owner)
+        owner.inner.append(state)
 
 
-def _host(model: nn.Module, path: str) -> nn.Module:
-    """The module that keeps a cure as its child: the one at the site, or the next around it that runs its own code."""
+def _find_host(model: nn.Module, path: str) -> nn.Module:
+    """Return the module that holds a cure as its child: at the site, or the next around it with its own code."""
     while path and _runs_children(model.get_submodule(path)):
         path = path.rpartition(".")[0]
     module = model.get_submodule(path)
@@ -189,17 +199,17 @@ def _host(model: nn.Module, path: str) -> nn.Module:
 
 
 def _runs_children(module: nn.Module) -> bool:
-    """Whether a child that is added to a module would run with the others."""
-    asked = ("children", "named_children", "_modules")
-    return isinstance(module, CONTAINERS) or any(name in introspection.code_names(module) for name in asked)
+    """Return whether a child that is added to a module would run with the others."""
+    names = ("children", "named_children", "_modules")
+    return isinstance(module, CONTAINERS) or any(name in introspection.code_names(module) for name in names)
 
 
-def _added(host: nn.Module, kind: str, cure: nn.Module, whole: Any) -> str:
-    """Add a cure to its host, under a name that is free."""
+def _add_child(host: nn.Module, kind: str, cure: nn.Module, attachment: Any) -> str:
+    """Add a cure to its host under a free name, and return the name."""
     if CHILD not in host._modules:
         host.add_module(CHILD, Cures())
     cures: Any = host._modules[CHILD]
     number = next(n for n in range(1, len(cures) + 2) if (kind if n == 1 else f"{kind}_{n}") not in cures)
     name = kind if number == 1 else f"{kind}_{number}"
-    cures[name], cures.parts_of[name] = cure, whole
+    cures[name], cures.attachments[name] = cure, attachment
     return name

@@ -1,4 +1,4 @@
-"""Cures of a model in files of their own: what was attached as JSON, its weights as safetensors."""
+"""Save and load the cures of a model in files of their own: attachments as JSON, weights as safetensors."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ DESCRIPTION, WEIGHTS = "uncollapse.json", "uncollapse.safetensors"
 
 @dataclass(frozen=True)
 class Entry:
-    """A cure in a file: what to say to `attach`, and of which model. root: the part that it was said of."""
+    """A saved attachment: the arguments of `attach`, and the model. root: the part that was passed to `attach`."""
 
     root: str
     cure: str
@@ -39,7 +39,7 @@ class Entry:
     family: str
     architecture: str
     blocks: int
-    padding: str = "masked"  # files of earlier versions do not say it
+    padding: str = "masked"  # absent in files of earlier versions
 
 
 def save_cure(model: nn.Module, folder: str | Path) -> Path:
@@ -48,8 +48,8 @@ def save_cure(model: nn.Module, folder: str | Path) -> Path:
     The folder may be the one of `save_pretrained`: load the model from it first, then the cures.
 
     Args:
-        model: with one attachment or more.
-        folder: gets uncollapse.json and uncollapse.safetensors; a file of these names is never half written.
+        model: with at least one attachment.
+        folder: receives uncollapse.json and uncollapse.safetensors; each is written atomically.
 
     Returns:
         The folder.
@@ -78,11 +78,11 @@ def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
     """Attach the cures that `save_cure` wrote, with their weights.
 
     Args:
-        model: of the architecture that they were in, without a cure.
-        folder: where uncollapse.json and uncollapse.safetensors are.
+        model: of the same architecture, without a cure.
+        folder: with uncollapse.json and uncollapse.safetensors.
 
     Returns:
-        The attachments. If anything does not fit, it is said and the model stays as it was.
+        The attachments. If anything does not fit, an error is raised and the model stays as it was.
     """
     model = forward.unwrap_compiled(model)
     present = attachments(model)
@@ -99,7 +99,7 @@ def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
 
 
 def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:
-    """Key -> the tensor itself: number of the attachment, block and place, name of the tensor."""
+    """Return the tensors themselves, by number of the attachment, block and place, and name of the tensor."""
     return {
         f"{number}/{key}/{name}": tensor
         for number, attachment in enumerate(found)
@@ -109,7 +109,7 @@ def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:
 
 
 def _describe(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
-    """What to say to `attach`. root: the part of the model that it was said of."""
+    """Return the arguments of `attach`. root: the part of the model that was passed to it."""
     root = None if attachment.root is None else attachment.root()
     return {
         "root": next((name for name, module in model.named_modules() if module is root), ""),
@@ -117,7 +117,7 @@ def _describe(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
         "options": attachment.options,
         "at": list(attachment.at),
         "layers": list(attachment.blocks),
-        **attachment.asked,
+        **attachment.arguments,
         "family": attachment.family,
         "architecture": attachment.architecture,
         "blocks": attachment.count,
@@ -125,32 +125,32 @@ def _describe(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
 
 
 def _attach_entry(model: nn.Module, entry: Entry) -> Attachment:
-    asked: dict[str, Any] = {"part": entry.part, "modules": entry.modules, "layout": entry.layout}
-    asked |= {"tokens": entry.tokens, "causal": entry.causal, "padding": entry.padding}
+    arguments: dict[str, Any] = {"part": entry.part, "modules": entry.modules, "layout": entry.layout}
+    arguments |= {"tokens": entry.tokens, "causal": entry.causal, "padding": entry.padding}
     if entry.cure in CURES and CURES[entry.cure].acts_on != "edges":
-        asked["layers"] = list(entry.layers)
+        arguments["layers"] = list(entry.layers)
     try:
-        return attach(_root(model, entry), entry.cure, at=list(entry.at), **asked, **entry.options)
+        return attach(_root(model, entry), entry.cure, at=list(entry.at), **arguments, **entry.options)
     except (KeyError, TypeError) as error:  # an option that the cure does not have, or of another kind
         raise ValueError(f"The saved cure {entry.cure!r} cannot be attached: {error}.") from error
 
 
 def _root(model: nn.Module, entry: Entry) -> nn.Module:
-    """The part that the cure was attached to, or the model itself if it has no such part, as one without a head."""
+    """Return the part that the cure was attached to, or the model itself if it lacks that part, such as a head."""
     parts: dict[str, nn.Module] = dict(model.named_modules())
     return parts.get(entry.root, model)
 
 
 def _check(model: nn.Module, entry: Entry) -> None:
-    """Raise if the model is another one than the cure was in."""
+    """Raise if the cure was saved from another architecture."""
     layout: Any = entry.layout
     stack = backbones.find(_root(model, entry), modules=entry.modules, part=entry.part, layout=layout)
     saved = (entry.architecture, entry.blocks)
     given = (stack.architecture, len(stack.blocks))
     if saved != given:
         raise ValueError(
-            f"The cure was in a model of another kind: {saved[0]} with {saved[1]} blocks, and this one is {given[0]} "
-            f"with {given[1]}."
+            f"The cure belongs to another architecture: {saved[0]} with {saved[1]} blocks; this model is {given[0]} "
+            f"with {given[1]} blocks."
         )
 
 
@@ -168,13 +168,13 @@ def _fill(done: tuple[Attachment, ...], weights: Mapping[str, Tensor]) -> None:
 
 
 def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
-    """What the two files say, if they belong together."""
+    """Read both files, if they belong together."""
     for name in (DESCRIPTION, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder} holds no saved cure: there is no {name}, which uc.save_cure writes. If the cure's weights "
-                "are among those of the model, as in a checkpoint of a Trainer, attach it with the same options as "
-                "before and load them with model.load_state_dict."
+                "are in a checkpoint of the model, as with a Trainer, attach the cure with the same options as before "
+                "and load them with model.load_state_dict."
             )
     content = (folder / WEIGHTS).read_bytes()
     try:
@@ -187,8 +187,8 @@ def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error}.") from error
     if digest != hashlib.sha256(content).hexdigest():
-        raise ValueError(f"{folder / WEIGHTS} is not the file that {DESCRIPTION} was written with: one was replaced.")
+        raise ValueError(f"{folder / WEIGHTS} does not match {DESCRIPTION}: one of the two files was replaced.")
     try:
         return entries, safetensors.torch.load(content)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{folder / WEIGHTS} is no intact safetensors file: {error}.") from error
+        raise ValueError(f"{folder / WEIGHTS} is not an intact safetensors file: {error}.") from error

@@ -1,11 +1,11 @@
-"""Hooks that write into a model: at most one port a module, whose writers act in a fixed order.
+"""Hooks that write into a model: at most one `ModuleHooks` per module, whose writers act in a fixed order.
 
-Ports, frames and writers are plain objects that refer to modules of their model only, so that a copy or a pickle of the
-model has its own. What they know of a forward pass comes from the arguments of the block that runs, because gradient
-checkpointing runs a block again during the backward pass, after other batches may have passed.
+Hooks, call states and writers are plain objects that refer only to modules of their own model, so a copy or a pickle
+of the model gets its own. What they know of a forward pass comes from the arguments of the running block, because
+gradient checkpointing runs a block again during the backward pass, after other batches may have passed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,20 +16,20 @@ from uncollapse.attachment.writers import Receiver
 from uncollapse.backbones.sites import Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
-PORT = "_uncollapse_port"  # the attribute under which a module keeps its port
+HOOKS = "_uncollapse_hooks"  # the attribute that holds a module's `ModuleHooks`
 NO_SCRIPT = (
-    "A model with a cure cannot become TorchScript, nor be traced for anything else such as ONNX without dynamo. Use "
-    "torch.export.export, which keeps the cure, or take it out with uncollapse.detach(model)."
+    "A model with a cure cannot become TorchScript or be traced, as for ONNX without dynamo. Use torch.export.export, "
+    "which keeps the cure, or take the cure out with uncollapse.detach(model)."
 )
 JIT: Any = torch.jit  # it has no types
 OUTSIDE, RECEIVE, STREAM, PLAIN = range(4)  # the order of writers at one side of a module
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-Writers = list[tuple[int, Callable[[Tensor], Tensor]]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Write = Callable[[Tensor], Tensor]
 
 
 class Recomputation:
-    """Open the frames of a block again when gradient checkpointing recomputes it.
+    """Opens the call states of a block again when gradient checkpointing recomputes it.
 
     transformers (from 5.20 on) checkpoints `forward` of a block: its hooks run once, outside the checkpoint, and the
     backward pass recomputes only what is inside. This replaces the block's checkpointing function during one call.
@@ -37,124 +37,128 @@ class Recomputation:
     way than its output has no gradient.
     """
 
-    def __init__(self, checkpoint: Callable[..., Any], port: "ModuleHooks", kwargs: dict[str, Any]) -> None:
-        self.checkpoint, self.port, self.frames, self.kwargs = checkpoint, port, list(port.opens), kwargs
+    def __init__(self, checkpoint: Callable[..., Any], hooks: "ModuleHooks", kwargs: dict[str, Any]) -> None:
+        self.checkpoint, self.hooks, self.states, self.kwargs = checkpoint, hooks, list(hooks.states), kwargs
 
     def __call__(self, forward: Callable[..., Any], *args: Any) -> Any:
         """Checkpoint the block's forward pass."""
 
         def run(*args: Any) -> Any:
             if torch._C._current_graph_task_id() == -1:  # the first run, inside the module's own call
-                return self.port.receive(forward(*args))
+                return self.hooks.receive(forward(*args))
             output = None
             try:
-                for frame in self.frames:
-                    frame.open(args, self.kwargs)
-                output = self.port.receive(forward(*args))
+                for state in self.states:
+                    state.open(args, self.kwargs)
+                output = self.hooks.receive(forward(*args))
                 return output
             finally:
-                for frame in self.frames:
-                    frame.close(failed=output is None)
+                for state in self.states:
+                    state.close(failed=output is None)
 
         return self.checkpoint(run, *args)
 
 
 class ModuleHooks:
-    """The hooks of one module. `opens`: frames that a call of it is; `arguments`: what changes arguments as a whole."""
+    """The hooks of one module.
+
+    states: call states that a call of the module opens. arguments: functions that change its arguments as a whole.
+    sides: writers at its input and at its output, with their rank.
+    """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
-        self.opens: list[CallState] = []
+        self.states: list[CallState] = []
         self.checkpoint: Callable[..., Any] | None = None  # the module's own, while it is replaced
-        self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Given]] = []
-        self.sides: dict[Side, Writers] = {"input": [], "output": []}
-        # In front of all others, so that whoever reads the model sees what flows on.
-        self.hooks = [
+        self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Arguments]] = []
+        self.sides: dict[Side, list[tuple[int, Write]]] = {"input": [], "output": []}
+        # Before all other hooks, so that whoever reads the model sees what flows on.
+        self.handles = [
             module.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True),
             module.register_forward_hook(self.leave, prepend=True, with_kwargs=True, always_call=True),
         ]
 
-    def add(self, side: Side, rank: int, writer: Callable[[Tensor], Tensor]) -> None:
-        """Put a writer behind those of its rank and those before it."""
+    def add(self, side: Side, rank: int, writer: Write) -> None:
+        """Add a writer after those of its rank and of lower ranks."""
         self.sides[side].append((rank, writer))
         self.sides[side].sort(key=lambda entry: entry[0])
 
     def drop(self, writers: set[int]) -> None:
-        """Take out the writers with these ids."""
+        """Remove the writers with these ids."""
         for side, entries in self.sides.items():
             self.sides[side] = [entry for entry in entries if id(entry[1]) not in writers]
         self.arguments = [change for change in self.arguments if id(change) not in writers]
 
     def is_idle(self) -> bool:
-        """Whether nobody needs the port any more; frames and receivers without users are dropped."""
-        self.opens = [frame for frame in self.opens if frame.users]
+        """Drop states and receivers without users, and return whether nothing is left."""
+        self.states = [state for state in self.states if state.users]
         for side, entries in self.sides.items():
             self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver) or e[1].users]
-        return not any((self.opens, self.arguments, *self.sides.values()))
+        return not any((self.states, self.arguments, *self.sides.values()))
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        """Before the module runs."""
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Run before the module."""
         if getattr(module, "_is_replica", False):
             raise RuntimeError(
                 "A model with a cure does not run under nn.DataParallel, whose threads share one cure. Use one process "
-                "a device (torchrun, accelerate launch), or show one device only (CUDA_VISIBLE_DEVICES=0)."
+                "per device (torchrun, accelerate launch), or make one device visible (CUDA_VISIBLE_DEVICES=0)."
             )
         if JIT.is_tracing():
-            raise RuntimeError(NO_SCRIPT)  # a trace would keep the padding and the number of tokens of one batch
+            raise RuntimeError(NO_SCRIPT)  # a trace would fix the padding and the number of tokens of one batch
         for change in self.arguments:
             args, kwargs = change(args, kwargs)
-        for frame in self.opens:
-            frame.open(args, kwargs)
-        if self.opens and getattr(module, "gradient_checkpointing", False) and CHECKPOINT in module.__dict__:
+        for state in self.states:
+            state.open(args, kwargs)
+        if self.states and getattr(module, "gradient_checkpointing", False) and CHECKPOINT in module.__dict__:
             self.checkpoint = module.__dict__[CHECKPOINT]
             setattr(module, CHECKPOINT, Recomputation(self.checkpoint, self, kwargs))
-        written: Given = self._written("input", (args, kwargs))
-        return written
+        new: Arguments = self._write("input", (args, kwargs))
+        return new
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """After it ran, also if it failed, without an output then."""
+        """Run after the module, also if it failed: then there is no output."""
         if self.checkpoint is not None:
             setattr(module, CHECKPOINT, self.checkpoint)
             self.checkpoint = None
         if output is not None:
-            output = self._written("output", output)
-        for frame in self.opens:
-            frame.close(failed=output is None)
+            output = self._write("output", output)
+        for state in self.states:
+            state.close(failed=output is None)
         return output
 
     def receive(self, output: Any) -> Any:
-        """Add what the frames carry to an output, once."""
-        receivers = [(rank, writer) for rank, writer in self.sides["output"] if isinstance(writer, Receiver)]
-        output = self._written("output", output, receivers)
-        for frame in self.opens:
-            frame.carried = None
+        """Add what the states carry to an output, once."""
+        receivers = [writer for _, writer in self.sides["output"] if isinstance(writer, Receiver)]
+        output = self._write("output", output, receivers)
+        for state in self.states:
+            state.carried = None
         return output
 
-    def _written(self, side: Side, value: Any, chosen: Writers | None = None) -> Any:
-        writers = self.sides[side] if chosen is None else chosen
+    def _write(self, side: Side, value: Any, writers: Sequence[Write] | None = None) -> Any:
+        writers = [writer for _, writer in self.sides[side]] if writers is None else writers
         if not writers:
             return value
         keys = find_tensor(without_masks(value) if side == "input" else value, is_tokens)
         if keys is None:
             raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
         x: Tensor = get_nested(value, keys)
-        for _, writer in writers:
+        for writer in writers:
             x = writer(x)
         return set_nested(value, keys, x)
 
 
 def hooks_of(module: nn.Module, name: str) -> ModuleHooks:
-    """The port of a module, made if it has none."""
-    if PORT not in module.__dict__:
-        object.__setattr__(module, PORT, ModuleHooks(module, name))
-    port: ModuleHooks = module.__dict__[PORT]
-    return port
+    """Return the hooks of a module, created if it has none."""
+    if HOOKS not in module.__dict__:
+        object.__setattr__(module, HOOKS, ModuleHooks(module, name))
+    hooks: ModuleHooks = module.__dict__[HOOKS]
+    return hooks
 
 
 def remove_if_idle(module: nn.Module) -> None:
-    """Take a module's hooks away if nobody needs them."""
-    port: ModuleHooks | None = module.__dict__.get(PORT)
-    if port is not None and port.is_idle():
-        for hook in port.hooks:
-            hook.remove()
-        object.__delattr__(module, PORT)
+    """Remove a module's hooks if nobody needs them."""
+    hooks: ModuleHooks | None = module.__dict__.get(HOOKS)
+    if hooks is not None and hooks.is_idle():
+        for handle in hooks.handles:
+            handle.remove()
+        object.__delattr__(module, HOOKS)

@@ -1,5 +1,6 @@
-"""Cures at places: they change the tokens that pass."""
+"""Cures at their places: on tokens, on the heads of attention, and on the edges of a graph."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,158 +9,153 @@ from torch import Tensor, nn
 from uncollapse.attachment.calls import CallState
 from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
+EDGE_ARGUMENTS = ("edge_weight", "edge_attr", "edge_type")  # one entry per edge
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where and on what a cure acts.
+
+    layout: of the tokens. takes: which of mask, causal, edge_index and batch the cure takes. inside: whether the place
+    is within the block, or else directly after it. calls: in which calls of the block, None for all. patches: leave
+    CLS and other prefix tokens as they are. counts_padding: do not tell the cure which tokens are padding. causal:
+    tokens see earlier ones only, also where the context does not say so.
+    """
+
+    layout: Layout
+    takes: tuple[str, ...]
+    inside: bool = True
+    calls: frozenset[int] | None = None
+    patches: bool = False
+    counts_padding: bool = False
+    causal: bool = False
+
 
 class Writer:
     """A cure at one place.
 
     Args:
         cure: the module that changes tokens.
-        frame: of the block.
-        layout: how the tokens lie.
-        takes: which of mask, causal, edge_index and batch the cure takes.
-        inside: whether the place is within the block; else right behind it.
-        calls: in which calls of the block, None for all.
-        patches: leaves CLS and other prefix tokens as they are.
-        counts_padding: the cure is not told which tokens are padding.
-        causal: tokens see earlier ones only, also where the context does not say so.
+        state: of the block.
+        scope: where and on what it acts.
     """
 
-    def __init__(
-        self,
-        cure: nn.Module,
-        frame: CallState,
-        layout: Layout,
-        takes: tuple[str, ...],
-        *,
-        inside: bool = True,
-        calls: frozenset[int] | None = None,
-        patches: bool = False,
-        counts_padding: bool = False,
-        causal: bool = False,
-    ) -> None:
-        self.cure, self.frame, self.layout, self.takes = cure, frame, layout, takes
-        self.inside, self.calls, self.patches, self.causal = inside, calls, patches, causal
-        self.counts_padding = counts_padding
+    def __init__(self, cure: nn.Module, state: CallState, scope: Scope) -> None:
+        self.cure, self.state, self.scope = cure, state, scope
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Tokens with the cure."""
-        context = self.frame.told(self.inside)
-        if self.calls is not None and self.frame.call not in self.calls:
+        """Return the tokens with the cure."""
+        context = self.state.current_context(self.scope.inside)
+        if self.scope.calls is not None and self.state.call not in self.scope.calls:
             return x
-        new = self.changed(x, context)
+        new = self.change(x, context)
         if new.shape != x.shape:
-            raise ValueError(f"The cure at {self.frame.name} made {tuple(new.shape)} of {tuple(x.shape)}.")
+            raise ValueError(f"The cure at {self.state.name} changed the shape {tuple(x.shape)} to {tuple(new.shape)}.")
         return new
 
-    def changed(self, x: Tensor, context: Context) -> Tensor:
-        """The tokens, laid out for the cure and back."""
-        if self.layout == "nodes":
-            graph = {"edge_index": context.edge_index, "batch": context.batch}
+    def change(self, x: Tensor, context: Context) -> Tensor:
+        """Apply the cure to the tokens, laid out as sets, and lay them back."""
+        layout = self.scope.layout
+        if layout == "nodes":
             traced = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-            if traced and context.batch is not None and "batch" in self.takes:
+            if traced and context.batch is not None and "batch" in self.scope.takes:
                 raise RuntimeError(
-                    "A cure that tells the graphs of a batch apart is exported by torch.export.export(…, strict=True) "
-                    "only: how many graphs there are is not known before it runs."
+                    "A cure that separates the graphs of a batch can only be exported with "
+                    "torch.export.export(…, strict=True): the number of graphs is not known before it runs."
                 )
-            return self._cured(x, **graph)
-        sets = to_sets(x, self.layout)
-        is_blind = self.counts_padding or resolve_layout(self.layout, x) == "vectors"
-        mask = None if is_blind else fit_mask(context.mask, sets)
-        skip = context.prefix if self.patches else 0
-        new = self._cured(
-            sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=self.causal or context.causal
+            return self._apply(x, edge_index=context.edge_index, batch=context.batch)
+        sets = to_sets(x, layout)
+        ignores_mask = self.scope.counts_padding or resolve_layout(layout, x) == "vectors"
+        mask = None if ignores_mask else fit_mask(context.mask, sets)
+        skip = context.prefix if self.scope.patches else 0
+        new = self._apply(
+            sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=self.scope.causal or context.causal
         )
-        return from_sets(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, self.layout)
+        return from_sets(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, layout)
 
-    def _cured(self, x: Tensor, **context: Any) -> Tensor:
-        told = {name: value for name, value in context.items() if value is not None and value is not False}
-        blind = [name for name in told if name in ("mask", "causal") and name not in self.takes]
-        if blind:
+    def _apply(self, x: Tensor, **context: Any) -> Tensor:
+        known = {name: value for name, value in context.items() if value is not None and value is not False}
+        missing = [name for name in known if name in ("mask", "causal") and name not in self.scope.takes]
+        if missing:
             raise RuntimeError(
-                f"{type(self.cure).__name__} at {self.frame.name} takes no {blind[0]}, and would read tokens that it "
-                f"must not see: {'padding' if blind[0] == 'mask' else 'later ones'}. Give its forward that argument."
+                f"{type(self.cure).__name__} at {self.state.name} takes no {missing[0]}, and would read tokens that it "
+                f"must not see: {'padding' if missing[0] == 'mask' else 'later ones'}. Give its forward that argument."
             )
-        new: Tensor = self.cure(x, **{name: value for name, value in told.items() if name in self.takes})
+        new: Tensor = self.cure(x, **{name: value for name, value in known.items() if name in self.scope.takes})
         return new
 
 
 class StreamWriter(Writer):
-    """A cure on the residual stream in front of a module that only looks at it."""
+    """A cure on the residual stream in front of a module that only reads the stream."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Tokens with the cure; the change goes into the stream as well."""
+        """Return the tokens with the cure, and carry the change in the stream."""
         new = super().__call__(x)
-        carried = self.frame.carried
-        self.frame.carried = new - x if carried is None else carried + (new - x)
+        carried = self.state.carried
+        self.state.carried = new - x if carried is None else carried + (new - x)
         return new
 
 
 class Receiver:
-    """A later look of the block at the residual stream, or its end: what was changed before is added."""
+    """A later read of the residual stream in the block, or its end, where the carried change is added."""
 
-    def __init__(self, frame: CallState) -> None:
-        self.frame, self.users = frame, 0
+    def __init__(self, state: CallState) -> None:
+        self.state, self.users = state, 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Tokens with the change."""
-        return x if self.frame.carried is None else x + self.frame.carried
+        """Return the tokens with the change."""
+        return x if self.state.carried is None else x + self.state.carried
 
 
 class ValueReader:
-    """Keeps what the module that computes the values of a block gives."""
+    """Holds the output of the module that computes the values of a block's attention."""
 
-    def __init__(self, frame: CallState) -> None:
-        self.frame = frame
+    def __init__(self, state: CallState) -> None:
+        self.state = state
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The same tensor."""
-        self.frame.values = x
+        """Return the same tensor."""
+        self.state.values = x
         return x
 
 
 class HeadWriter(Writer):
-    """A cure between the heads of an attention and its projection.
+    """A cure of attention, between its heads and their projection.
 
     Args:
-        cure: takes the context of each head and its values.
-        frame: of the block.
-        values: where they are.
-        calls: in which calls of the block, None for all.
-        causal: tokens see earlier ones only, also where the context does not say so.
+        cure: takes the context of each head, and the values.
+        state: of the block.
+        scope: in which calls; whether causal.
+        values: where the values are.
     """
 
-    def __init__(
-        self, cure: nn.Module, frame: CallState, values: Values, calls: frozenset[int] | None, causal: bool
-    ) -> None:
-        super().__init__(cure, frame, "tokens", ("mask", "causal"), calls=calls, causal=causal)
+    def __init__(self, cure: nn.Module, state: CallState, scope: Scope, values: Values) -> None:
+        super().__init__(cure, state, scope)
         self.values = values
 
-    def changed(self, x: Tensor, context: Context) -> Tensor:
-        """The heads (b, n, heads·d) side by side, as the projection takes them."""
-        if self.frame.values is None:
+    def change(self, x: Tensor, context: Context) -> Tensor:
+        """Apply the cure to the heads (b, n, heads·d), side by side as the projection takes them."""
+        if self.state.values is None:
             raise RuntimeError(f"{self.values.path} did not run before the projection of its attention.")
         heads, repeats = self.values.heads, self.values.repeats
-        v = _split(self.frame.values[..., self.values.first :], heads)  # (b, heads, n, d)
+        v = _split_heads(self.state.values[..., self.values.first :], heads)  # (b, heads, n, d)
         v = v.repeat_interleave(repeats, -3) if repeats > 1 else v
         new: Tensor = self.cure(
-            _split(x, heads * repeats), v, fit_mask(context.mask, x), causal=self.causal or context.causal
+            _split_heads(x, heads * repeats), v, fit_mask(context.mask, x), causal=self.scope.causal or context.causal
         )
         return new.transpose(-2, -3).reshape(x.shape)
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Tensor, heads: int) -> Tensor:
     """(b, n, heads·d) -> (b, heads, n, d)."""
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-2, -3)
 
 
-OF_EDGES = ("edge_weight", "edge_attr", "edge_type")  # what goes with the edges, entry by entry
-
-
 class EdgeWriter:
-    """Changes the edges that a model is called with.
+    """Changes the edges among the arguments of a model.
 
     Args:
-        cure: takes the edges and something of each of them, and gives both for those that are left.
+        cure: takes the edges and one value per edge, and returns both for the remaining ones.
         names: of the model's arguments.
     """
 
@@ -167,32 +163,35 @@ class EdgeWriter:
         self.cure, self.names = cure, names
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the edges that are left, in training."""
+        """Return the arguments with the remaining edges; unchanged outside of training."""
         if not self.cure.training:
             return args, kwargs
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         data = next((value for value in given.values() if hasattr(value, "edge_subgraph")), None)
         if given.get("num_sampled_edges_per_hop") is not None:
-            raise ValueError("DropEdge changes how many edges there are: call the model without the numbers per hop.")
+            raise ValueError("DropEdge changes the number of edges: call the model without the numbers per hop.")
         if data is not None and data.edge_index is None:
             raise ValueError("DropEdge needs edge_index (2, E), and the Data object has none.")
         if data is not None:
-            kept = self._kept(data.edge_index, getattr(data, "batch", None))
-            changed = {id(data): data.edge_subgraph(kept)}
+            remaining = self._sample(data.edge_index, getattr(data, "batch", None))
+            changed = {id(data): data.edge_subgraph(remaining)}
         else:
-            changed = self._thinned(given)
+            changed = self._drop_edges(given)
         new = tuple(changed.get(id(value), value) for value in args)
         return new, {name: changed.get(id(value), value) for name, value in kwargs.items()}
 
-    def _thinned(self, given: dict[str, Any]) -> dict[int, Any]:
+    def _drop_edges(self, given: dict[str, Any]) -> dict[int, Any]:
+        """Return id -> new value of each argument that holds edges."""
         edges = given.get("edge_index")
         if not isinstance(edges, Tensor) or edges.layout != torch.strided:
             raise ValueError(f"DropEdge needs edge_index as a tensor (2, E), got {type(edges).__name__}.")
-        kept = self._kept(edges, given.get("batch"))
-        rows = {id(given[name]): given[name][kept] for name in OF_EDGES if isinstance(given.get(name), Tensor)}
-        return {id(edges): edges[:, kept], **rows}
+        remaining = self._sample(edges, given.get("batch"))
+        rows = {
+            id(given[name]): given[name][remaining] for name in EDGE_ARGUMENTS if isinstance(given.get(name), Tensor)
+        }
+        return {id(edges): edges[:, remaining], **rows}
 
-    def _kept(self, edges: Tensor, batch: Tensor | None) -> Tensor:
-        """Which of the edges (2, E) are left, as numbers."""
-        kept: Tensor = self.cure(edges, torch.arange(edges.shape[1], device=edges.device), batch=batch)[1]
-        return kept
+    def _sample(self, edges: Tensor, batch: Tensor | None) -> Tensor:
+        """Return the numbers of the edges (2, E) that remain."""
+        remaining: Tensor = self.cure(edges, torch.arange(edges.shape[1], device=edges.device), batch=batch)[1]
+        return remaining

@@ -1,7 +1,7 @@
-"""Models of other libraries as stacks of blocks. Each library is imported only when a model of it comes.
+"""Models of other libraries as stacks of blocks. Each library is imported only when a model needs it.
 
-A backbone is a module of this folder with `stacks(model)`: every stack of blocks that it knows in a model or in a part
-of it. A new one needs that function and a line below.
+A backbone is a module of this folder with `stacks(model)`, which returns every stack of blocks that it knows in a model
+or in a part of it. A new backbone needs that function and one line below.
 """
 
 import importlib
@@ -18,14 +18,14 @@ from uncollapse.errors import did_you_mean
 
 @dataclass(frozen=True)
 class Backbone:
-    """A family of models: the library whose classes give them away, and which models are known."""
+    """A family of models: the library whose classes identify it, and the models that are known."""
 
     name: str
     library: str
     models: str
 
     def stacks(self, model: nn.Module) -> tuple[Stack, ...]:
-        """All stacks of this family in the model."""
+        """Return all stacks of this family in the model."""
         module = importlib.import_module(f"uncollapse.backbones.{self.name}")
         found: tuple[Stack, ...] = module.stacks(model)
         return found
@@ -71,22 +71,22 @@ def find(
         return named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout)
     found = _all_stacks(model)
     if part is not None:
-        chosen = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
-        if not chosen:
+        selected = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
+        if not selected:
             hint = did_you_mean(part, (stack.path for stack in found))
             raise ValueError(
-                f"No stack of blocks lies in part {part!r}.{hint} {_listed(found) or named.suggestion(model)}"
+                f"There is no stack of blocks in part {part!r}.{hint} {_list_parts(found) or named.suggestion(model)}"
             )
-        found = chosen
+        found = selected
     if not found:
-        raise ValueError(f"{type(model).__name__} is no model that is known here. {named.suggestion(model)}")
+        raise ValueError(f"{type(model).__name__} is not a known model. {named.suggestion(model)}")
     if len(found) > 1:
-        raise ValueError(f"{type(model).__name__} has several stacks of blocks; choose one. {_listed(found)}")
+        raise ValueError(f"{type(model).__name__} has several stacks of blocks; select one. {_list_parts(found)}")
     return found[0]
 
 
 def _all_stacks(model: nn.Module) -> list[Stack]:
-    """The stacks of all backbones; blocks that two of them know are taken from the first."""
+    """Return the stacks of all backbones; blocks that two backbones know are taken from the first."""
     found: list[Stack] = []
     taken: set[str] = set()
     for backbone in BACKBONES.values():
@@ -103,20 +103,20 @@ def _lies_in(stack: Stack, part: str) -> bool:
 
 
 def _has(model: nn.Module, backbone: Backbone) -> bool:
-    """Whether a class of the backbone's library is among the model's modules."""
+    """Return whether a class of the backbone's library is among the model's modules."""
     roots = {c.__module__.partition(".")[0] for m in model.modules() for c in type(m).__mro__}
     return backbone.library in roots
 
 
-def _listed(found: list[Stack]) -> str:
+def _list_parts(found: list[Stack]) -> str:
     if not found:
         return ""
     owners = [stack.path for stack in found]
-    names = [stack.path if owners.count(stack.path) == 1 else _list_of(stack) for stack in found]
+    names = [stack.path if owners.count(stack.path) == 1 else _block_list(stack) for stack in found]
     parts = (f"part={n!r} ({s.architecture}, {len(s.blocks)} blocks)" for n, s in zip(names, found, strict=True))
     return f"There are: {', '.join(parts)} (--part on the command line)."
 
 
-def _list_of(stack: Stack) -> str:
-    """The module that holds the blocks, for stacks that one module runs."""
+def _block_list(stack: Stack) -> str:
+    """Return the module that holds the blocks, for stacks that one module runs."""
     return stack.blocks[0].places[OUTPUT].path.rpartition(".")[0]

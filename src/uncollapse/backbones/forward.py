@@ -1,4 +1,4 @@
-"""Run a model that somebody else wrote, for looking at it, and leave it as it was."""
+"""Run a model that somebody else wrote in order to inspect it, and leave it as it was."""
 
 import inspect
 import sys
@@ -11,25 +11,25 @@ from torch import Tensor, nn
 
 Call = Callable[[nn.Module, Any], Any]
 
-_looking = 0  # how many looks at models are under way
+_inspections = 0  # how many inspections are running
 
 
 @contextmanager
 def inspection_mode(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
-    """Evaluation mode, no gradients, compiled code off, on a device; afterwards all is as found.
+    """Run in evaluation mode, without gradients and compiled code, on a device; restore everything afterwards.
 
-    Gives the device on which batches are wanted. Random states of the CPU and of the model's accelerators are kept.
+    Yields the device for the batches. The random states of the CPU and of the model's accelerators are restored too.
     """
     modes = [(module, module.training) for module in model.modules()]
     devices = dict.fromkeys(tensor.device for tensor in [*model.parameters(), *model.buffers()])
-    homes = [device for device in devices if device.type != "meta"]  # offloaded weights are fetched when they are used
+    homes = [device for device in devices if device.type != "meta"]  # offloaded weights are loaded when they are used
     if devices and not homes:
-        raise ValueError("The model has no weights, only shapes: all of it lies on the device meta. Load it first.")
+        raise ValueError("The model has shapes but no weights: all of it is on the device meta. Load it first.")
     home = next(iter(homes), torch.device("cpu"))
     target = torch.device(device) if device is not None else home
     if target != home and len(homes) > 1:
         raise ValueError(
-            f"The model lies on several devices ({', '.join(sorted(map(str, homes)))}) and is not moved to {target}; "
+            f"The model is on several devices ({', '.join(sorted(map(str, homes)))}) and cannot be moved to {target}; "
             "leave out device."
         )
     with _count_inspection(), _random_states({home, target}), torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -47,17 +47,17 @@ def inspection_mode(model: nn.Module, device: torch.device | str | None = None) 
 
 @contextmanager
 def _count_inspection() -> Iterator[None]:
-    global _looking
-    _looking += 1
+    global _inspections
+    _inspections += 1
     try:
         yield
     finally:
-        _looking -= 1
+        _inspections -= 1
 
 
 def is_inspecting() -> bool:
-    """Whether a model runs only to be looked at, and not for its user."""
-    return _looking > 0
+    """Return whether a model is running only to be inspected, not for its user."""
+    return _inspections > 0
 
 
 @contextmanager
@@ -70,29 +70,29 @@ def _random_states(devices: set[torch.device]) -> Iterator[None]:
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wrapped, whose parts have the names that the user knows."""
+    """Return the module that `torch.compile` wrapped, whose parts have the names that the user knows."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it was compiled."""
+    """Return whether the model or a part of it was compiled."""
     return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
 
 
 def reset_compiled() -> None:
-    """Let all compiled code be compiled again: it does not notice hooks that came or went."""
+    """Reset compiled code, which does not notice added or removed hooks."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
 def class_names(model: nn.Module) -> set[str]:
-    """The names of the classes of all modules of a model, and of those that they are made from."""
+    """Return the names of the classes of all modules of a model, and of their base classes."""
     return {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
 
 
 def move_to_device(batch: Any, device: torch.device) -> Any:
-    """A batch with all its tensors on a device."""
+    """Return a batch with all its tensors on a device."""
     if hasattr(batch, "to"):  # tensors, HuggingFace encodings, PyG data
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -106,9 +106,9 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
 def run(model: nn.Module, batch: Any) -> Any:
     """Call a model on a batch.
 
-    A mapping gives arguments by name, without those that the model does not take (labels, indices). Of a tuple or list
-    as many elements are passed on as the model requires, so (images, labels) gives it images. A PyG data object is
-    passed whole if the model requires one argument, and else as x, edge_index, batch and other attributes by name.
+    A mapping is passed as arguments by name, without those that the model does not take (labels, indices). Of a tuple
+    or list the model gets as many elements as it requires, so the images of (images, labels). A PyG data object is
+    passed whole if the model requires one argument, or else as x, edge_index, batch and other attributes by name.
     Anything else is the only argument.
     """
     parameters = inspect.signature(model.forward).parameters
@@ -137,7 +137,7 @@ WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's model inside `torch.compile`, DistributedDataParallel and DataParallel, in any order."""
+    """Return the user's model inside `torch.compile`, DistributedDataParallel and DataParallel, in any order."""
     while True:
         inner = model.module if isinstance(model, WRAPPERS) else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
@@ -146,11 +146,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_unsharded(model: nn.Module) -> None:
-    """Raise if the weights are spread over processes: one process alone cannot run such a model."""
+    """Raise if the weights are sharded over processes: one process alone cannot run such a model."""
     kinds = class_names(model)
-    spread = any(type(p).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())
-    if spread or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+    sharded = any(type(p).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())
+    if sharded or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise ValueError(
-            "The model's weights are spread over processes (FSDP, tensor parallel or ZeRO 3), and one process alone "
+            "The model's weights are sharded over processes (FSDP, tensor parallel or ZeRO 3), and one process alone "
             "runs it here. Gather a checkpoint and use `uncollapse diagnose` on it instead."
         )

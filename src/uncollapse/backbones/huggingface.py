@@ -1,12 +1,12 @@
-"""transformers 5: any model with blocks that attend, also deep inside a user's own module.
+"""transformers 5: any model with attention blocks, also deep inside a user's own module.
 
-Blocks are found by a general rule: a list of modules of one class inside a `PreTrainedModel`, some of which attend. All
-places of a block are known for the kinds in `huggingface_places`: BERT, RoBERTa, ELECTRA, ALBERT, DistilBERT, MPNet,
-DeBERTa, ModernBERT, BART, ViT, DeiT, DINOv2, CLIP, GPT-2, Llama, Gemma, and whoever copies one of them. Blocks of
-other kinds have the one place "block": tried on T5, OPT, GPT-NeoX, Phi, OLMo 2, Bloom, BEiT, XLNet, Wav2Vec2, Whisper.
+Blocks are found by a general rule: a list of modules of one class inside a `PreTrainedModel`, some with attention. All
+places of a block are known for the kinds in `huggingface_blocks`: BERT, RoBERTa, ELECTRA, ALBERT, DistilBERT, MPNet,
+DeBERTa, ModernBERT, BART, ViT, DeiT, DINOv2, CLIP, GPT-2, Llama, Gemma, and copies of these. Blocks of other
+kinds only have the place "block": tested with T5, OPT, GPT-NeoX, Phi, OLMo 2, Bloom, BEiT, XLNet, Wav2Vec2, Whisper.
 
-Encoder–decoders and models with towers have a stack for each, models in stages such as Swin one a stage. Sounds come
-with a mask of samples, not of tokens: it is not read, and all their tokens count as real.
+Encoder–decoders and models with towers have one stack for each, models in stages such as Swin one per stage. Audio
+comes with a mask of samples, not of tokens: it is not read, and all tokens count as real.
 """
 
 import contextlib
@@ -42,21 +42,23 @@ _FINAL = (
     *("layernorm", "LayerNorm", "layer_norm", "norm", "ln", "ln_f"),
     *("final_layer_norm", "final_layernorm", "final_norm"),
 )
-_SOUNDS = ("input_values", "input_features")
+_AUDIO = ("input_values", "input_features")
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
-_PACKED = "documents are packed into a row (positions begin anew), and the cure would mix them; give each its own row"
-_OWN_MASK = "a mask of queries and keys was given, which may hide any token from any other; give one of tokens (b, n)"
+_PACKED = (
+    "documents are packed into one row (positions start again), and the cure would mix them; give each its own row"
+)
+_OWN_MASK = "the mask is one of queries and keys, which may hide any token from any other; pass one of tokens (b, n)"
 _CACHED = (
-    "earlier tokens are in a cache of keys and values, where the cure cannot see them; run the model with "
-    "use_cache=False, as in model.generate(..., use_cache=False)"
+    "earlier tokens are in a cache of keys and values, which the cure cannot see; run the model with use_cache=False, "
+    "as in model.generate(..., use_cache=False)"
 )
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
-    """All stacks of blocks in the models of transformers that `model` is or holds."""
+    """Return all stacks of blocks in the transformers models that `model` is or contains."""
     found = find_runs(model)
     entrances = [entry_path(model, run, found) for run in found]
-    times = Counter(entrances)  # what shares its entrance could not be told apart
+    times = Counter(entrances)  # stacks with the same entrance cannot be distinguished
     return tuple(_stack(model, r, path) for r, path in zip(found, entrances, strict=True) if times[path] == 1)
 
 
@@ -97,7 +99,7 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
 
 
 def _block(model: nn.Module, number: int, path: str, call: int, known: bool, read: Callable[..., Context]) -> Block:
-    """`known` is false for stages, which attend within windows or to fewer tokens: only what leaves a block is sure."""
+    """Describe a block. `known` is false for stages (windows, fewer tokens): only the output of a block is certain."""
     block, owner = model.get_submodule(path), pretrained_ancestors(model, path)[0][1]
     context = partial(read, introspection.argument_names(block))
     if not known:
@@ -107,7 +109,7 @@ def _block(model: nn.Module, number: int, path: str, call: int, known: bool, rea
 
 
 def _values(block: nn.Module, path: str, config: Any) -> Values | None:
-    """The values of a block's attention; they stand behind queries and keys if one module computes all of them."""
+    """Return the values of a block's attention; they follow queries and keys if one module computes all three."""
     kind = kind_of(block)
     if kind is None or not kind.values or kind.values not in dict(block.named_modules()):
         return None
@@ -124,23 +126,23 @@ def _values(block: nn.Module, path: str, config: Any) -> Values | None:
 
 
 def _mixes_values(config: Any) -> bool:
-    """Whether values leave their module otherwise than they are averaged: head by head with keys, or to be rotated."""
+    """Return whether values are mixed with keys head by head, or rotated, after they leave their module."""
     return getattr(config, "multi_query", None) is False or bool(getattr(config, "rotary_value", False))
 
 
 def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
-    """Where the block returns its attention map, as the model's own class says; None where it does not say so."""
+    """Return where the block returns its attention map, according to the model's class; None if it does not say."""
     recorder = owner.can_record_outputs.get("attentions")
     kind, index = getattr(recorder, "target_class", recorder), getattr(recorder, "index", 1)
     where = (getattr(recorder, "layer_name", None) or "").strip(".")
-    if not isinstance(kind, type) or index != 1:  # behind something else of its shape, such as T5's position bias
+    if not isinstance(kind, type) or index != 1:  # after something else of this shape, such as T5's position bias
         return None
     inner = (f"{path}.{name}".rstrip(".") for name, module in block.named_modules() if isinstance(module, kind))
     return next((Site(name, what="attention") for name in inner if not where or f".{where}." in f".{name}."), None)
 
 
 def _final(model: nn.Module, run: Run, path: str) -> Site | None:
-    """The norm that one of the modules from the blocks up to `path` uses after them."""
+    """Return the norm that one of the modules from the blocks up to `path` applies after them."""
     inner = run.path
     for outer, module in ancestors(model, run.path):
         used = order_of_use(module)
@@ -154,13 +156,13 @@ def _final(model: nn.Module, run: Run, path: str) -> Site | None:
 
 
 def _prefix(module: nn.Module) -> int:
-    """How many learned tokens stand in front of the patches."""
+    """Return how many learned tokens come before the patches."""
     learned = {name.rpartition(".")[2]: p for name, p in module.named_parameters()}
     return sum(learned[n].shape[1] if learned[n].dim() == 3 else 1 for n in _PREFIX if n in learned)
 
 
 def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
-    """Whether a token sees only earlier ones: the attention says so, or the model makes no other mask."""
+    """Return whether a token sees only earlier ones: the attention says so, or the model creates no other mask."""
     if getattr(config, "use_bidirectional_attention", False):
         return False
     names = introspection.code_names(module)
@@ -173,7 +175,7 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
 
 
 def _hides_later(buffer: Tensor) -> bool:
-    """Whether a block keeps the mask of a decoder, as the first GPT does: ones up to the diagonal."""
+    """Return whether a buffer is the mask of a decoder, as in the first GPT: ones up to the diagonal."""
     n = buffer.shape[-1] if buffer.dim() >= 2 else 0
     if n < 2 or buffer.numel() != n * n or buffer.is_meta:
         return False
@@ -182,7 +184,7 @@ def _hides_later(buffer: Tensor) -> bool:
 
 def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
     known = Context(prefix=prefix, causal=causal)
-    if getattr(module, "main_input_name", "") in _SOUNDS:
+    if getattr(module, "main_input_name", "") in _AUDIO:
         return partial(_known, known)
     return partial(_context, known, introspection.argument_names(module), type(module).__name__)
 
@@ -196,8 +198,10 @@ def _context(
 ) -> Context:
     given = introspection.bind_arguments(names, args, kwargs)
     mask = given.get("attention_mask")
-    made = known.causal and not (isinstance(mask, Tensor) and mask.dim() == 2)  # by generate; blocks can read it
-    return replace(known, mask=None if made else _as_bool(mask, kind))
+    by_generate = known.causal and not (
+        isinstance(mask, Tensor) and mask.dim() == 2
+    )  # created by generate; blocks can read it
+    return replace(known, mask=None if by_generate else _as_bool(mask, kind))
 
 
 def _refusal(causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
@@ -205,12 +209,12 @@ def _refusal(causal: bool, names: introspection.Names, args: tuple[Any, ...], kw
     mask = given.get("attention_mask")
     if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
         return Context(refuse=_OWN_MASK)
-    packed = mask is None and _are_packed(given.get("position_ids"))  # with a mask, positions may begin behind padding
+    packed = mask is None and _are_packed(given.get("position_ids"))  # with a mask, positions may start after padding
     return Context(refuse=_PACKED if packed else "")
 
 
 def _are_packed(position_ids: Any) -> bool:
-    """Whether positions begin anew within a row: transformers then lets no document see another."""
+    """Return whether positions start again within a row: transformers then hides documents from each other."""
     if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or torch.compiler.is_compiling():
         return False
     return bool((position_ids.diff(dim=-1) < 0).any())
@@ -219,14 +223,14 @@ def _are_packed(position_ids: Any) -> bool:
 def _block_context(
     number: int, prefix: int, causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
-    """A block gets the mask that the model made of the user's, or none if all tokens are real."""
+    """Read the mask that the model made of the user's for its blocks, or none if all tokens are real."""
     given = introspection.bind_arguments(names, args, kwargs)
     caches = (given.get(name) for name in _CACHES)
     cached = any(cache is not None and cache.get_seq_length(number) > 0 for cache in caches)
     seen = introspection.keys_seen(given.get("attention_mask"))
     hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
     if seen is not None and hidden is not None:
-        seen = seen[:, : hidden.shape[1]]  # without the places of a cache that are not yet filled
+        seen = seen[:, : hidden.shape[1]]  # without cache entries that are not filled yet
     return Context(seen, prefix=prefix, causal=causal, refuse=_CACHED if cached else "")
 
 
@@ -236,16 +240,15 @@ def _as_bool(mask: Any, kind: str) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         came = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"The attention_mask of {kind} must have shape (batch, tokens), 1 for real tokens and 0 for padding, to "
-            f"tell which tokens count; got {came}. Pass the mask of the tokenizer; if a model around {kind} made "
-            f"another of it, run {kind} by itself."
+            f"The attention_mask of {kind} must have shape (batch, tokens), with 1 for real tokens and 0 for padding; "
+            f"got {came}. Pass the mask of the tokenizer; if a model around {kind} converts it, run {kind} by itself."
         )
     return mask.bool()
 
 
 @contextlib.contextmanager
 def _eager(model: nn.Module, path: str) -> Iterator[None]:
-    """Attention written out, so that its maps exist; fused attention never forms them."""
+    """Use eager attention, which computes the maps; fused attention never forms them."""
     name = "_attn_implementation_internal"  # the public name also changes the configs of other towers
     found: list[Any] = [getattr(m, "config", None) for m in model.get_submodule(path).modules()]
     configs = {id(config): config for config in found if hasattr(config, name)}
@@ -260,12 +263,12 @@ def _eager(model: nn.Module, path: str) -> Iterator[None]:
 
 
 def _reinitialize(model: nn.Module, path: str) -> nn.Module:
-    """A copy in which the part at `path`, a model of transformers, has the weights of a new one."""
+    """Return a copy whose part at `path`, a transformers model, has the weights of a new one."""
     part = model.get_submodule(path)
     name = type(part).__name__
     new = _new(part).state_dict()
     copied = copy.deepcopy(model).eval()
-    try:  # what a new one has beyond these, such as a pooler or layers that were taken off, does not matter
+    try:  # extra weights of the new one, such as a pooler or removed layers, do not matter
         missing, _ = copied.get_submodule(path).load_state_dict(new, strict=False)
     except RuntimeError as error:
         raise ValueError(f"{name} has no random twin: its weights are not those of its config. {error}") from error
@@ -273,7 +276,7 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
     if missing:
         raise ValueError(
             f"{name} has no random twin: a new one lacks {len(missing)} of its weights, such as {missing[0]}. "
-            "Take off what was added to it, such as adapters."
+            "Remove what was added to it, such as adapters."
         )
     reset_cures(copied)
     return copied
@@ -282,7 +285,7 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
 def _new(part: Any) -> nn.Module:
     name = type(part).__name__
     if any(not p.is_floating_point() for p in part.parameters()):
-        raise ValueError(f"{name} has no random twin: its weights are quantised. Load it without quantisation.")
+        raise ValueError(f"{name} has no random twin: its weights are quantized. Load it without quantization.")
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(SEED)  # torch.manual_seed would reset other devices as well

@@ -1,4 +1,9 @@
-"""Find the blocks in models of transformers, and the modules around them. Nothing of transformers is imported."""
+"""The blocks of transformers models: where they are, the modules around them, and the places of each kind of block.
+
+transformers writes each architecture out in full, so that dozens of classes have the same block under different names.
+A kind of block is recognised by the children that its forward pass uses, in their order. Nothing of transformers is
+imported.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,14 +18,14 @@ from uncollapse.backbones.sites import OUTPUT, Site
 
 @dataclass(frozen=True)
 class Run:
-    """Blocks at work: the path of what holds them, and path and call of each in the order in which they run."""
+    """Blocks that run one after the other: the path of what holds them, and path and call of each, in order."""
 
     path: str
     blocks: tuple[tuple[str, int], ...]
 
 
 def find_runs(model: nn.Module) -> list[Run]:
-    """All lists of blocks that lie in a model of transformers."""
+    """Return all lists of blocks inside transformers models."""
     found: dict[int, Run] = {}  # by the list itself: a user's module may hold one under a second name
     for path, module in model.named_modules(remove_duplicate=False):
         known = id(module) in found or any(lies_within(path, run.path) for run in found.values())
@@ -34,13 +39,13 @@ def find_runs(model: nn.Module) -> list[Run]:
 
 
 def _past_hooks(model: nn.Module, path: str) -> bool:
-    """Whether blocks are run by their `forward` itself, past all hooks, as in SqueezeBERT: nothing can be seen then."""
+    """Return whether blocks are run by `forward` itself, without hooks, as in SqueezeBERT: nothing can be read then."""
     holder = next(module for _, module in ancestors(model, path))
     return "forward" in introspection.code_names(holder)
 
 
 def _are_blocks(modules: nn.ModuleList) -> bool:
-    """Whether the modules are alike and some attend, and none holds blocks of its own, as stages do, or a model."""
+    """Return whether the modules have one class and some have attention, and none holds blocks (stages) or a model."""
     if len({type(m) for m in modules}) > 1 and not all(has_base(m, "GradientCheckpointingLayer") for m in modules):
         return False
     inner = [m for block in modules for m in block.modules()]
@@ -51,7 +56,7 @@ def _are_blocks(modules: nn.ModuleList) -> bool:
 
 
 def _albert_passes(transformer: Any, path: str) -> tuple[tuple[str, int], ...]:
-    """ALBERT runs few layers many times: groups one after the other, each several times, all its layers each time."""
+    """Return the passes of ALBERT: groups one after the other, each several times, all its layers each time."""
     layers, groups = transformer.config.num_hidden_layers, transformer.config.num_hidden_groups
     calls: Counter[str] = Counter()
     passes = []
@@ -65,7 +70,7 @@ def _albert_passes(transformer: Any, path: str) -> tuple[tuple[str, int], ...]:
 
 
 def entry_path(model: nn.Module, run: Run, others: list[Run]) -> str:
-    """Path of the module that gets what the user gives and runs these blocks alone, or else of what holds them."""
+    """Return the path of the module that gets the user's input and runs only these blocks, or else of their holder."""
     for path, module in ancestors(model, run.path):
         if takes_input(module):
             if not any(other is not run and lies_within(other.path, path) for other in others):
@@ -75,29 +80,29 @@ def entry_path(model: nn.Module, run: Run, others: list[Run]) -> str:
 
 
 def takes_input(module: nn.Module) -> bool:
-    """Whether a module is a model that gets token ids, pixels or sounds, and with them the user's mask."""
+    """Return whether a module is a model that takes token ids, pixels or audio, and with them the user's mask."""
     return has_base(module, "PreTrainedModel") and str(module.main_input_name) in introspection.argument_names(module)
 
 
 def ancestors(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules around the one at `path`, innermost first, with their paths."""
+    """Yield the modules around the one at `path`, innermost first, with their paths."""
     while path:
         path = path.rpartition(".")[0]
         yield path, model.get_submodule(path)
 
 
 def pretrained_ancestors(model: nn.Module, path: str) -> list[tuple[str, Any]]:
-    """Of the modules around the one at `path` those that are models of transformers, innermost first."""
+    """Return the transformers models around the module at `path`, innermost first."""
     return [(name, module) for name, module in ancestors(model, path) if has_base(module, "PreTrainedModel")]
 
 
 def lies_within(path: str, outer: str) -> bool:
-    """Whether `path` lies inside the module at `outer`."""
+    """Return whether `path` is inside the module at `outer`."""
     return not outer or path.startswith(f"{outer}.")
 
 
 def has_base(module: nn.Module, name: str) -> bool:
-    """Whether one of the module's classes is that of transformers with this name."""
+    """Return whether a transformers class of this name is among the module's base classes."""
     return any(c.__name__ == name and c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
 
@@ -105,8 +110,8 @@ def has_base(module: nn.Module, name: str) -> bool:
 class Kind:
     """A kind of block: its children in the order in which its forward pass uses them, and its places.
 
-    The paths of the places are relative to the block, "" is the block itself. values: the module that computes the
-    values of its attention, in one tensor with queries and keys or alone.
+    Paths of places are relative to the block; "" is the block itself. values: the module that computes the values of
+    its attention, alone or in one tensor with queries and keys.
     """
 
     uses: tuple[str, ...]
@@ -262,7 +267,7 @@ KINDS = (
 
 
 def places(block: nn.Module, path: str) -> dict[str, Site]:
-    """The places of a block at `path` in the model. A block of no known kind has one: what leaves it."""
+    """Return the places of a block at `path` in the model. A block of an unknown kind has one: its output."""
     found, kind = {OUTPUT: Site(path)}, kind_of(block)
     if kind is None:
         return found
@@ -274,26 +279,26 @@ def places(block: nn.Module, path: str) -> dict[str, Site]:
 
 
 def numbers(found: Mapping[str, Site], model_type: str) -> Mapping[int, str]:
-    """The paper's numbers of the places of a block; it has them for the norms behind the residuals."""
+    """Return the paper's numbers of the places of a block; they exist for blocks with post-norm."""
     table = ALBERT_NUMBERS if model_type == "albert" else NUMBERS
     is_post_norm = "attention.norm" in found and "attention.norm.input" not in found
     return {number: place for number, place in table.items() if place in found} if is_post_norm else {}
 
 
 def kind_of(block: nn.Module) -> Kind | None:
-    """The kind of a block, if it is known."""
+    """Return the kind of a block, if it is known."""
     uses, names = _acting(block), {name for name, _ in block.named_modules()}
     known = (k for k in KINDS if k.uses == uses and all(site.path in names for site in k.places.values()))
     return next(known, None)
 
 
 def order_of_use(module: nn.Module) -> tuple[str, ...]:
-    """The names of the children that the forward pass of a module uses itself, in the order of the first use."""
+    """Return the names of the children that a module's own forward pass uses, in the order of their first use."""
     return tuple(name for name in introspection.code_names(module) if name in module._modules)
 
 
 def _acting(block: nn.Module) -> tuple[str, ...]:
-    """What acts on the tokens in a block's own forward pass: its children and scales, without dropout."""
+    """Return what acts on the tokens in a block's own forward pass: children and scales, without dropout."""
     acting = (nn.Module, nn.Parameter, float)
     return tuple(
         n for n in introspection.code_names(block) if "drop" not in n and isinstance(getattr(block, n, None), acting)

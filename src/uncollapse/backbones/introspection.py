@@ -1,4 +1,4 @@
-"""The forward pass of a module: its arguments by name, what masks among them say, and the names in its code."""
+"""What a module shows before it runs: arguments and code of its forward pass, features; and what masks mean."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Names = tuple[str, ...]
 
 
 def argument_names(module: nn.Module) -> Names:
-    """What the forward pass of a module takes by name, in its order."""
+    """Return the names of the arguments of a module's forward pass, in order."""
     return tuple(
         p.name
         for p in inspect.signature(module.forward).parameters.values()
@@ -24,26 +24,26 @@ def argument_names(module: nn.Module) -> Names:
 
 
 def code_names(module: nn.Module) -> Names:
-    """All names in the code of a module's forward pass, in the order of the first use."""
+    """Return all names in the code of a module's forward pass, in the order of their first use."""
     forward: Callable[..., Any] = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
     return code.co_names if code is not None else ()
 
 
 def bind_arguments(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> value of what was given; what went into **kwargs is among them."""
+    """Return name -> value of the arguments, including those of **kwargs."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def mask_from_padding(padding: Tensor | None) -> Tensor | None:
-    """A torch padding mask (bool: True = padding; float: added to logits) as ours: bool, True = real."""
+    """Return a torch padding mask (bool: True = padding; float: added to logits) as bool, True = real."""
     if padding is None:
         return None
     return padding > HIDDEN if padding.is_floating_point() else ~padding.bool()
 
 
 def keys_seen(mask: Any) -> Tensor | None:
-    """Which keys (b, n) some query sees under an attention mask, which is what padding is not.
+    """Return which keys (b, n) at least one query sees under an attention mask: those that are not padding.
 
     mask: (b, n) or (b, ..., n); bool or integers: True or 1 = seen; floating point: added to logits.
     """
@@ -51,7 +51,7 @@ def keys_seen(mask: Any) -> Tensor | None:
         return None
     if not isinstance(mask, Tensor):
         raise ValueError(
-            f"The padding cannot be told from an attention mask that is a {type(mask).__name__}: expected a tensor. "
+            f"The padding cannot be read from an attention mask of type {type(mask).__name__}: expected a tensor. "
             "Load the model with another attention, such as attn_implementation='sdpa'."
         )
     seen = mask > HIDDEN if mask.is_floating_point() else mask.bool()
@@ -59,13 +59,13 @@ def keys_seen(mask: Any) -> Tensor | None:
 
 
 PARTLY = (
-    "the attention mask hides later tokens from some tokens and not from all, as in a prefix language model, and the "
-    "cure knows only all or none"
+    "the attention mask hides later tokens from some tokens but not from all, as in a prefix language model, and the "
+    "cure handles only all or none"
 )
 
 
 def hides_some_later(mask: Any) -> bool:
-    """Whether a mask (..., n, n) of `nn.MultiheadAttention`, True = hidden, hides later tokens and no earlier ones."""
+    """Return whether an `nn.MultiheadAttention` mask (..., n, n), True = hidden, hides later tokens only."""
     if not isinstance(mask, Tensor) or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
         return False
     hidden = _hidden(mask)
@@ -77,15 +77,15 @@ def _hidden(mask: Tensor) -> Tensor:
 
 
 def hides_later(mask: Tensor | None) -> bool:
-    """Whether an attention mask (..., n, n), True = seen or added to logits, hides every later token."""
+    """Return whether an attention mask (..., n, n), True = seen or added to logits, hides every later token."""
     return is_causal(mask if mask is None or mask.is_floating_point() else ~mask.bool())
 
 
 def is_causal(mask: Tensor | None) -> bool:
-    """Whether an attention mask (..., n, n) of `nn.MultiheadAttention`, True = hidden, hides every later token."""
+    """Return whether an `nn.MultiheadAttention` mask (..., n, n), True = hidden, hides every later token."""
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] == 1:
         return False
-    if not _hidden(mask[..., 0, 1]).all():  # the first token sees the second: no need to look at all pairs
+    if not _hidden(mask[..., 0, 1]).all():  # the first token sees the second: no need to check all pairs
         return False
     hidden = _hidden(mask)
     later = hidden.new_ones(mask.shape[-2:]).triu(1)
@@ -93,7 +93,7 @@ def is_causal(mask: Tensor | None) -> bool:
 
 
 def width(module: nn.Module, side: Side) -> int | None:
-    """Features of the tokens at one side of a linear layer, a convolution or a norm; None if it does not tell."""
+    """Return the number of features at one side of a linear layer, a convolution or a norm; None if not known."""
     owner: Any = module
     if isinstance(module, nn.Linear):
         return module.in_features if side == "input" else module.out_features

@@ -1,4 +1,4 @@
-"""Any module, by the names of its layers."""
+"""Any model, by the names of the modules that are its blocks."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -12,13 +12,13 @@ from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Site, Sta
 from uncollapse.backbones.torch import step_by_step
 from uncollapse.errors import did_you_mean
 
-PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # masks that are True at padding
-MASKS = ("attention_mask", "mask")  # masks that are True at real tokens, or hide some tokens from others
+PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # True = padding
+MASKS = ("attention_mask", "mask")  # True = real, or hide some tokens from others
 ORDERS = ("attn_mask", "src_mask", *MASKS)
 
 
 def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -> Stack:
-    """The modules whose names match, in the order in which the model lists them.
+    """Return the modules whose names match as a stack, in the order in which the model lists them.
 
     Args:
         model: any module.
@@ -27,12 +27,12 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     _check(model, patterns, modules)
-    chosen = [name for name in modules if name and any(_matches(name, pattern) for pattern in patterns)]
-    lists = [name for name in chosen if isinstance(modules[name], nn.ModuleList | nn.ModuleDict)]
+    selected = [name for name in modules if name and any(_matches(name, pattern) for pattern in patterns)]
+    lists = [name for name in selected if isinstance(modules[name], nn.ModuleList | nn.ModuleDict)]
     if lists:
-        raise ValueError(f"{lists[0]} is a list of modules, which never runs itself. Name those in it: '{lists[0]}.*'.")
-    first = {id(modules[name]): name for name in reversed(chosen)}
-    paths = [first[id(modules[name])] for name in chosen]  # a layer with several names runs once for each
+        raise ValueError(f"{lists[0]} is a list of modules, which never runs itself. Name its items: '{lists[0]}.*'.")
+    first = {id(modules[name]): name for name in reversed(selected)}
+    paths = [first[id(modules[name])] for name in selected]  # a layer with several names runs once for each
     blocks = tuple(
         Block(
             name,
@@ -41,7 +41,7 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
             partial(_context, introspection.argument_names(modules[path])),
             call=paths[:number].count(path),
         )
-        for number, (name, path) in enumerate(zip(chosen, paths, strict=True))
+        for number, (name, path) in enumerate(zip(selected, paths, strict=True))
     )
     names = introspection.argument_names(model)
     return Stack(
@@ -54,7 +54,7 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         context=partial(_context, names),
         arguments=names if "edge_index" in names else (),
         needs_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch")),
-        under_hooks=step_by_step,  # the named layers may be torch's own
+        under_hooks=step_by_step,  # the modules may be torch's own layers
         reinitialize=random_weights.reinitialize,
     )
 
@@ -65,7 +65,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _check(model: nn.Module, patterns: list[str], names: Iterable[str]) -> None:
-    """Raise if a name or pattern fits no module."""
+    """Raise if a name or pattern matches no module."""
     if not patterns:
         raise ValueError(
             f"modules must name at least one module of {type(model).__name__}, got none. {suggestion(model)}"
@@ -77,7 +77,7 @@ def _check(model: nn.Module, patterns: list[str], names: Iterable[str]) -> None:
 
 
 def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    """Masks and graphs by the names that are common for them, as far as their shapes fit what goes with them."""
+    """Read masks and graphs by their usual argument names, as far as their shapes fit the tokens."""
     given = {
         name: value for name, value in introspection.bind_arguments(names, args, kwargs).items() if value is not None
     }
@@ -97,12 +97,12 @@ def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _is_causal(mask: Tensor) -> bool:
-    """Whether it hides later tokens, whichever of its values means hidden: a mask of a triangle is no padding."""
+    """Return whether a mask hides later tokens, whichever of its values means hidden: a triangle is not padding."""
     return introspection.is_causal(mask) or introspection.hides_later(mask)
 
 
 def _is_mask(mask: Any, tokens: Tensor | None) -> bool:
-    """Whether it holds a bool, or 0 or 1, for each of the tokens (b, n, ...) or (n, b, ...)."""
+    """Return whether it holds one bool, or 0 or 1, per token of (b, n, ...) or (n, b, ...)."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or tokens is None:
         return False
     fits = sorted(mask.shape) == sorted(tokens.shape[:2])
@@ -123,6 +123,6 @@ def suggestion(model: nn.Module) -> str:
 
 
 def _is_series(module: nn.Module) -> bool:
-    """Whether it lists two or more modules of one class."""
+    """Return whether it lists two or more modules of one class."""
     kinds = [type(child) for child in module.children()]
     return isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) > 1 and len(set(kinds)) == 1

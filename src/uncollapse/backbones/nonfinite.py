@@ -1,6 +1,6 @@
-"""Where in a model numbers stop being finite: the first module, found in one pass with a look at everything.
+"""Find the first module of a model whose numbers are not finite, in one pass that checks every module.
 
-Such a pass is run only after something has failed, so it may cost what it likes.
+It runs only after something has failed, so its cost does not matter.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +19,9 @@ HALF = 65_504  # the largest finite number of float16
 class Fault:
     """The first tensor that is not finite.
 
-    path, kind: the module, "" for the model itself. cause: "batch" is what the model was given, "weights" are the
-    module's own, "input" is what was computed in front of it outside of any module, "output" its own work on finite
-    numbers. what: the name of a weight. nan, infinite, entries: how many. dtype: of the tensor.
+    path, kind: the module, "" for the model itself. cause: "batch" is the input of the model, "weights" are the
+    module's own, "input" was computed before it outside of any module, "output" is its own result on finite numbers.
+    what: the name of a weight. nan, infinite, entries: counts. dtype: of the tensor.
     """
 
     path: str
@@ -40,18 +40,18 @@ class Fault:
             return f"The batch itself holds {number}."
         if self.cause == "weights":
             return f"It begins at {where}: its {self.what} holds {number}."
-        side = "in front of it, its input holds" if self.cause == "input" else "from finite numbers it makes"
-        return f"It begins at {where}: {side} {number}{self._why()}."
+        side = "its input holds" if self.cause == "input" else "from finite inputs it computes"
+        return f"It begins at {where}: {side} {number}{self._explain()}."
 
-    def _why(self) -> str:
+    def _explain(self) -> str:
         if self.dtype != torch.float16:
             return ""
         surely = "" if self.infinite else "probably "
-        return f": {surely}a float16 overflow, whose largest finite number is {HALF:,}; run it in bfloat16 or float32"
+        return f": {surely}a float16 overflow (largest finite number {HALF:,}); run it in bfloat16 or float32"
 
 
 def describe_counts(nan: int, infinite: int, entries: int) -> str:
-    """How many numbers are not finite, in words.
+    """Return how many numbers are not finite, in words.
 
     >>> counted(2, 0, 4096), counted(3, 1, 10)
     ('2 NaN among 4,096 numbers', '3 NaN and 1 infinite among 10 numbers')
@@ -61,18 +61,18 @@ def describe_counts(nan: int, infinite: int, entries: int) -> str:
 
 
 def count_nonfinite(x: Tensor) -> tuple[int, int, int]:
-    """NaN, infinite numbers and all entries of a tensor."""
+    """Return the number of NaN, of infinite numbers and of all entries of a tensor."""
     return int(x.isnan().sum()), int(x.isinf().sum()), x.numel()
 
 
 def first_fault(model: nn.Module, run: Callable[[], Any]) -> Fault | None:
-    """Run something that calls the model, and say where the first number that is not finite came from.
+    """Run something that calls the model, and return where the first number that is not finite came from.
 
-    Infinite numbers below zero that are gone behind the next module are a mask and no fault.
+    Negative infinity that is gone after the next module is a mask, not a fault.
 
     Args:
-        model: with whose modules `run` works.
-        run: one pass, such as the one that failed. What it raises ends the search and is not raised.
+        model: the model that `run` calls.
+        run: one pass, such as the one that failed. An exception in it ends the search and is not raised.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     >>> _ = nn.init.constant_(model[0].bias, float("nan"))
@@ -84,32 +84,32 @@ def first_fault(model: nn.Module, run: Callable[[], Any]) -> Fault | None:
         for path, module in model.named_modules():
             for hook in search.hooks(path, module):
                 hooks.callback(hook.remove)
-        with suppress(Exception):  # it failed before: whatever it raises now, where it began is known or not
+        with suppress(Exception):  # it failed before; what matters is where
             run()
     return search.found or search.doubtful
 
 
 class _Search:
-    """What hooks have seen of a pass. doubtful: only infinite numbers below zero, so far."""
+    """What hooks have found in a pass. doubtful: only negative infinity so far."""
 
     def __init__(self) -> None:
         self.found: Fault | None = None
         self.doubtful: Fault | None = None
 
     def hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
-        """Look at what goes into a module and at what comes out of it."""
+        """Register hooks that check what enters and what leaves a module."""
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = {name: value for name, value in kwargs.items() if "mask" not in name}
-            self._look(path, module, "input" if path else "batch", (args, given))
+            self._check(path, module, "input" if path else "batch", (args, given))
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self._look(path, module, "output", output)
+            self._check(path, module, "output", output)
 
         yield module.register_forward_pre_hook(before, with_kwargs=True)
         yield module.register_forward_hook(after, with_kwargs=True)
 
-    def _look(self, path: str, module: nn.Module, cause: Cause, value: Any) -> None:
+    def _check(self, path: str, module: nn.Module, cause: Cause, value: Any) -> None:
         if self.found is not None:
             return
         bad = next((x for x in _tensors(value) if not bool(x.isfinite().all())), None)
@@ -125,7 +125,7 @@ class _Search:
 
 
 def _in_weights(path: str, module: nn.Module) -> Fault | None:
-    """The first of a module's own weights that is not finite. Those that lie in several processes are not asked."""
+    """Return the first of a module's own weights that is not finite. Sharded weights are not checked."""
     for name, weight in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point()
         if plain and not bool(weight.isfinite().all()):
@@ -134,7 +134,7 @@ def _in_weights(path: str, module: nn.Module) -> Fault | None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in nested containers, and the nodes of a graph."""
+    """Yield the floating-point tensors in nested containers, and the nodes of a graph."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value

@@ -1,10 +1,10 @@
 """Graph networks of PyG: `BasicGNN` models, and every series of `MessagePassing` layers in a model.
 
-A layer is a convolution, or the module that holds it, such as `DeepGCNLayer`. What leaves it ("block") is what enters
-the next one, since norms, activations, dropout and residuals between the two are seldom modules of their own. After the
-last layer it is its output; in a `BasicGNN` with jumping knowledge it is what enters `lin` in mode "last", else the
-output of the last norm, before the activation. Layers are taken to run in the order in which the model lists them.
-Convolutions within pooling layers are left out; heterogeneous models do not fit.
+A layer is a convolution, or the module that holds it, such as `DeepGCNLayer`. Its place "block" is the input of the
+next layer, because norms, activations, dropout and residuals between the two are rarely modules of their own. For the
+last layer it is the output; in a `BasicGNN` with jumping knowledge it is the input of `lin` in mode "last", or else the
+output of the last norm, before the activation. Layers are assumed to run in the order in which the model lists them.
+Convolutions within pooling layers are left out; heterogeneous models are not supported.
 """
 
 import inspect
@@ -20,11 +20,11 @@ from uncollapse.backbones import introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, join_path
 
 Modules = Mapping[str, nn.Module]
-EDGES = ("edge_index", "adj_t", "adj")  # what models call their graph
+EDGES = ("edge_index", "adj_t", "adj")  # the usual names of the graph
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
-    """Every series of graph convolutions in a model, one for each module that runs some of them."""
+    """Return every series of graph convolutions in a model, one per module that runs some of them."""
     modules = dict(model.named_modules())
     convs = [path for path in modules if _is_layer(path, modules)]
     series: dict[str, list[str]] = {}
@@ -34,7 +34,7 @@ def stacks(model: nn.Module) -> tuple[Stack, ...]:
 
 
 def _is_layer(path: str, modules: Modules) -> bool:
-    """Whether it is a convolution of the model's own, not a part of a convolution, a pooling or a set of relations."""
+    """Return whether it is a convolution of its own, not a part of a convolution, a pooling or a set of relations."""
     around = [modules[name] for name in _around(path)]
     is_part = any(isinstance(module, pyg.nn.MessagePassing) or _is_pooling(module) for module in around)
     is_relation = bool(around) and isinstance(around[0], nn.ModuleDict)
@@ -46,14 +46,14 @@ def _is_pooling(module: nn.Module) -> bool:
 
 
 def _around(path: str) -> Iterator[str]:
-    """The names of the modules around a path, from the nearest to the model itself."""
+    """Yield the names of the modules around a path, from the nearest to the model itself."""
     while path:
         path = path.rpartition(".")[0]
         yield path
 
 
 def _unit(conv: str, convs: list[str], modules: Modules) -> str:
-    """The layer that a convolution belongs to: the item of a list, else what holds this convolution and no other."""
+    """Return the layer of a convolution: the item of a list, or else what holds this convolution and no other."""
     unit = conv
     for name in _around(conv):
         if isinstance(modules[name], nn.ModuleList):
@@ -68,17 +68,17 @@ def _unit(conv: str, convs: list[str], modules: Modules) -> str:
 
 
 def _owner(unit: str, modules: Modules) -> str:
-    """The nearest module around a layer that has a forward pass."""
+    """Return the nearest module around a layer that has a forward pass."""
     return next((name for name in _around(unit) if not isinstance(modules[name], nn.ModuleList)), "")
 
 
 def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> Stack:
-    held = [[c for c in convs if c == unit or c.startswith(f"{unit}.")] for unit in units]
+    own_convs = [[c for c in convs if c == unit or c.startswith(f"{unit}.")] for unit in units]
     model = modules[owner]
     outer = next((name for name in _around(owner) if _knows_batch(modules[name])), None)
     after = [*(Site(unit, "input") for unit in units[1:]), _last(owner, units[-1], modules)]
     blocks = []
-    for number, (site, own) in enumerate(zip(after, held, strict=True)):
+    for number, (site, own) in enumerate(zip(after, own_convs, strict=True)):
         places = {OUTPUT: site, "conv.output": Site(own[0])} if len(own) == 1 else {OUTPUT: site}
         context = partial(_layer_context, introspection.argument_names(modules[own[0]]))
         blocks.append(Block(f"block {number}", own[0], places, context))
@@ -96,12 +96,12 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
         outer=None if outer is None else (outer, partial(_context, _names(modules[outer]))),
         lacks_batch=outer is None and not _knows_batch(model),
         reinitialize=random_weights.reinitialize,
-        facts={"layer": type(modules[held[0][0]]).__name__},
+        facts={"layer": type(modules[own_convs[0][0]]).__name__},
     )
 
 
 def _names(model: nn.Module) -> introspection.Names:
-    if isinstance(model, pyg.nn.Sequential):  # its forward pass may be written as *args
+    if isinstance(model, pyg.nn.Sequential):  # its forward pass may take *args
         return tuple(model.signature.param_dict)
     return introspection.argument_names(model)
 
@@ -111,7 +111,7 @@ def _knows_batch(model: nn.Module) -> bool:
 
 
 def _takes_data(model: nn.Module) -> bool:
-    """Whether it takes a graph as one object, which knows its batch: by its name or type, or for want of another."""
+    """Return whether it takes a graph as one object, which knows its batch: by name, by type, or as only argument."""
     names = _names(model)
     kinds = [
         p.annotation for p in inspect.signature(model.forward).parameters.values() if isinstance(p.annotation, type)
@@ -120,12 +120,12 @@ def _takes_data(model: nn.Module) -> bool:
 
 
 def _jumping(model: nn.Module) -> str | None:
-    """How a BasicGNN joins its layers; without that, its last convolution is its output."""
+    """Return how a BasicGNN joins its layers; None if its last convolution is its output."""
     return model.jk_mode if isinstance(model, pyg.nn.models.basic_gnn.BasicGNN) else None
 
 
 def _last(owner: str, unit: str, modules: Modules) -> Site:
-    """What leaves the last layer."""
+    """Return the site of the output of the last layer."""
     match _jumping(modules[owner]):
         case None:
             return Site(unit)
@@ -135,7 +135,7 @@ def _last(owner: str, unit: str, modules: Modules) -> Site:
 
 
 def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    """The graph among the arguments, by name or in a `Data` object; None where a model calls it otherwise."""
+    """Read the graph from the arguments, by name or from a `Data` object; None if a model uses another name."""
     given = introspection.bind_arguments(names, args, kwargs)
     data = next((value for value in given.values() if isinstance(value, pyg.data.Data)), None)
     if data is not None:
@@ -149,12 +149,12 @@ def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[
 
 def _layer_context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     nodes = introspection.bind_arguments(names, args, kwargs).get("x")
-    two = "its nodes come as a pair of sources and targets (a bipartite or heterogeneous graph)"
-    return replace(_context(names, args, kwargs), refuse=two if isinstance(nodes, tuple | list) else "")
+    pair = "its nodes come as a pair of sources and targets (a bipartite or heterogeneous graph)"
+    return replace(_context(names, args, kwargs), refuse=pair if isinstance(nodes, tuple | list) else "")
 
 
 def _edges(graph: Any) -> Tensor | None:
-    """Edges (2, E) from source to target, out of what PyG takes for a graph: a sparse matrix is the transposed one."""
+    """Return the edges (2, E) from source to target of any form of a graph in PyG; sparse matrices are transposed."""
     if isinstance(graph, pyg.EdgeIndex):
         graph = graph.as_tensor()
     elif graph is not None and pyg.utils.is_sparse(graph):

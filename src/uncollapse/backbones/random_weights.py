@@ -1,4 +1,4 @@
-"""A model of the same architecture with random weights: what a diagnosis is compared with."""
+"""Models of the same architecture with random weights, to compare a diagnosis with."""
 
 import copy
 from collections.abc import Callable
@@ -14,60 +14,60 @@ SEED = 0
 
 
 def reset(module: nn.Module) -> None:
-    """Give a module the weights that its own class starts with, where the class can do that."""
+    """Reset a module to the start weights of its class, where the class can do that."""
     named = (getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters"))
-    initialise: Callable[[], Any] | None = next((method for method in named if callable(method)), None)
-    if initialise is not None:
-        initialise()
+    initialize: Callable[[], Any] | None = next((method for method in named if callable(method)), None)
+    if initialize is not None:
+        initialize()
 
 
 def reset_cures(model: nn.Module) -> None:
-    """Let the cures that were put into a model begin anew."""
+    """Reset the cures in a model."""
     for name, module in model.named_modules():
         if is_of_cure(name):
             reset(module)
 
 
 def is_of_cure(name: str) -> bool:
-    """Whether a module or a weight of this name belongs to a cure."""
+    """Return whether a module or a weight of this name belongs to a cure."""
     return CHILD in name.split(".")
 
 
-def reinitialize(model: nn.Module, initialise: Callable[[nn.Module], None] = reset) -> nn.Module:
-    """A copy of the model whose parameters are all drawn anew; neither the model nor any random state changes.
+def reinitialize(model: nn.Module, initialize: Callable[[nn.Module], None] = reset) -> nn.Module:
+    """Return a copy of the model with new random parameters; neither the model nor any random state changes.
 
     Args:
         model: it stays as it is.
-        initialise: called with every module of the copy, parts before the whole, so that a model may adjust what its
-            layers began with.
+        initialize: called with every module of the copy, children first, so that a model can adjust the start values
+            of its layers.
     """
     device = _device(model)
-    fresh = copy.deepcopy(model).cpu()  # one generator draws there, and the same weights for every device
+    fresh = copy.deepcopy(model).cpu()  # one generator, so the same weights for every device
     with torch.no_grad():
         for parameter in fresh.parameters():
-            parameter.fill_(torch.nan)  # what is still NaN afterwards was not drawn
+            parameter.fill_(torch.nan)  # what is still NaN afterwards was not initialized
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)  # torch.manual_seed would seed the GPUs too
-        fresh.apply(initialise)
-    kept = [name for name, parameter in fresh.named_parameters() if bool(parameter.isnan().any())]
-    if kept:
+        fresh.apply(initialize)
+    missed = [name for name, parameter in fresh.named_parameters() if bool(parameter.isnan().any())]
+    if missed:
         raise ValueError(
-            f"{type(model).__name__} has no random twin: nothing says how {_some(kept)} begin. Give their modules "
-            "a method reset_parameters(), or leave out the comparison with random weights."
+            f"{type(model).__name__} has no random twin: it is not known how to initialize {_some(missed)}. Give their "
+            "modules a method reset_parameters(), or leave out the comparison with random weights."
         )
     return fresh.to(device)
 
 
 def _device(model: nn.Module) -> torch.device:
-    """Where the model is, or an error if it cannot be copied with new weights."""
+    """Return the device of the model; raise if it cannot be copied with new weights."""
     name = type(model).__name__
     parameters = dict(model.named_parameters())
     lazy = [key for key, parameter in parameters.items() if isinstance(parameter, UninitializedParameter)]
     if lazy:
-        raise ValueError(f"{_some(lazy)} of {name} have no shape yet. Run the model once on a batch before.")
+        raise ValueError(f"{_some(lazy)} of {name} have no shape yet. Run the model on a batch first.")
     other = [key for key, parameter in parameters.items() if not parameter.is_floating_point()]
     if other:
-        raise ValueError(f"{name} has no random twin: {_some(other)} are not floating-point (quantised?).")
+        raise ValueError(f"{name} has no random twin: {_some(other)} are not floating-point (quantized?).")
     devices = {parameter.device for parameter in parameters.values()}
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
         where = ", ".join(sorted(map(str, devices)))
@@ -76,6 +76,6 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _some(names: list[str]) -> str:
-    """The first three names, and how many there are beside them."""
+    """Return the first three names, and how many others there are."""
     rest = f" and {len(names) - 3} others" if len(names) > 3 else ""
     return ", ".join(names[:3]) + rest

@@ -1,4 +1,4 @@
-"""Hooks that read the sites of a model while it runs, and what goes with the tokens there."""
+"""Hooks that read the sites of a model while it runs, and the context of the tokens there."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -16,17 +16,17 @@ OnTensor = Callable[[Site, int, Tensor], None]
 
 
 class SiteReader:
-    """Shows what passes some sites of a stack, inside `with watch:`; afterwards no hook is left.
+    """Reads the tensors at some sites of a stack, inside `with reader:`; afterwards no hook is left.
 
-    What gradient checkpointing computes again during a backward pass is not shown, nor what a copy of the model does.
+    Recomputation by gradient checkpointing during a backward pass is not reported, nor are copies of the model.
 
     Args:
         model: the model that has the stack.
         stack: its blocks.
-        sites: where to look.
-        see: called with a site, the number of this call of it since the pass began, and the tensor.
+        sites: which to read.
+        receive: called with a site, the number of this call of it since the pass began, and the tensor.
         begin: called when a pass of the stack begins.
-        looks: shows passes in which a model is only looked at too, as by `diagnose`.
+        inspections: also report passes in which a model is only inspected, as by `diagnose`.
     """
 
     def __init__(
@@ -34,30 +34,30 @@ class SiteReader:
         model: nn.Module,
         stack: Stack,
         sites: Iterable[Site],
-        see: OnTensor,
+        receive: OnTensor,
         begin: Callable[[], None] = lambda: None,
-        looks: bool = True,
+        inspections: bool = True,
     ) -> None:
         self.model, self.stack, self.sites = model, stack, list(dict.fromkeys(sites))
-        self.context = Context()  # what goes with the tokens of this pass
-        self.graphs: Tensor | None = None  # of each node, where the model itself does not take that
-        self.inside = False  # the owner of the blocks runs; a wrapper may call a method of it, which no hook tells
-        self._around = Context()  # what a module around the owner was told
-        self._see, self._pass_begins, self._looks = see, begin, looks
+        self.context = Context()  # of the tokens of this pass
+        self.graphs: Tensor | None = None  # the graph of each node, where the model itself does not take it
+        self.inside = False  # the owner runs; a wrapper may call one of its methods instead, which no hook sees
+        self._outer = Context()  # of a module around the owner
+        self._receive, self._pass_begins, self._inspections = receive, begin, inspections
         self._calls: Counter[int] = Counter()
         self._hooks = ExitStack()
 
     def __enter__(self) -> "SiteReader":
         self._calls.clear()
         self.context = self._known()
-        with ExitStack() as hooks:  # what was entered comes out again if a later step fails
+        with ExitStack() as hooks:  # if a later step fails, earlier ones are undone
             hooks.enter_context(self.stack.under_hooks(self.model))
             owner = self.model.get_submodule(self.stack.path)
             first = self.model.get_submodule(self.stack.blocks[0].path)
             if self.stack.outer is not None:
                 around, read = self.model.get_submodule(self.stack.outer[0]), self.stack.outer[1]
-                hooks.callback(self._before(around, lambda args, kwargs: self._hear(read(args, kwargs))).remove)
-                hooks.callback(self._after(around, lambda *call: self._hear(Context()), always=True).remove)
+                hooks.callback(self._before(around, lambda args, kwargs: self._set_outer(read(args, kwargs))).remove)
+                hooks.callback(self._after(around, lambda *call: self._set_outer(Context()), always=True).remove)
             hooks.callback(self._before(owner, self._begin).remove)
             hooks.callback(self._after(owner, self._end, always=True).remove)
             hooks.callback(self._before(first, self._fill).remove)
@@ -71,10 +71,10 @@ class SiteReader:
 
     def _known(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Context:
         graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
-        return self.stack.context(args, kwargs or {}).fill_from(self._around).fill_from(graphs)
+        return self.stack.context(args, kwargs or {}).fill_from(self._outer).fill_from(graphs)
 
-    def _hear(self, around: Context) -> None:
-        self._around = around
+    def _set_outer(self, context: Context) -> None:
+        self._outer = context
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.inside, self.context = True, self._known(args, kwargs)
@@ -93,22 +93,22 @@ class SiteReader:
     def _at(self, number: int, site: Site) -> RemovableHandle:
         module = self.model.get_submodule(site.path)
 
-        def show(x: Tensor | None) -> None:
+        def report(x: Tensor | None) -> None:
             call = self._calls[number]
             self._calls[number] = call + 1
             if x is not None:
-                self._see(site, call, x)
+                self._receive(site, call, x)
 
         if site.side == "input":
-            return self._before(module, lambda args, kwargs: show(site.read((args, kwargs), None)))
-        return self._after(module, lambda args, kwargs, output: show(site.read((args, kwargs), output)))
+            return self._before(module, lambda args, kwargs: report(site.read((args, kwargs), None)))
+        return self._after(module, lambda args, kwargs, output: report(site.read((args, kwargs), output)))
 
-    def _is_shown(self) -> bool:
-        return not _is_backward() and (self._looks or not forward.is_inspecting())
+    def _is_reported(self) -> bool:
+        return not _is_backward() and (self._inspections or not forward.is_inspecting())
 
     def _before(self, watched: nn.Module, act: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> RemovableHandle:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module is watched and self._is_shown():  # a deep copy of the model has the same hooks
+            if module is watched and self._is_reported():  # a deep copy of the model has the same hooks
                 act(args, kwargs)
 
         return watched.register_forward_pre_hook(hook, with_kwargs=True)
@@ -121,12 +121,12 @@ class SiteReader:
         always: bool = False,
     ) -> RemovableHandle:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if module is watched and self._is_shown():
+            if module is watched and self._is_reported():
                 act(args, kwargs, output)
 
         return watched.register_forward_hook(hook, with_kwargs=True, always_call=always)
 
 
 def _is_backward() -> bool:
-    """Whether gradient checkpointing computes a part of the model again."""
+    """Return whether gradient checkpointing is recomputing a part of the model."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Places in somebody else's model: where its blocks are, what flows through them, and what goes with it.
+"""Places in somebody else's model: its blocks, the tensors that pass through them, and their masks and graphs.
 
 A backbone (`uncollapse.backbones`) describes a model as a `Stack` of `Block`s; every place of a block is a `Site`.
 Reading a model and writing into it go through the same sites.
@@ -18,7 +18,7 @@ Side = Literal["input", "output"]
 BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  # what "auto" means
 
 OUTPUT = "block"  # the place that every block has: the residual stream after it
-CHILD = "uncollapse"  # the child under which a module of the model keeps the cures that were put into it
+CHILD = "uncollapse"  # the name of the child module that holds cures
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Site:
 
     path: dotted name of the module, "" for the model itself. side: which end of it.
     what: "tokens" is the first floating-point tensor, "attention" the first with shape (b, heads, n, n).
-    carried: the module only looks at the residual stream, which runs past it, as in front of a pre-norm: who changes
-    the stream here must change it at every later look of the block at it, and after the block.
+    carried: the module only reads the residual stream, which bypasses it, as at a pre-norm: a change of the stream here
+    must be repeated at every later read in the block, and after the block.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Site:
     carried: bool = False
 
     def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
-        """The tensor at this site in one call of the module, or None if there is none."""
+        """Return the tensor at this site in one call of the module, or None if there is none."""
         value = without_masks(given) if self.side == "input" else output
         keys = find_tensor(value, self._fits)
         return None if keys is None else get_nested(value, keys)
@@ -49,7 +49,7 @@ class Site:
 
 
 def is_tokens(tensor: Tensor) -> bool:
-    """Whether a tensor may hold tokens, nodes or vectors."""
+    """Return whether a tensor may hold tokens, nodes or vectors."""
     return tensor.is_floating_point() and tensor.dim() >= 2
 
 
@@ -57,12 +57,12 @@ def is_tokens(tensor: Tensor) -> bool:
 class Block:
     """One layer of a model.
 
-    name: what people call it, such as "block 3". path: the module that one call of is the block.
+    name: such as "block 3". path: the module whose call is the block.
     places: place name -> site; "block" is the residual stream after it. Tokens pass the others in this order.
     context: arguments of the module at `path` -> Context. It can be copied and pickled.
-    call: which call of these modules in one pass of the model, for layers that share their weights.
-    attention: where the attention map after the softmax appears once the stack's `expose_attention` is entered.
-    values: what attention averages, for cures that act on attention.
+    call: the number of the call of these modules in one pass of the model, for layers that share their weights.
+    attention: where the attention map after the softmax appears inside the stack's `expose_attention`.
+    values: what attention averages, for cures of attention.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Values:
     """Where a block computes the values v of its attention.
 
     path: the module whose output holds them. first: the feature at which they begin; features of queries and keys may
-    stand before them. heads: how many heads they belong to. repeats: heads of queries to each of them.
+    come before. heads: the number of their heads. repeats: query heads per value head.
     """
 
     path: str
@@ -90,12 +90,12 @@ class Values:
 
 @dataclass(frozen=True)
 class Context:
-    """What goes with the tokens of one forward pass.
+    """What belongs to the tokens of one forward pass.
 
     mask: (b, n) bool, True = real. edge_index: (2, E). batch: (N,), the graph of each node.
     prefix: leading tokens that are not patches (CLS, distillation, registers).
     causal: a token sees only earlier ones.
-    refuse: why the tokens of this pass must not be changed, such as that earlier ones are in a cache.
+    refuse: why the tokens of this pass must not be changed, such as earlier tokens in a cache.
     """
 
     mask: Tensor | None = None
@@ -106,7 +106,7 @@ class Context:
     refuse: str = ""
 
     def fill_from(self, other: "Context") -> "Context":
-        """This context, with what it leaves open taken from another one."""
+        """Return this context, with missing entries taken from another one."""
         return replace(
             self,
             mask=self.mask if self.mask is not None else other.mask,
@@ -122,12 +122,12 @@ ReadContext = Callable[[tuple[Any, ...], Mapping[str, Any]], Context]
 
 
 def no_context(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
-    """For stacks of which nothing is known: every token is real."""
+    """Return an empty context: every token is real."""
     return Context()
 
 
 def run_as_is(model: nn.Module) -> AbstractContextManager[None]:
-    """For stacks that run the same with and without hooks."""
+    """Return a context manager that changes nothing: the stack runs the same with and without hooks."""
     return nullcontext()
 
 
@@ -135,23 +135,24 @@ def run_as_is(model: nn.Module) -> AbstractContextManager[None]:
 class Stack:
     """The blocks of a model in the order in which they run.
 
-    path: the module whose forward pass runs all of them once; its arguments carry the mask or the graph.
-    family: name of the backbone. architecture: class name of that module.
+    path: the module (owner) whose forward pass runs all of them once; its arguments include the mask or the graph.
+    family: name of the backbone. architecture: class name of the owner.
     embed: what enters the first block. final: what leaves the last norm, where the model has one.
-    layout: how tensors at its sites are laid out, see `as_sets`.
-    context: arguments of the module at `path` -> Context. Without arguments it tells what is known beforehand. What it
-    leaves open is known to the blocks: `context(…).fill_from(block.context(…))`. It can be copied and pickled.
-    refusal: the same arguments -> Context, which says no more than why nothing may be changed in this pass.
-    needs_owner: what the arguments of a block leave open must be taken from those at `path`, as the batch of graphs.
-    arguments: names of those arguments, where a graph is among them.
-    outer: (path, its arguments -> Context) of a module around the one at `path`, to ask for what that one is not told.
-    lacks_batch: no module is told which graph a node belongs to.
+    layout: how tensors at its sites are laid out, see `sets_with_mask`.
+    context: arguments of the owner -> Context. Without arguments it returns what is known before the model runs. The
+    blocks know the rest: `context(…).fill_from(block.context(…))`. It can be copied and pickled.
+    refusal: the same arguments -> Context, which only says why nothing may be changed in this pass.
+    needs_owner: what the arguments of a block do not say must be taken from the owner's, such as the batch of graphs.
+    arguments: names of the owner's arguments, where a graph is among them.
+    outer: (path, its arguments -> Context) of a module around the owner, for what the owner does not get.
+    lacks_batch: no module gets the graph of each node.
     width: features of the residual stream, None if they are not known before it runs.
-    numbers: numbers that the ContraNorm paper gives to places of this architecture.
-    overrides: (path, attribute, value) that must hold while something is written into the model.
-    under_hooks: model -> context manager that is entered while the model runs under hooks.
+    numbers: the numbers of the ContraNorm paper for places of this architecture.
+    overrides: (path, attribute, value) that must be set while a cure is in the model.
+    under_hooks: model -> context manager for running the model with hooks.
     expose_attention: model -> context manager under which attention maps can be read; None if there are no maps.
-    reinitialize: model -> a new one with random weights of the same architecture; None if nobody knows how.
+    reinitialize: model -> a new one of the same architecture with random weights; None if that is not possible.
+    facts: settings of the architecture, for a diagnosis.
     """
 
     path: str
@@ -176,24 +177,24 @@ class Stack:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def places(self) -> tuple[str, ...]:
-        """The names of all places that every block has."""
+        """Return the names of the places that every block has."""
         return tuple(place for place in self.blocks[0].places if all(place in b.places for b in self.blocks))
 
 
 def join_path(path: str, part: str) -> str:
-    """Dotted name of a part of the module at `path`; either may be "", the module itself."""
+    """Return the dotted name of a part of the module at `path`; either may be "", the module itself."""
     return f"{path}.{part}" if path and part else path or part
 
 
 def without_masks(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Arguments without masks that were given by name, which may stand before the tokens."""
+    """Return the arguments without masks that were passed by name, which may come before the tokens."""
     return given[0], {name: value for name, value in given[1].items() if "mask" not in name}
 
 
 def find_tensor(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
-    """The keys that lead to the first fitting tensor in nested tuples, lists and mappings; None if there is none.
+    """Return the keys of the first fitting tensor in nested tuples, lists and mappings; None if there is none.
 
-    Objects such as caches are not looked into.
+    Objects such as caches are not searched.
     """
     if isinstance(value, Tensor):
         return () if fits(value) else None
@@ -211,14 +212,14 @@ def find_tensor(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] |
 
 
 def get_nested(value: Any, keys: tuple[Any, ...]) -> Any:
-    """What the keys lead to."""
+    """Return the value at these keys."""
     for key in keys:
         value = value[key]
     return value
 
 
 def set_nested(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
-    """A copy of nested tuples, lists and mappings, with something new where the keys lead to."""
+    """Return a copy of nested tuples, lists and mappings with a new value at these keys."""
     if not keys:
         return new
     inner = set_nested(value[keys[0]], keys[1:], new)
@@ -233,7 +234,7 @@ def set_nested(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
 
 
 def to_sets(x: Tensor, layout: Layout) -> Tensor:
-    """What a site holds as sets of tokens (b, n, d). A sequence or an image is a set, and so are all vectors."""
+    """Return a tensor as sets of tokens (b, n, d). A sequence or an image is a set; all vectors are one set."""
     match resolve_layout(layout, x):
         case "vectors" | "nodes":
             return x.reshape(1, -1, x.shape[-1])
@@ -245,7 +246,7 @@ def to_sets(x: Tensor, layout: Layout) -> Tensor:
 
 
 def from_sets(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
-    """Back from `sets_of`: the sets (b, n, d) in the shape of the tensor that they came from."""
+    """Invert `to_sets`: return the sets (b, n, d) in the shape of the tensor that they came from."""
     match resolve_layout(layout, like):
         case "sequence_first" if like.dim() == 3:
             return sets.transpose(0, 1)
@@ -255,17 +256,17 @@ def from_sets(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
 
 
 def resolve_layout(layout: Layout, x: Tensor) -> Layout:
-    """The layout of a tensor; "auto" goes by its rank."""
+    """Return the layout of a tensor; "auto" depends on its rank."""
     return BY_RANK.get(x.dim(), "tokens") if layout == "auto" else layout
 
 
 def sets_with_mask(
     x: Tensor, layout: Layout, context: Context, *, prefix: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """What a site holds as sets of tokens (b, n, d), and which of them are real (b, n), None if all are.
+    """Return the tensor of a site as sets of tokens (b, n, d) and their mask (b, n), None if all tokens are real.
 
-    A sequence, an image or a graph is a set. `prefix` keeps CLS, distillation and register tokens in.
-    Layout "auto" goes by the rank: (b, n, d) tokens, (b, d) vectors, (b, d, h, w) channels first.
+    A sequence, an image or a graph is a set. `prefix` includes CLS, distillation and register tokens.
+    Layout "auto" depends on the rank: (b, n, d) tokens, (b, d) vectors, (b, d, h, w) channels first.
     """
     layout = resolve_layout(layout, x)
     if layout == "nodes":
@@ -281,7 +282,7 @@ def sets_with_mask(
 
 
 def fit_mask(mask: Tensor | None, sets: Tensor) -> Tensor | None:
-    """The mask of the sets (b, n, d); one for all of them is repeated."""
+    """Return the mask (b, n) of the sets (b, n, d); a mask of one set is repeated."""
     if mask is None:
         return None
     mask = mask[None] if mask.dim() == 1 else mask  # one sequence without a batch dimension
@@ -290,19 +291,19 @@ def fit_mask(mask: Tensor | None, sets: Tensor) -> Tensor | None:
     if mask.shape != sets.shape[:2]:
         raise ValueError(
             f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(sets.shape)}: expected "
-            f"{tuple(sets.shape[:2])}. This layer has other tokens than the input; name layers that share them."
+            f"{tuple(sets.shape[:2])}. This layer has other tokens than the input; select layers with the same tokens."
         )
     return mask
 
 
 def _graphs(x: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Nodes (N, d) as (graphs, largest graph, d) and their mask."""
+    """Return nodes (N, d) as (graphs, largest graph, d) and their mask."""
     if batch is None or len(batch) == 0 or int(batch.max()) == 0:
         return x[None], None
     if len(batch) != len(x):
         raise ValueError(
             f"The batch vector of {len(batch)} nodes does not fit {len(x)} nodes: this layer has other nodes than the "
-            "input, such as after pooling; name layers that share them."
+            "input, such as after pooling; select layers with the same nodes."
         )
     order = torch.argsort(batch, stable=True)
     sizes = torch.bincount(batch)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from uncollapse.backbones import introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, Values, join_path
 
-# Place -> site within the block. What drop_path gives is what the residual adds, layer scale included.
+# Place -> site within the block. The output of drop_path is what is added to the residual, with layer scale.
 ANY_BLOCK = {OUTPUT: Site(""), "attention.input": Site("", "input")}
 PRE_NORM = {
     **ANY_BLOCK,
@@ -31,7 +31,7 @@ PRE_NORM = {
     "mlp.output": Site("drop_path2"),
     "mlp.residual": Site(""),
 }
-# x + norm1(attn(x)): the norms are within the branches, so that nothing but the MLP sees the stream after attention.
+# x + norm1(attn(x)): the norms are within the branches, so only the MLP reads the stream after attention.
 RES_POST_NORM = {
     **ANY_BLOCK,
     "attention.context": Site("attn.proj", "input"),
@@ -49,7 +49,7 @@ ORDERS: dict[tuple[str, ...], dict[str, Site]] = {
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
-    """The vision transformers of timm in a model."""
+    """Return the vision transformers of timm in a model."""
     return tuple(_stack(path, module) for path, module in model.named_modules() if _fits(module))
 
 
@@ -65,7 +65,7 @@ def _fits(module: nn.Module) -> bool:
 
 
 def _order(block: nn.Module) -> tuple[str, ...]:
-    """The norms and branches of a block; timm lists them in the order in which they run."""
+    """Return the norms and branches of a block; timm lists them in the order in which they run."""
     return tuple(name for name, _ in block.named_children() if name in ("attn", "mlp") or name.startswith("norm"))
 
 
@@ -86,7 +86,7 @@ def _stack(path: str, module: Any) -> Stack:
         context=partial(_context, module.num_prefix_tokens, introspection.argument_names(module)),
         width=module.embed_dim,
         expose_attention=partial(_unfused, join_path(path, "blocks")) if any(b.attention for b in blocks) else None,
-        reinitialize=partial(random_weights.reinitialize, initialise=_initialise),
+        reinitialize=partial(random_weights.reinitialize, initialize=_initialize),
         facts=_facts(module),
     )
 
@@ -104,7 +104,7 @@ def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
 
 
 def _values(path: str, block: Any) -> Values | None:
-    """Of attention whose heads go into the projection as they are."""
+    """Return the values of attention whose heads enter the projection unchanged."""
     attn: Any = getattr(block, "attn", None)
     heads, plain = getattr(attn, "num_heads", None), isinstance(getattr(attn, "norm", None), nn.Identity)
     own = next((name for name in ("v_proj", "qkv") if isinstance(getattr(attn, name, None), nn.Linear)), None)
@@ -134,13 +134,13 @@ def _context(prefix: int, names: introspection.Names, args: tuple[Any, ...], kwa
 
 
 def _with_prefix(valid: Tensor | None, prefix: int) -> Tensor | None:
-    """Which patches (b, n) are real, with the prefix tokens in front."""
+    """Return the mask (b, n) of real patches, with the prefix tokens before them."""
     return None if valid is None else torch.cat([valid.new_ones(len(valid), prefix), valid], 1).bool()
 
 
 @contextmanager
 def _unfused(path: str, model: nn.Module) -> Iterator[None]:
-    """Attention in steps, so that its maps pass through `attn_drop`."""
+    """Switch fused attention off, so that attention maps pass through `attn_drop`."""
     modules: list[Any] = [m for m in model.get_submodule(path).modules() if hasattr(m, "fused_attn")]
     fused = [(module, module.fused_attn) for module in modules]
     try:
@@ -152,8 +152,8 @@ def _unfused(path: str, model: nn.Module) -> Iterator[None]:
             module.fused_attn = before
 
 
-def _initialise(module: Any) -> None:
-    """A model of timm, and some of its layers, adjust in `init_weights` what their parts began with."""
+def _initialize(module: Any) -> None:
+    """Reset a module; timm models and some layers then adjust the start values in `init_weights`."""
     random_weights.reset(module)
     if type(module).__module__.startswith("timm.") and hasattr(module, "init_weights"):
         module.init_weights()
@@ -165,6 +165,6 @@ def _facts(module: Any) -> dict[str, Any]:
     embed: Any = getattr(module, "patch_embed", None)
     if isinstance(heads, int):
         facts["heads"] = heads
-    if getattr(embed, "strict_img_size", False):  # images of any size have no grid of their own
+    if getattr(embed, "strict_img_size", False):  # images of any size have no fixed grid
         facts["grid"] = [int(side) for side in embed.grid_size]
     return facts

@@ -22,26 +22,26 @@ STEPS = ("forward", "_sa_block", "_mha_block", "_ff_block")
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
-    """The encoders, decoders and loose series of their layers in a model."""
+    """Return the encoders, decoders and loose series of their layers in a model."""
     modules = dict(model.named_modules(remove_duplicate=False))
     wholes = [path for path, module in modules.items() if isinstance(module, WHOLES)]
-    once = {id(modules[path]): path for path in reversed(wholes)}  # one that has two names has the first
+    once = {id(modules[path]): path for path in reversed(wholes)}  # a module with two names gets the first
     found = [_whole(path, modules) for path in wholes if once[id(modules[path])] == path]
     return (*found, *(_loose(paths, modules) for paths in _series(modules, wholes)))
 
 
 def _series(modules: Mapping[str, nn.Module], wholes: list[str]) -> list[list[str]]:
-    """Paths of layers outside encoders and decoders; those that differ in numbers only are one series."""
+    """Return the paths of layers outside encoders and decoders; paths that differ only in numbers are one series."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for path, module in modules.items():
         within = any(path.startswith(f"{whole}." if whole else "") for whole in wholes)
         if isinstance(module, Layer) and not within:
             key = re.sub(r"\d+", "*", path), isinstance(module, nn.TransformerDecoderLayer)
             groups.setdefault(key, []).append(path)
-    least = 2 if wholes else 1  # the single layer beside an encoder is the pattern that it was copied from
+    least = 2 if wholes else 1  # a single layer next to an encoder is the template that it was copied from
     series = [paths for paths in groups.values() if len(paths) >= least]
-    held = [{id(modules[path]) for path in paths} for paths in series]
-    return [paths for paths, own in zip(series, held, strict=True) if not any(own < other for other in held)]
+    contents = [{id(modules[path]) for path in paths} for paths in series]
+    return [paths for paths, own in zip(series, contents, strict=True) if not any(own < other for other in contents)]
 
 
 def _whole(path: str, modules: Mapping[str, nn.Module]) -> Stack:
@@ -52,12 +52,12 @@ def _whole(path: str, modules: Mapping[str, nn.Module]) -> Stack:
 
 
 def _loose(paths: list[str], modules: Mapping[str, nn.Module]) -> Stack:
-    """The masks are known to the layers only: nobody knows what the model around them calls its own."""
+    """Describe loose layers. Only they know the masks: the names of the masks in the model around them are unknown."""
     return _stack(_owner(paths, modules), paths, modules)
 
 
 def _owner(paths: list[str], modules: Mapping[str, nn.Module]) -> str:
-    """The nearest module around all paths that has a forward pass."""
+    """Return the nearest module around all paths that has a forward pass."""
     split = [path.split(".")[:-1] for path in paths]
     shared = split[0]
     while any(parts[: len(shared)] != shared for parts in split):
@@ -77,7 +77,7 @@ def _stack(
 ) -> Stack:
     layers: list[Any] = [modules[p] for p in paths]
     first = {id(module): p for p, module in zip(reversed(paths), reversed(layers), strict=True)}
-    shared = [first[id(layer)] for layer in layers]  # a layer that stands in several places runs once in each
+    shared = [first[id(layer)] for layer in layers]  # a layer in several positions runs once in each
     blocks = tuple(_block(n, p, shared[:n].count(p), layers[n]) for n, p in enumerate(shared))
     maps = tuple(b.attention.path for b in blocks if b.attention is not None)
     attention = getattr(layers[0], "self_attn", None)
@@ -114,7 +114,7 @@ def _block(number: int, path: str, call: int, layer: Any) -> Block:
 
 
 def _is_as_written(layer: nn.Module) -> bool:
-    """Whether a layer runs as torch wrote it; a class that changes a step may have other places."""
+    """Return whether a layer runs as torch wrote it; a subclass that changes a step may have other places."""
     base = next((base for base in BRANCHES if isinstance(layer, base)), None)
     return base is not None and all(
         getattr(getattr(layer, step), "__func__", None) is getattr(base, step) for step in STEPS if hasattr(base, step)
@@ -122,9 +122,9 @@ def _is_as_written(layer: nn.Module) -> bool:
 
 
 def _parts(layer: Any) -> dict[str, Site]:
-    """Place -> site within the layer: what each branch adds, the stream after it, and its norm, before or behind it.
+    """Return place -> site within the layer: what each branch adds, the stream after it, and its norm.
 
-    The heads before the projection ("attention.context") pass through no module of their own.
+    The heads before the projection ("attention.context") do not pass through a module of their own.
     """
     branches = next(names for base, names in BRANCHES.items() if isinstance(layer, base))
     parts: dict[str, Site] = {}
@@ -158,7 +158,7 @@ def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[
 
 @contextmanager
 def step_by_step(model: nn.Module) -> Iterator[None]:
-    """No fast path: it runs a layer in one operator, and packs padded batches into nested tensors."""
+    """Switch the fast path off, which runs a layer in one operator and packs padded batches into nested tensors."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -169,7 +169,7 @@ def step_by_step(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _with_weights(paths: tuple[str, ...], model: nn.Module) -> Iterator[None]:
-    """Self-attention returns the map of every head; the layers take no notice of it."""
+    """Let self-attention return the map of every head; the layers ignore it."""
     modules = [model.get_submodule(path) for path in dict.fromkeys(paths)]
     hooks = [module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True) for module in modules]
     try:

@@ -1,8 +1,8 @@
-"""Let torchvision be imported where its compiled part does not load.
+"""Make torchvision importable where its compiled operators do not load.
 
-A torchvision built for another torch than the one installed (such as its CUDA build beside a CPU-only torch) cannot
-load its compiled operators. It describes two of them while it is imported, so that `import torchvision` then ends in an
-error, and with it that of every vision model of transformers and timm, none of which needs these operators.
+A torchvision built for another torch than the installed one (such as its CUDA build with a CPU-only torch) cannot load
+its compiled operators. It registers two of them while it is imported, so `import torchvision` fails, and with it every
+vision model of transformers and timm, none of which needs these operators.
 """
 
 import importlib
@@ -18,10 +18,10 @@ _library: Any = None  # the operators live as long as this does
 
 
 def declare() -> None:
-    """Declare the operators that torchvision asks for, without a body; to be called before transformers or timm.
+    """Declare the operators that torchvision expects, without a body; call it before importing transformers or timm.
 
-    Nothing happens where torchvision is absent or loads by itself, nor at a second call. Calling a declared operator
-    is an error as before: only its name is known.
+    Nothing happens if torchvision is absent or loads by itself, nor at a second call. Calling a declared operator is
+    an error as before: only its name is known.
     """
     global _library
     if _library is not None or find_spec("torchvision") is None or _loads():
@@ -33,12 +33,12 @@ def declare() -> None:
 
 
 def is_declared() -> bool:
-    """Whether `declare` had something to do."""
+    """Return whether `declare` had something to do."""
     return _library is not None
 
 
 def _loads() -> bool:
-    """Whether torchvision can be imported, or fails for another reason, which those who need it will tell."""
+    """Return whether torchvision can be imported, or fails for a reason that is not ours to fix."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from uncollapse import backbones
 from uncollapse.attachment.attach import attach
 from uncollapse.attachment.inner_tokens import tokens
-from uncollapse.attachment.plan import places_for_cure
+from uncollapse.attachment.plan import select_cure_places
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.losses import contra_uniform_loss
@@ -34,7 +34,7 @@ class L2Norm(nn.Module):
 def use_l2_norms(model: nn.Module, at: str | int) -> None:
     """Replace each LayerNorm that follows a place by an `L2Norm`."""
     stack = backbones.find(model)
-    places = places_for_cure(stack, CURES["contra_norm"], at)
+    places = select_cure_places(stack, CURES["contra_norm"], at)
     sites = [block.places[place] for block in stack.blocks for place in places if place in block.places]
     found = {site.path: model.get_submodule(site.path) for site in sites if site.side == "input"}
     if not found or not all(isinstance(module, nn.LayerNorm) for module in found.values()):
