@@ -28,7 +28,7 @@ class Unknown(nn.Module):
 
 
 def test_unknown_models_are_told_how_to_name_their_blocks() -> None:
-    with pytest.raises(ValueError, match="Unknown is no model that is known here") as caught:
+    with pytest.raises(ValueError, match="Unknown is not a known model") as caught:
         backbones.find(Unknown())
     said = str(caught.value)
     assert "3 × GRU in trunk.stages" in said
@@ -54,9 +54,9 @@ def test_several_stacks() -> None:
     assert backbones.find(model, part="right").path == "right.deep"
     assert backbones.find(model, part="right.deep.layers").path == "right.deep"
     for wrong in ("middle", "lef", "right.de"):
-        with pytest.raises(ValueError, match=rf"lies in part '{wrong}'.* There are: part='left'"):
+        with pytest.raises(ValueError, match=rf"part .{wrong}.*part=.left."):
             backbones.find(model, part=wrong)
-    with pytest.raises(ValueError, match=r"lies in part 'trunk'. Series of blocks"):
+    with pytest.raises(ValueError, match="part .trunk.*Series"):
         backbones.find(Unknown(), part="trunk")
 
 

@@ -351,7 +351,7 @@ def test_towers_are_stacks_of_their_own() -> None:
     contexts = [context_of(model, stack, lambda: model(**inputs)) for stack in (words, picture)]
     assert [(c.prefix, c.causal, c.mask is not None) for c in contexts] == [(0, True, True), (1, False, False)]
     assert backbones.find(model, part="vision_model").path == "vision_model"
-    with pytest.raises(ValueError, match=r"choose one.*text_model.*vision_model"):
+    with pytest.raises(ValueError, match=r"select one.*text_model.*vision_model"):
         backbones.find(model)
 
 
@@ -502,7 +502,7 @@ def test_a_decoder_that_looks_both_ways_is_not_causal() -> None:
 def test_models_without_attention_are_not_known() -> None:
     model = transformers.MambaModel(transformers.MambaConfig(hidden_size=8, num_hidden_layers=2, vocab_size=40))
     assert huggingface.stacks(model) == ()
-    with pytest.raises(ValueError, match="MambaModel is no model that is known here"):
+    with pytest.raises(ValueError, match="MambaModel is not a known model"):
         backbones.find(model)
 
 
@@ -550,10 +550,10 @@ def test_no_random_twin_where_weights_are_not_those_of_the_class() -> None:
     added.encoder.layer[0].adapter = nn.Linear(2, 2)
     other: Any = copy.deepcopy(build(CASES[0]))
     other.embeddings.word_embeddings = nn.Embedding(50, 16)
-    quantised: Any = copy.deepcopy(build(CASES[0]))
-    quantised.pooler.dense.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
-    for model, says in ((added, "adapters"), (other, "size mismatch"), (quantised, "quantised")):
-        reinitialised = the_stack(model).reinitialize
-        assert reinitialised is not None
+    quantized: Any = copy.deepcopy(build(CASES[0]))
+    quantized.pooler.dense.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    for model, says in ((added, "adapters"), (other, "size mismatch"), (quantized, "quantized")):
+        reinitialize = the_stack(model).reinitialize
+        assert reinitialize is not None
         with pytest.raises(ValueError, match=f"BertModel has no random twin.*(?s:.*){says}"):
-            reinitialised(model)
+            reinitialize(model)

@@ -13,7 +13,7 @@ from uncollapse.backbones.nonfinite import first_fault
 from uncollapse.errors import NotFiniteError
 from uncollapse.monitoring.monitor import CollapseWarning, Monitor, Rule
 
-OVERFLOW = "a float16 overflow, whose largest finite number is 65,504; run it in bfloat16 or float32"
+OVERFLOW = "a float16 overflow (largest finite number 65,504); run it in bfloat16 or float32"
 
 
 class Block(nn.Module):
@@ -85,7 +85,7 @@ def test_a_batch_with_nan_is_named_by_its_number() -> None:
 def test_an_overflow_in_half_precision_is_named_where_it_begins() -> None:
     told = diagnosed(overflowing(), [x.half() for x in batches()])
     assert told.startswith("At blocks.1 (output of blocks.1): ")
-    found = re.search(r"It begins at blocks\.1\.linear \(Linear\): from finite numbers it makes (\d+) infinite", told)
+    found = re.search(r"It begins at blocks\.1\.linear \(Linear\): from finite inputs it computes (\d+) infinite", told)
     assert found, told
     assert told.endswith(f": {OVERFLOW}.")
 
@@ -93,7 +93,7 @@ def test_an_overflow_in_half_precision_is_named_where_it_begins() -> None:
 def test_an_overflow_between_modules_is_named_at_the_next_one() -> None:
     net = Net(gain=60_000.0).half()
     told = diagnosed(net, [x.half() for x in batches()])
-    assert "It begins at blocks.0 (Block): from finite numbers it makes" in told
+    assert "It begins at blocks.0 (Block): from finite inputs it computes" in told
     assert OVERFLOW in told
 
 
@@ -209,7 +209,7 @@ def test_training_names_the_module() -> None:
 
 def test_training_in_half_precision_names_the_overflow() -> None:
     told = trained(overflowing(), lambda model, x: model(x.half()).float().square().mean())
-    assert "It begins at blocks.1.linear (Linear): from finite numbers it makes" in told
+    assert "It begins at blocks.1.linear (Linear): from finite inputs it computes" in told
     assert OVERFLOW in told
 
 

@@ -331,6 +331,6 @@ def test_model_with_parameters_that_nobody_draws_has_no_twin() -> None:
             self.layers = nn.ModuleList([layer(), layer()])
 
     model = Positions()
-    with pytest.raises(ValueError, match="nothing says how positions begin"):
+    with pytest.raises(ValueError, match="initialize positions"):
         backbones.find(model).reinitialize(model)
     assert torch.equal(model.positions, torch.zeros(5, DIM))
