@@ -56,7 +56,7 @@ def test_several_stacks() -> None:
     for wrong in ("middle", "lef", "right.de"):
         with pytest.raises(ValueError, match=rf"part .{wrong}.*part=.left."):
             backbones.find(model, part=wrong)
-    with pytest.raises(ValueError, match="part .trunk.*Series"):
+    with pytest.raises(ValueError, match=r"part .trunk.*Series"):
         backbones.find(Unknown(), part="trunk")
 
 

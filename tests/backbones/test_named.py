@@ -189,7 +189,7 @@ def test_random_twin() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(torch.equal(value, before[key]) for key, value in twin.state_dict().items())
     model.scale = nn.Parameter(torch.ones(3))
-    with pytest.raises(ValueError, match="random twin.*initialize scale"):
+    with pytest.raises(ValueError, match=r"random twin.*initialize scale"):
         stack.reinitialize(model)
 
 
