@@ -78,7 +78,7 @@ def test_features_that_are_all_there_is_are_no_outliers() -> None:
 
 def test_first_real_token_with_either_padding() -> None:
     mask = torch.tensor([[True, True, True, False], [False, True, True, True], [False] * 4])
-    assert robust.without_first(mask).tolist() == [
+    assert robust.drop_first_token(mask).tolist() == [
         [False, True, True, False],
         [False, False, True, True],
         [False] * 4,

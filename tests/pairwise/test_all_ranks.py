@@ -208,7 +208,7 @@ def test_only_rows_of_one_set_are_gathered() -> None:
 
 def test_sums_of_nothing() -> None:
     nothing = torch.full((3,), -math.inf, requires_grad=True)
-    joined = all_ranks.joined(nothing, torch.full((3,), -math.inf))
+    joined = all_ranks.log_add(nothing, torch.full((3,), -math.inf))
     joined.masked_fill(joined.isneginf(), 0).sum().backward()
     assert joined.isneginf().all()
     assert nothing.grad is not None

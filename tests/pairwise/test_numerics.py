@@ -12,8 +12,8 @@ def test_finite_values_whose_sum_overflows_are_accepted() -> None:
 
 def test_masked_rows_may_hold_anything() -> None:
     x = torch.tensor([[1.0, 2.0], [float("nan"), float("inf")]])
-    assert numerics.tokens(x, torch.tensor([True, False])).tolist() == [[1, 2], [0, 0]]
-    assert numerics.tokens(x.half(), torch.tensor([True, False])).dtype == torch.float32
+    assert numerics.prepare_tokens(x, torch.tensor([True, False])).tolist() == [[1, 2], [0, 0]]
+    assert numerics.prepare_tokens(x.half(), torch.tensor([True, False])).dtype == torch.float32
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (1,), (2, 5), (3, 4), (1, 2, 4)])
@@ -30,10 +30,10 @@ def test_masks_that_fit(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_centred_leaves_no_rounding_of_equal_entries(dtype: torch.dtype) -> None:
     x = torch.randn(1, 50, generator=torch.Generator().manual_seed(0), dtype=dtype).repeat(999, 1)
-    assert bool((numerics.centred(x, None) == 0).all())
+    assert bool((numerics.center(x, None) == 0).all())
     x[0, 0] += 1e-3
-    assert float(numerics.centred(x, None)[0, 0]) == pytest.approx(1e-3 * 998 / 999, rel=1e-3)
-    assert float(numerics.centred(x, None)[1, 0]) == pytest.approx(
+    assert float(numerics.center(x, None)[0, 0]) == pytest.approx(1e-3 * 998 / 999, rel=1e-3)
+    assert float(numerics.center(x, None)[1, 0]) == pytest.approx(
         -1e-3 / 999, rel=0.2 if dtype == torch.float32 else 1e-9
     )
 

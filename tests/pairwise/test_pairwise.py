@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uncollapse import pairwise
-from uncollapse.pairwise import all_pairs, grid, logsumexp, problem, softmax_mean, walk
+from uncollapse.pairwise import all_pairs, grid, logsumexp, softmax_mean, walk
 from uncollapse.pairwise.numerics import unit_rows
 from uncollapse.pairwise.operators import all_pairs_operator, spread_operator
 
@@ -378,9 +378,9 @@ def test_both_walks_are_used(tiles, monkeypatch):
     torch.manual_seed(12)
     x = unit_rows(torch.randn(1, 300, 8))
     several = grid.TILE["cpu"][0] < 300
-    for temperature, kind in ((1.0, problem.SYMMETRIC if several else problem.PLAIN), (0.02, problem.RULED)):
+    for temperature, kind in ((1.0, grid.SYMMETRIC if several else grid.PLAIN), (0.02, grid.DOMINATED)):
         assert walk.forward(x, None, x, None, temperature, grid.Pairs())[2].unique().tolist() == [kind]
-    assert walk.forward(x, x, x, None, 1.0, grid.Pairs())[2].unique().tolist() == [problem.PLAIN]
+    assert walk.forward(x, x, x, None, 1.0, grid.Pairs())[2].unique().tolist() == [grid.PLAIN]
 
 
 def test_large_logits():

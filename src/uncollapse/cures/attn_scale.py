@@ -41,10 +41,10 @@ def attn_scale(
     if mask is not None:
         numerics.check_mask(mask, torch.Size((*v.shape[:-3], v.shape[-2])))
         mask = mask.unsqueeze(-2)  # (..., 1, m): the same in every head
-    mean = token_mean(numerics.prepared(v, mask), mask, causal=causal)
+    mean = token_mean(numerics.prepare(v, mask), mask, causal=causal)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]  # (heads, 1, 1)
-    full = numerics.as_full(context)
+    full = numerics.to_full(context)
     return (full + scale * (full - mean)).to(context.dtype)
 
 

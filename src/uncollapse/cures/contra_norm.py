@@ -8,11 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from uncollapse.cures.groups import Groups
-from uncollapse.cures.neighbours import neighbours
-from uncollapse.cures.sampling import sampled_mean
+from uncollapse.cures.groups import Groups, neighbours
 from uncollapse.errors import did_you_mean
 from uncollapse.pairwise import Pairs, all_pairs, check_pairs, column_mean, log_weight, numerics
+from uncollapse.pairwise.sampling import sampled_mean
 from uncollapse.registry import cure
 
 PAPER = "ContraNorm, ICLR 2023, arXiv 2303.06562"
@@ -78,7 +77,7 @@ def contra_norm(
         raise ValueError(f"batch is for nodes (n, d) without causal, got x of shape {tuple(x.shape)}.")
     if not isinstance(scale, Tensor) and scale == 0 and identity != "scale":
         return x
-    given, x = x, numerics.prepared(x, mask)
+    given, x = x, numerics.prepare(x, mask)
     if center:
         x = x - x.mean(-1, keepdim=True)
     unit = numerics.unit_rows(x)
@@ -94,11 +93,11 @@ def contra_norm(
         pairs = replace(_pairs(len(x), causal, exclude_self, edges), row_group=groups.sorted, key_group=groups.sorted)
         unit, value, mask_ = groups.sort(unit), groups.sort(value), None if mask is None else groups.sort(mask)
         mean = groups.unsort(_tokens_mean(unit, value, temperature, dual, mask_, pairs, sample))
-    out = _stepped(x, mean, scale, identity).to(given.dtype)
+    out = _step(x, mean, scale, identity).to(given.dtype)
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
 
 
-def _stepped(x: Tensor, mean: Tensor, scale: float | Tensor, identity: bool | Literal["scale"]) -> Tensor:
+def _step(x: Tensor, mean: Tensor, scale: float | Tensor, identity: bool | Literal["scale"]) -> Tensor:
     """x − s·m, (1 + s)x − s·m or s·x − s·m, in one pass where the scale is a number."""
     if identity == "scale":
         return (x - mean) * scale

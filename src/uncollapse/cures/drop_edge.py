@@ -54,11 +54,11 @@ def drop_edge(
         if batch.dim() != 1 or len(batch) <= int(ends.max()):
             raise ValueError(f"batch must name the graph of each of the {int(ends.max()) + 1} nodes, got {len(batch)}.")
         graph.scatter_(0, edge, batch[ends[0]])
-    keep[real] = _lucky(graph, p, generator)[edge]
+    keep[real] = _draw_kept(graph, p, generator)[edge]
     return edge_index[:, keep], keep
 
 
-def _lucky(graph: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
+def _draw_kept(graph: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
     """Which edges stay: of each graph a random 1 − p."""
     number = graph.numel()
     order = torch.randperm(number, generator=generator).to(graph.device)

@@ -37,7 +37,7 @@ def feat_scale(
             [4.]])
     """
     numerics.check_tokens(x, mask)
-    given, x = x, numerics.prepared(x, mask)
+    given, x = x, numerics.prepare(x, mask)
     mean = token_mean(x, mask, causal=causal)
     out = (x + low * mean + high * (x - mean)).to(given.dtype)
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)

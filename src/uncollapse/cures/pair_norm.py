@@ -46,7 +46,7 @@ def pair_norm(
     if mode not in ("PN", "SI", "SCS"):
         raise ValueError(f"mode must be 'PN', 'SI' or 'SCS', got {mode!r}.")
     numerics.check_tokens(x, mask)
-    given, x = x, numerics.prepared(x, mask)
+    given, x = x, numerics.prepare(x, mask)
     mean = token_mean(x, mask, batch)
     centred = x - mean
     if mode == "SCS":

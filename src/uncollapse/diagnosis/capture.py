@@ -129,7 +129,7 @@ class Capture:
     def _not_finite(self, site: Site, x: Tensor) -> str:
         """Return how many numbers are not finite, without those of padding."""
         if site.what == "tokens":
-            x = numerics.prepared(*sets_with_mask(x, self.stack.layout, self.context, prefix=self.config.prefix))
+            x = numerics.prepare(*sets_with_mask(x, self.stack.layout, self.context, prefix=self.config.prefix))
         return nonfinite.describe_counts(*nonfinite.count_nonfinite(x))
 
     def _update(self, stats: LayerStats, x: Tensor) -> None:

@@ -43,9 +43,8 @@ from uncollapse.diagnosis.stats.streaming import (
 from uncollapse.diagnosis.verdict import Subject
 from uncollapse.io import files
 from uncollapse.metrics import robust
-from uncollapse.metrics.bootstrap import Bootstrap, Interval
-from uncollapse.metrics.hypersphere import SHARPEST, check_sharpness
-from uncollapse.metrics.intervals import check_exponent, uniformity_gap
+from uncollapse.metrics.bootstrap import Bootstrap, Interval, check_exponent
+from uncollapse.metrics.hypersphere import SHARPEST, check_sharpness, uniformity_gap
 from uncollapse.pairwise import numerics
 
 HEAD = ("t", "alpha", "seed")  # keys of a stored state: how it was measured

@@ -16,9 +16,9 @@ from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
 from uncollapse.metrics import robust
-from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
+from uncollapse.pairwise.cosine import pair_cosine
 
 WIDEST = 1536  # features up to which moments of all tokens are kept: 36 MiB per layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch used for measures of the dataset, or twice the features if that is more
@@ -69,7 +69,7 @@ class LayerStats:
 
     def update(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
         """Add the sets of tokens x (b, n, d) of a batch, where mask (b, n) is True for real tokens."""
-        x = numerics.tokens(x.detach(), mask)
+        x = numerics.prepare_tokens(x.detach(), mask)
         sample = self._reservoir(x)
         if self._heatmap is None:
             self._heatmap = self.config.seed, cosine_map(x[0], None if mask is None else mask[0])
@@ -203,7 +203,7 @@ class LayerStats:
             self._add(name, metric_function(name)(x, real), real)
         if context.causal:
             self._add("first_token_norm", first_token_norm(x, real), real)
-            real = robust.without_first(real)
+            real = robust.drop_first_token(real)
         self._add("robust_cosine", robust.robust_cosine(x, real), real)
         self._add("rank_share", robust.rank_share(x, real), real, least=3)
 
@@ -223,14 +223,14 @@ def metric_function(name: str) -> Callable[..., Tensor]:
 
 def mean_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean real token of each set, (b, n, d) -> (b, d)."""
-    x = numerics.prepared(x, mask)
+    x = numerics.prepare(x, mask)
     return x.sum(-2) / numerics.real_count(x, mask).clamp(min=1)[..., None]
 
 
 def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:
     """Return the norm of the first real token over the median norm of the others, (b, n, d) -> (b,)."""
     norms = torch.linalg.vector_norm(x.double(), dim=-1)
-    others = robust.without_first(mask)
+    others = robust.drop_first_token(mask)
     first = norms.masked_fill(~(mask & ~others), 0).sum(-1)
     median = norms.masked_fill(~others, torch.nan).nanmedian(-1).values
     return torch.where(median > 0, first / median, 1.0)
@@ -257,7 +257,7 @@ def thin_spectrum(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
 
 def dataset_spectrum(moments: Moments | None, rows: Tensor) -> Tensor:
     """Return the singular values of all tokens minus their mean, or of a sample if they are too wide for moments."""
-    return moments.spectrum(center=True) if moments else gram_spectrum(numerics.centred(rows.double(), None))
+    return moments.spectrum(center=True) if moments else gram_spectrum(numerics.center(rows.double(), None))
 
 
 def dataset_measures(moments: Moments | None, rows: Tensor, sigma: Tensor, t: float) -> dict[str, Tensor]:

@@ -2,8 +2,13 @@
 
 from uncollapse.losses.align_uniform import align_loss, uniform_loss
 from uncollapse.losses.contra_uniform import contra_uniform_loss
-from uncollapse.losses.cutmix import PatchMix, cutmix_patches
-from uncollapse.losses.diverse_patch import patch_contrastive_loss, patch_cosine_loss, patch_mixing_loss
+from uncollapse.losses.diverse_patch import (
+    PatchMix,
+    cutmix_patches,
+    patch_contrastive_loss,
+    patch_cosine_loss,
+    patch_mixing_loss,
+)
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.registry import discover
 

@@ -5,11 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from uncollapse.losses.checks import check_pair, check_rows
-from uncollapse.metrics.hypersphere import PAPER, distances, log_potential
 from uncollapse.pairwise import Pairs, all_pairs, all_ranks
-from uncollapse.pairwise.numerics import as_full, unit_rows
+from uncollapse.pairwise.numerics import check_pair, check_rows, to_full, unit_rows
+from uncollapse.pairwise.potential import log_potential, pair_distances
 from uncollapse.registry import loss
+
+PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.10242"
 
 
 @loss(needs=("tokens", "pairs"), paper=PAPER)
@@ -39,7 +40,7 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
     check_pair(x, y, gather=gather)
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}.")
-    return all_ranks.mean(distances(x, y, alpha, None, normalize), gather)
+    return all_ranks.mean(pair_distances(x, y, alpha, None, normalize), gather)
 
 
 @loss(needs=("tokens",), paper=PAPER)
@@ -103,7 +104,7 @@ def uniform_loss(
 
 def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool, gather: bool) -> Tensor:
     """(...): the logarithm of the mean potential of x against the queue and, if asked for, within x."""
-    n, keys = all_ranks.row_count(x, gather), queue.shape[0]
+    n, keys = all_ranks.total_rows(x, gather), queue.shape[0]
     outer = _against(x, queue, t, normalize, gather)
     inner = n * (n - 1) // 2 if within else 0
     if not inner:
@@ -114,9 +115,9 @@ def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: boo
 
 def _against(x: Tensor, queue: Tensor, t: float, normalize: bool, gather: bool) -> Tensor:
     """(...): log Σ_ik exp(−t‖x_i − q_k‖²) = log Σ_ik exp(2t x_i·q_k − t‖x_i‖² − t‖q_k‖²)."""
-    full = as_full(x)
+    full = to_full(x)
     if normalize:
-        rows, queue = unit_rows(full), unit_rows(as_full(queue)).to(full.dtype)
+        rows, queue = unit_rows(full), unit_rows(to_full(queue)).to(full.dtype)
     else:  # the three terms of a distance cancel: give them more digits
         rows, queue = full.double(), queue.double()
     sums = all_pairs(rows, queue, None, 1 / (2 * t), Pairs(), -t * queue.square().sum(-1))[1]

@@ -5,15 +5,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uncollapse import distributed
-from uncollapse.losses.checks import check_matrix, check_rows
-from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.pairwise import all_ranks, logsumexp
-from uncollapse.pairwise.numerics import check_temperature, prepared, real_count, unit_rows
+from uncollapse.pairwise.numerics import check_matrix, check_rows, check_temperature, prepare, real_count, unit_rows
 from uncollapse.registry import loss
 
+PAPER = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
 
-@loss(needs=("tokens",), paper=CONTRA_NORM)
+
+@loss(needs=("tokens",), paper=PAPER)
 def contra_uniform_loss(
     x: Tensor,
     *,
@@ -56,14 +55,14 @@ def contra_uniform_loss(
     check_temperature(temperature)
     if form == "published":
         check_matrix(x)
-    h = prepared(x, mask)
+    h = prepare(x, mask)
     h = unit_rows(h) if normalize else h
-    across = gather and h.dim() == 2 and distributed.world_size() > 1
+    across = h.dim() == 2 and all_ranks.spans_ranks(gather)
     if across and mask is not None:
         h, mask = h[mask], None
     each = logsumexp(h, h, temperature=temperature, mask=mask)  # (..., n)
     if across:
-        each = all_ranks.joined(each, all_ranks.log_sum(h, h, temperature))
+        each = all_ranks.log_add(each, all_ranks.log_sum(h, h, temperature))
     if mask is not None:
         each = each.masked_fill(~mask, 0)
     if form == "published":

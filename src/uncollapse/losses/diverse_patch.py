@@ -3,16 +3,17 @@
 All act on patch tokens only: leave out the class token and other prefix tokens before.
 """
 
-from typing import Literal
+import math
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, cross_entropy
+from torch.nn.functional import avg_pool2d, cross_entropy, one_hot
 
-from uncollapse.losses.checks import check_pair, check_rows
-from uncollapse.losses.info_nce import against
-from uncollapse.metrics.similarity import pair_cosine
-from uncollapse.pairwise.numerics import as_full, prepared, real_count
+from uncollapse.losses.info_nce import contrast
+from uncollapse.pairwise.cosine import pair_cosine
+from uncollapse.pairwise.numerics import check_pair, check_rows, prepare, real_count, to_full
 from uncollapse.registry import loss
 
 PAPER = "Vision Transformers with Patch Diversification, arXiv 2104.12753"
@@ -41,7 +42,7 @@ def patch_cosine_loss(h: Tensor, *, absolute: bool = False, mask: Tensor | None 
     tensor(0.3333)
     """
     check_rows(h, mask, "h")
-    h = prepared(h, mask)
+    h = prepare(h, mask)
     return pair_cosine(h, real_count(h, mask), absolute).mean()
 
 
@@ -78,15 +79,15 @@ def patch_contrastive_loss(
     tensor(0.3869)
     """
     _check_contrast(e, h, negative, grid)
-    e, h = as_full(e.detach() if detach else e), as_full(h)
+    e, h = to_full(e.detach() if detach else e), to_full(h)
     own = (e * h).sum(-1)  # (..., n)
     n = h.shape[-2]
     if negative == "all":
-        return against(own, (e * h.mean(-2, keepdim=True)).sum(-1)).mean()
+        return contrast(own, (e * h.mean(-2, keepdim=True)).sum(-1)).mean()
     others = (e * (h.sum(-2, keepdim=True) - h)).sum(-1) / (n - 1)
     if grid is None or negative == "others":
-        return against(own, others).mean()
-    return against(own, torch.logaddexp(others, (e * _window_mean(h, grid)).sum(-1))).mean()
+        return contrast(own, others).mean()
+    return contrast(own, torch.logaddexp(others, (e * _window_mean(h, grid)).sum(-1))).mean()
 
 
 @loss(needs=("logits", "labels"), paper=PAPER)
@@ -114,7 +115,7 @@ def patch_mixing_loss(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.shape != expected:
         kind = "probabilities" if soft else "class indices"
         raise ValueError(f"labels as {kind} must have shape {tuple(expected)}, got {tuple(labels.shape)}.")
-    full = as_full(logits)
+    full = to_full(logits)
     if soft:
         return cross_entropy(full.flatten(0, -2), labels.to(full).flatten(0, -2))
     return -full.log_softmax(-1).gather(-1, labels.long().unsqueeze(-1)).mean()
@@ -136,3 +137,110 @@ def _check_contrast(e: Tensor, h: Tensor, negative: str, grid: tuple[int, int] |
         raise ValueError(f"negative={negative!r} needs at least two patches, got one; use negative='all'.")
     if negative == "three_way" and (grid is None or grid[0] * grid[1] != n):
         raise ValueError(f"negative='three_way' needs grid=(rows, columns) with rows·columns = {n}, got {grid}.")
+
+
+Box = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right are the first ones outside
+
+
+class PatchMix(NamedTuple):
+    """Mixed images (B, c, H, W), the labels (B, n, C) of their patches, and which image (B,) was pasted into each."""
+
+    images: Tensor
+    labels: Tensor
+    partner: Tensor
+
+
+def cutmix_patches(
+    images: Tensor,
+    labels: Tensor,
+    patch_size: int | tuple[int, int],
+    *,
+    num_classes: int | None = None,
+    alpha: float = 1.0,
+    generator: torch.Generator | None = None,
+    box: Box | None = None,
+) -> PatchMix:
+    """Paste one box of each image's partner into it, and label every patch by the pixels that it holds.
+
+        y_patch = (1 − a)·y + a·y_partner,   a = pixels of the patch inside the box / pixels of the patch
+
+    DiversePatch (Gong et al. 2021, arXiv 2104.12753), on CutMix (arXiv 1905.04899). As in timm, there is one box for
+    the batch, and the partner of image i is image B−1−i (with odd B the middle one is its own). λ ~ Beta(α, α), the box
+    has √(1−λ) of the height and of the width, its centre is uniform over the pixels, and it is clipped at the borders.
+
+    Args:
+        images: (B, c, H, W); H and W are multiples of the patch size.
+        labels: class indices (B,), or probabilities (B, C).
+        patch_size: of a square patch, or (height, width).
+        num_classes: C; needed with class indices.
+        alpha: α of the Beta distribution, positive.
+        generator: where the random numbers come from; without it, torch's own. It must be on the CPU.
+        box: (top, bottom, left, right) in pixels, bottom and right exclusive, instead of a random one.
+
+    Returns:
+        `PatchMix(images, labels, partner)` with new images, labels (B, n, C) of the n patches in row-major order, as a
+        ViT has them, and partner (B,). Labels are soft where a patch holds both; `labels.mean(1)` is the image's label.
+
+    >>> import torch
+    >>> mix = cutmix_patches(torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), 2, num_classes=2, box=(0, 4, 3, 4))
+    >>> mix.labels[0]
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000],
+            [1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
+    height, width = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    _check(images, labels, height, width)
+    rows, columns = images.shape[-2:]
+    top, bottom, left, right = box = _random_box(rows, columns, alpha, generator) if box is None else box
+    if not (0 <= top <= bottom <= rows and 0 <= left <= right <= columns):
+        raise ValueError(f"box is (top, bottom, left, right) within an image of {rows} by {columns} pixels, got {box}.")
+    mixed = images.clone()
+    mixed[..., top:bottom, left:right] = images.flip(0)[..., top:bottom, left:right]
+    target = _probabilities(labels, num_classes)
+    share = torch.outer(_overlap(rows, height, top, bottom), _overlap(columns, width, left, right)) / (height * width)
+    share = share.to(target).flatten()[:, None]  # (n, 1)
+    soft = (1 - share) * target[:, None] + share * target.flip(0)[:, None]  # (B, n, C)
+    return PatchMix(mixed, soft, torch.arange(len(images), device=images.device).flip(0))
+
+
+def _overlap(size: int, step: int, start: int, stop: int) -> Tensor:
+    """How many of the pixels start…stop−1 lie in each of the stretches of `step` pixels that make up `size`."""
+    edge = torch.arange(0, size, step, dtype=torch.float64)
+    return ((edge + step).clamp(max=stop) - edge.clamp(min=start)).clamp(min=0)
+
+
+def _random_box(rows: int, columns: int, alpha: float, generator: torch.Generator | None) -> Box:
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}.")
+    # torch draws from a Beta distribution only without a generator, so torch gives the seed
+    random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+    ratio = math.sqrt(1 - random.beta(alpha, alpha))
+    top, bottom = _clip(int(random.integers(rows)), int(rows * ratio) // 2, rows)
+    left, right = _clip(int(random.integers(columns)), int(columns * ratio) // 2, columns)
+    return top, bottom, left, right
+
+
+def _clip(centre: int, half: int, size: int) -> tuple[int, int]:
+    return max(centre - half, 0), min(centre + half, size)
+
+
+def _probabilities(labels: Tensor, num_classes: int | None) -> Tensor:
+    if labels.is_floating_point():
+        return labels
+    if num_classes is None:
+        raise ValueError("Class indices need num_classes; or pass labels as probabilities (B, C).")
+    return one_hot(labels.long(), num_classes).to(torch.get_default_dtype())
+
+
+def _check(images: Tensor, labels: Tensor, height: int, width: int) -> None:
+    if images.dim() != 4:
+        raise ValueError(f"images must have shape (B, channels, H, W), got {tuple(images.shape)}.")
+    if height < 1 or width < 1 or images.shape[-2] % height or images.shape[-1] % width:
+        raise ValueError(
+            f"The height and width of images must be multiples of patch_size ({height}, {width}), "
+            f"got {tuple(images.shape[-2:])}; resize or crop them first."
+        )
+    shape = "(B, C) of probabilities" if labels.is_floating_point() else "(B,) of class indices"
+    if labels.dim() != (2 if labels.is_floating_point() else 1) or len(labels) != len(images):
+        raise ValueError(f"labels must have shape {shape} with B = {len(images)}, got {tuple(labels.shape)}.")

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from uncollapse import distributed
-from uncollapse.losses.checks import check_matrix, check_pair
 from uncollapse.pairwise import Pairs, all_pairs, all_ranks, log_sums, logsumexp
-from uncollapse.pairwise.numerics import as_full, check_temperature, unit_rows
+from uncollapse.pairwise.numerics import check_matrix, check_pair, check_temperature, to_full, unit_rows
 from uncollapse.registry import loss
 
 
@@ -62,10 +60,10 @@ def info_nce(
     """
     check_pair(x, y, gather=gather)
     _check(x, temperature, negatives, queue, symmetric)
-    given = [as_full(t) for t in (x, y, negatives, queue) if isinstance(t, Tensor)]
+    given = [to_full(t) for t in (x, y, negatives, queue) if isinstance(t, Tensor)]
     rows = [unit_rows(t) for t in given] if normalize else given
     x, y, others = rows[0], rows[1], rows[2:]
-    across = gather and distributed.world_size() > 1
+    across = all_ranks.spans_ranks(gather)
     own = isinstance(negatives, str)
     if own and negatives == "both":
         each = _both_views(x, y, temperature, across)
@@ -88,15 +86,15 @@ def _one_direction(
     for keys in others:
         queries = x if keys.dim() == 2 else x.unsqueeze(-2)  # (B, 1, d) against (B, M, d)
         sums.append(logsumexp(queries, keys, temperature=temperature).reshape(x.shape[0]))
-    return against(_positive(x, y, temperature), reduce(all_ranks.joined, sums))
+    return contrast(_positive(x, y, temperature), reduce(all_ranks.log_add, sums))
 
 
 def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
     """(2B,): x_i and y_i against the rest of y, and against the rest of x."""
     negative = torch.cat(log_sums(x, y, temperature, exclude_self=True))
     if across:
-        negative = all_ranks.joined(negative, torch.cat(all_ranks.log_sums(x, y, temperature)))
-    return against(_positive(x, y, temperature).repeat(2), negative)
+        negative = all_ranks.log_add(negative, torch.cat(all_ranks.log_sums(x, y, temperature)))
+    return contrast(_positive(x, y, temperature).repeat(2), negative)
 
 
 def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
@@ -106,15 +104,15 @@ def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool)
     pairs = Pairs(no_self=True, excluded=torch.stack([row, row.roll(x.shape[0])]))
     negative = all_pairs(z, z, None, temperature, pairs)[1]
     if across:
-        negative = all_ranks.joined(negative, all_ranks.log_sum(z, z, temperature))
-    return against(_positive(x, y, temperature).repeat(2), negative)
+        negative = all_ranks.log_add(negative, all_ranks.log_sum(z, z, temperature))
+    return contrast(_positive(x, y, temperature).repeat(2), negative)
 
 
 def _positive(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
     return (x * y).sum(-1) / temperature
 
 
-def against(positive: Tensor, negative: Tensor) -> Tensor:
+def contrast(positive: Tensor, negative: Tensor) -> Tensor:
     """−log[e^p / (e^p + e^n)] = log(1 + e^{n−p}): keeps the digits of small losses; log(e^p + e^n) − p cancels."""
     return softplus(negative - positive, threshold=40.0)  # beyond it n − p: e^−40 is below the rounding of float64
 

@@ -1,10 +1,9 @@
 """Measures of collapse: pure functions on tensors, registered with their facts in `uncollapse.registry.METRICS`."""
 
 from uncollapse.metrics.attention import attention_entropy, attention_similarity, attention_std
-from uncollapse.metrics.bootstrap import Interval
+from uncollapse.metrics.bootstrap import Interval, alignment_interval, uniformity_interval
 from uncollapse.metrics.graph import dirichlet_energy, group_distance_ratio, mean_average_distance
-from uncollapse.metrics.hypersphere import alignment, pairwise_potential, uniformity, uniformity_optimum
-from uncollapse.metrics.intervals import alignment_interval, uniformity_gap, uniformity_interval
+from uncollapse.metrics.hypersphere import alignment, pairwise_potential, uniformity, uniformity_gap, uniformity_optimum
 from uncollapse.metrics.similarity import (
     feature_correlation,
     feature_variance,

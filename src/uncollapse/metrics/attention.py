@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from uncollapse.metrics.similarity import CONTRA_NORM, pair_cosine
+from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.pairwise import numerics
+from uncollapse.pairwise.cosine import pair_cosine
 from uncollapse.registry import metric
 
 DIVERSE_PATCH = "Vision Transformers with Patch Diversification, arXiv 2104.12753"
@@ -34,7 +35,7 @@ def attention_similarity(attn: Tensor, mask: Tensor | None = None, *, prefix: in
     >>> attention_similarity(torch.full((2, 4, 4), 0.25))
     tensor(1.)
     """
-    attn, mask = _kept(attn, mask, prefix)
+    attn, mask = _prepare_maps(attn, mask, prefix)
     return pair_cosine(attn, numerics.real_count(attn, mask)).mean(-1)
 
 
@@ -58,9 +59,9 @@ def attention_std(attn: Tensor, mask: Tensor | None = None, *, prefix: int = 0) 
     >>> attention_std(torch.eye(2).expand(3, 2, 2))
     tensor(0.5000)
     """
-    attn, mask = _kept(attn, mask, prefix)
+    attn, mask = _prepare_maps(attn, mask, prefix)
     count = numerics.real_count(attn, mask).clamp(min=1)
-    shift = numerics.centred(attn.mT, mask)  # keys in rows
+    shift = numerics.center(attn.mT, mask)  # keys in rows
     variance = shift.square().sum(-2) / count[..., None]  # (..., heads, n)
     uneven = variance > 0
     deviation = torch.where(uneven, variance, 1).sqrt() * uneven
@@ -89,13 +90,13 @@ def attention_entropy(attn: Tensor, mask: Tensor | None = None, *, prefix: int =
     >>> attention_entropy(torch.full((1, 4, 4), 0.25))
     tensor(1.)
     """
-    attn, mask = _kept(attn, mask, prefix)
+    attn, mask = _prepare_maps(attn, mask, prefix)
     count = numerics.real_count(attn, mask)
     entropy = -(attn * torch.where(attn > 0, attn, 1).log()).sum((-2, -1)) / count.clamp(min=1)
     return (entropy / count.clamp(min=2).log()).masked_fill(count < 2, 0).mean(-1)
 
 
-def _kept(attn: Tensor, mask: Tensor | None, prefix: int) -> tuple[Tensor, Tensor | None]:
+def _prepare_maps(attn: Tensor, mask: Tensor | None, prefix: int) -> tuple[Tensor, Tensor | None]:
     """Maps without prefix tokens and zero at unreal ones, checked, and the mask (..., 1, n) of what is left."""
     numerics.check_float(attn, "attn")
     if attn.dim() < 3 or attn.shape[-1] != attn.shape[-2] or attn.shape[-3] == 0:
@@ -105,7 +106,7 @@ def _kept(attn: Tensor, mask: Tensor | None, prefix: int) -> tuple[Tensor, Tenso
     if mask is not None:
         numerics.check_mask(mask, attn.shape[:-3] + attn.shape[-1:])
         mask = mask[..., None, prefix:]
-    attn = numerics.prepared(attn[..., prefix:, prefix:], mask)
+    attn = numerics.prepare(attn[..., prefix:, prefix:], mask)
     if mask is not None:
         attn = attn.masked_fill(~mask[..., None, :], 0)
     numerics.check_finite(attn, "attn")

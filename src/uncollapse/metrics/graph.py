@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from uncollapse import distributed
 from uncollapse.pairwise import all_ranks, check_pairs, numerics
 from uncollapse.registry import metric
 
@@ -52,7 +51,7 @@ def dirichlet_energy(
     size = float(max(1, len(nodes)))
     if normalize == "degree":
         nodes = nodes * (1 + _degrees(edges, len(nodes))).rsqrt()[:, None]
-    energy = sum((_squared_differences(nodes, part) for part in _parts(edges)), nodes.new_zeros(()))
+    energy = sum((_squared_differences(nodes, part) for part in _edge_chunks(edges)), nodes.new_zeros(()))
     if normalize == "norm":
         squared = nodes.square().sum()
         return (energy / torch.where(squared > 0, squared, 1)).to(numerics.full_dtype(x))
@@ -81,7 +80,7 @@ def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
     nodes, edges = _graph(x, edge_index)
     unit, degrees = numerics.unit_rows(nodes), _degrees(edges, len(nodes))
     total = nodes.new_zeros(())
-    for i, j in _parts(edges):
+    for i, j in _edge_chunks(edges):
         share = 1 / degrees[i] + 1 / degrees[j]  # an edge counts at both of its ends
         total = total + (share * (1 - (unit[i] * unit[j]).sum(-1))).sum()
     return (total / (degrees > 0).sum().clamp(min=1)).to(numerics.full_dtype(x))
@@ -111,14 +110,14 @@ def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> 
     tensor(4.)
     """
     nodes = _nodes(x)
-    group, sizes = _groups(labels, len(nodes), gather)
+    group, sizes = _number_classes(labels, len(nodes), gather)
     between, within = nodes.new_zeros(()), nodes.new_zeros(())
     for rows in _tiles(nodes, nodes):
         given = nodes[rows], group[rows], nodes, group, sizes
         sums = checkpoint(_distance_sums, *given, use_reentrant=False, preserve_rng_state=False)
         within, between = within + sums[0], between + sums[1]
-    if gather and distributed.world_size() > 1:
-        within, between = _spread_sums(nodes, group, sizes, within.detach(), between.detach())
+    if all_ranks.spans_ranks(gather):
+        within, between = _sums_over_ranks(nodes, group, sizes, within.detach(), between.detach())
     within, between = within / (sizes > 1).sum(), between / (len(sizes) * (len(sizes) - 1))
     apart = torch.where(between > 0, math.inf, 0.0)
     return torch.where(within > 0, between / torch.where(within > 0, within, 1), apart).to(numerics.full_dtype(x))
@@ -130,10 +129,12 @@ def _tiles(nodes: Tensor, others: Tensor) -> Iterator[slice]:
     return (slice(start, start + height) for start in range(0, len(nodes), height))
 
 
-def _spread_sums(nodes: Tensor, group: Tensor, sizes: Tensor, within: Tensor, between: Tensor) -> tuple[Tensor, Tensor]:
+def _sums_over_ranks(
+    nodes: Tensor, group: Tensor, sizes: Tensor, within: Tensor, between: Tensor
+) -> tuple[Tensor, Tensor]:
     """`_distance_sums` over all processes, from those of the pairs within this one."""
     with torch.no_grad():
-        for (others, their_group), _ in all_ranks.around([nodes, group]):
+        for (others, their_group), _ in all_ranks.peer_chunks([nodes, group]):
             for rows in _tiles(nodes, others):
                 sums = _distance_sums(nodes[rows], group[rows], others, their_group, sizes)
                 within, between = within + sums[0], between + sums[1]
@@ -152,13 +153,13 @@ def _distance_sums(
     return within, between
 
 
-def _groups(labels: Tensor, n: int, gather: bool) -> tuple[Tensor, Tensor]:
+def _number_classes(labels: Tensor, n: int, gather: bool) -> tuple[Tensor, Tensor]:
     """The class of each node, counted from 0, and the size of each class, also of the nodes of other processes."""
     if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"labels must be integers of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}.")
     names, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    if gather and distributed.world_size() > 1:
-        there = distributed.gather_objects((names.tolist(), sizes.tolist()))
+    if all_ranks.spans_ranks(gather):
+        there = all_ranks.gather_objects((names.tolist(), sizes.tolist()))
         whole = Counter({name: 0 for some, _ in there for name in some})
         for some, counted in there:
             whole.update(dict(zip(some, counted, strict=True)))
@@ -177,7 +178,7 @@ def _nodes(x: Tensor) -> Tensor:
     """x checked, in float64."""
     if x.dim() != 2:
         raise ValueError(f"x must have shape (n, d), the nodes of one graph, got {tuple(x.shape)}.")
-    return numerics.tokens(x, None).double()
+    return numerics.prepare_tokens(x, None).double()
 
 
 def _graph(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +190,7 @@ def _graph(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
     return nodes, torch.stack([key // max(1, n), key % max(1, n)])
 
 
-def _parts(edges: Tensor) -> Iterator[Tensor]:
+def _edge_chunks(edges: Tensor) -> Iterator[Tensor]:
     return (edges[:, start : start + EDGES] for start in range(0, edges.shape[1], EDGES))
 
 

@@ -1,14 +1,12 @@
 """Alignment and uniformity on the unit sphere (Wang & Isola, arXiv 2005.10242)."""
 
 import math
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from uncollapse import distributed
-from uncollapse.pairwise import Pairs, all_pairs, all_ranks, numerics
+from uncollapse.pairwise import all_ranks, numerics
+from uncollapse.pairwise.potential import log_potential, pair_distances
 from uncollapse.registry import metric
 
 SHARPEST = 1e6  # beyond which the series of the optimum would take too long
@@ -54,12 +52,12 @@ def alignment(
         raise ValueError(f"x and y must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}.")
-    numerics.check_finite(numerics.prepared(x, mask), "x")
-    numerics.check_finite(numerics.prepared(y, mask), "y")
-    all_ranks.check_set(x, gather)
-    each = distances(x, y, alpha, mask, normalize)
+    numerics.check_finite(numerics.prepare(x, mask), "x")
+    numerics.check_finite(numerics.prepare(y, mask), "y")
+    all_ranks.check_one_set(x, gather)
+    each = pair_distances(x, y, alpha, mask, normalize)
     summed = all_ranks.total(each.sum(-1), gather)
-    return summed / all_ranks.total(numerics.real_count(numerics.as_full(x), mask), gather).clamp(min=1)
+    return summed / all_ranks.total(numerics.real_count(numerics.to_full(x), mask), gather).clamp(min=1)
 
 
 @metric(better="lower", bounds=(None, 0), paper=PAPER)
@@ -95,8 +93,8 @@ def uniformity(
     tensor(-8.)
     """
     check_sharpness(t)
-    all_ranks.check_set(x, gather)
-    return log_potential(numerics.tokens(x, mask), t, mask, exclude_self, normalize, gather)
+    all_ranks.check_one_set(x, gather)
+    return log_potential(numerics.prepare_tokens(x, mask), t, mask, exclude_self, normalize, gather)
 
 
 @metric(better="lower", bounds=(0, 1), paper=PAPER)
@@ -162,85 +160,29 @@ def check_sharpness(t: float) -> None:
         raise ValueError(f"t must be positive and finite, got {t}.")
 
 
-def distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
-    """(..., n): what `alignment` is the mean of, 0 for rows that are not real; the gradient at equal rows is 0."""
-    x, y = numerics.prepared(x, mask), numerics.prepared(y, mask)
-    if normalize:
-        x, y = numerics.unit_rows(x), numerics.unit_rows(y)
-    squared = (x - y).square().sum(-1)
-    apart = squared != 0  # NaN is apart, and stays NaN
-    return torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
+# the power has no gradient at 0
 
 
-def log_potential(
-    x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool, gather: bool = False
-) -> Tensor:
-    """`uniformity` without its checks, for the losses. Differentiable once."""
-    x = numerics.prepared(x, mask)
-    if gather and distributed.world_size() > 1:
-        return _spread_potential(x if mask is None else x[mask], t, exclude_self, normalize)
-    if x.numel() == 0:
-        return x.sum((-2, -1))
-    # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
-    points = x if normalize else numerics.centred(x.double(), mask)
-    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self, normalize)  # type: ignore[no-untyped-call]
-    if mask is None and x.shape[-2] > 1:
-        return (log_sum - math.log(x.shape[-2] * (x.shape[-2] - exclude_self))).to(x.dtype)
-    count = numerics.real_count(points, mask)
-    pairs = count * (count - 1 if exclude_self else count)
-    return (log_sum - pairs.clamp(min=1).log()).masked_fill(pairs < 1, 0).to(x.dtype)
+def uniformity_gap(value: float | Tensor, d: int, t: float = 2.0) -> float:
+    """How far a uniformity is from the optimum, in percent: 0 = as even as the uniform distribution, 100 = one point.
 
+        100·(u − u*) / (0 − u*),   u* = uniformity_optimum(d, t)
 
-def _spread_potential(x: Tensor, t: float, exclude_self: bool, normalize: bool) -> Tensor:
-    """The same for rows (n, d) of one set that is spread over processes."""
-    points = numerics.unit_rows(x) if normalize else all_ranks.centred(x.double(), None)
-    fall = -t * points.square().sum(-1)  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
-    own = all_pairs(points, points, None, 1 / (2 * t), Pairs(no_self=exclude_self), fall)[1]
-    sums = all_ranks.joined(own, all_ranks.log_sum(points, points, 1 / (2 * t), fall)) + fall
-    n = all_ranks.row_count(x)
-    pairs = n * (n - 1 if exclude_self else n)
-    if pairs < 1:
-        return all_ranks.total(x.sum()) * 0
-    return (all_ranks.log_total(sums) - math.log(pairs)).to(x.dtype)
+    The optimum depends on the dimension, and so do uniformities; this is how models of different widths are compared.
+    Small samples may lie a little below the optimum, so that it is negative.
 
+    Args:
+        value: a `uniformity`, at most 0; what rounding leaves above it counts as 0.
+        d: dimension of the space, at least 1.
+        t: the sharpness that the value was taken with.
 
-class _LogPotentialSum(torch.autograd.Function):
-    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows, of length one if `normalize`; 0 where no pair is left.
-
-    The gradient, 4t Σ_j p_ij (x_j − x_i) with p_ij the share of a pair in the sum, needs only the softmax means of the
-    rows. They come with the sums, so one walk over the pairs serves both directions.
+    >>> round(uniformity_gap(-3.41, 128), 1)
+    13.4
     """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
-        inverse = numerics.inverse_norms(x).unsqueeze(-1) if normalize else None
-        x = x if inverse is None else x * inverse
-        values, pairs = (x if ctx.needs_input_grad[0] else None), Pairs(no_self=exclude_self)
-        if inverse is not None and mask is None and _all_positive(inverse):  # −t‖x_i − x_j‖² = 2t x_i·x_j − 2t
-            means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs)
-            sums = sums - 2 * t
-        else:  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
-            fall = -t * torch.linalg.vector_norm(x, dim=-1).square()
-            fall = fall if mask is None else fall.masked_fill(~mask, -torch.inf)
-            means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs, fall)
-            sums = sums + fall  # (..., n): −inf for rows that are not real
-        total = torch.logsumexp(sums, -1, keepdim=True)
-        total = total.masked_fill(torch.isneginf(total), 0)
-        if ctx.needs_input_grad[0]:
-            slope = means.sub_(x).mul_((sums - total).exp().mul_(4 * t)[..., None])
-            if inverse is not None:  # through the division by the lengths: across the rows only
-                slope.addcmul_(x, (slope * x).sum(-1, keepdim=True), value=-1).mul_(inverse)
-            ctx.save_for_backward(slope)
-        return total.squeeze(-1)
-
-    @staticmethod
-    def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # the slopes were computed without a graph: their own gradient would be missing
-            raise RuntimeError("uniformity can be differentiated once only; leave out create_graph=True.")
-        (slope,) = ctx.saved_tensors
-        return slope * d_total[..., None, None], None, None, None, None
+    found, optimum = float(value), uniformity_optimum(d, t)
+    if not found <= ROUNDING * (1 + t):
+        raise ValueError(f"value is a uniformity, which is at most 0, got {found}.")
+    return 100 * (1 - min(found, 0.0) / optimum)
 
 
-def _all_positive(x: Tensor) -> bool:
-    """Whether no entry is 0; not known where a look would stall."""
-    return not torch.compiler.is_compiling() and x.device.type == "cpu" and x.amin().item() > 0
+ROUNDING = 1e-5

@@ -8,9 +8,9 @@ every other feature. Here these features are left out, tokens are taken at lengt
 import torch
 from torch import Tensor
 
-from uncollapse.metrics.similarity import pair_cosine
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
+from uncollapse.pairwise.cosine import pair_cosine
 
 FEATURES = 3  # features of largest energy that are left out, of one in sixteen at most
 REST = 1e-6  # share of the energy that the other features must hold; otherwise the largest are all there is
@@ -18,7 +18,7 @@ FLAT = 1e-10  # spread over energy below which unit rows are equal up to roundin
 FLOOR = 1e-3  # features are standardised up to a thousandth of the largest deviation: smaller ones are noise
 
 
-def without_largest(x: Tensor) -> tuple[Tensor, int]:
+def drop_largest_features(x: Tensor) -> tuple[Tensor, int]:
     """x (..., n, d) with zeros in the features of largest energy of each set, and how many they are."""
     k = min(FEATURES, x.shape[-1] // 16)
     if k == 0 or x.numel() == 0:
@@ -31,7 +31,7 @@ def without_largest(x: Tensor) -> tuple[Tensor, int]:
     return x.masked_fill(drop[..., None, :], 0), k
 
 
-def without_first(mask: Tensor) -> Tensor:
+def drop_first_token(mask: Tensor) -> Tensor:
     """mask (..., n) without the first real token of each sequence, wherever padding lies."""
     first = mask.cumsum(-1) == 1
     return mask & ~first
@@ -42,16 +42,16 @@ def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
 
     Zero tokens have no direction; where all of a set are zero, as after dead units, they are alike: 1.
     """
-    kept, _ = without_largest(numerics.prepared(x, mask).double())
+    kept, _ = drop_largest_features(numerics.prepare(x, mask).double())
     dead = (kept == 0).all(-1).all(-1)
     return pair_cosine(kept, mask.sum(-1).double()).clamp(-1, 1).masked_fill(dead, 1)
 
 
 def rank_share(x: Tensor, mask: Tensor) -> Tensor:
     """Effective rank of the centred unit tokens of each set over min(n − 1, d), (...) between 0 and 1; 0 if equal."""
-    kept, dropped = without_largest(numerics.prepared(x, mask))
+    kept, dropped = drop_largest_features(numerics.prepare(x, mask))
     unit = numerics.unit_rows(kept.double())
-    shift = numerics.centred(unit, mask)
+    shift = numerics.center(unit, mask)
     flat = shift.square().sum((-2, -1)) <= FLAT * unit.square().sum((-2, -1))
     most = (mask.sum(-1) - 1).clamp(min=1, max=x.shape[-1] - dropped)
     rank = rank_from_singular_values(gram_spectrum(shift))
@@ -61,7 +61,7 @@ def rank_share(x: Tensor, mask: Tensor) -> Tensor:
 def sample_rank_share(rows: Tensor) -> Tensor:
     """Effective rank of rows (m, d) at length one, with standardised features, over min(m − 1, d); 0 if equal."""
     unit = numerics.unit_rows(rows.double())
-    shift = numerics.centred(unit, None)
+    shift = numerics.center(unit, None)
     if len(rows) < 2 or float(shift.square().sum()) <= FLAT * float(unit.square().sum()):
         return shift.new_zeros(())
     deviation = shift.square().mean(0).sqrt()

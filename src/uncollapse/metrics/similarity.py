@@ -2,13 +2,12 @@
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from uncollapse import distributed
 from uncollapse.pairwise import all_ranks, numerics
+from uncollapse.pairwise.cosine import pair_cosine
 from uncollapse.registry import metric
 
-TILE = 1 << 22  # largest number of cosines that are held at once
+# largest number of cosines that are held at once
 
 CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
 DECORR = "Feature Overcorrelation in Deep Graph Neural Networks: A New Perspective, arXiv 2206.07743"
@@ -40,10 +39,10 @@ def mean_cosine(
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]))
     tensor(0.3333)
     """
-    all_ranks.check_set(x, gather)
-    x = numerics.tokens(x, mask)
+    all_ranks.check_one_set(x, gather)
+    x = numerics.prepare_tokens(x, mask)
     if center:
-        x = all_ranks.centred(x, mask, gather)
+        x = all_ranks.center(x, mask, gather)
     return pair_cosine(x, numerics.real_count(x, mask), absolute, gather)
 
 
@@ -67,8 +66,10 @@ def token_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fals
     >>> token_variance(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
     tensor(2.)
     """
-    all_ranks.check_set(x, gather)
-    return all_ranks.total(all_ranks.centred(numerics.tokens(x, mask), mask, gather).square().sum((-2, -1)), gather)
+    all_ranks.check_one_set(x, gather)
+    return all_ranks.total(
+        all_ranks.center(numerics.prepare_tokens(x, mask), mask, gather).square().sum((-2, -1)), gather
+    )
 
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
@@ -92,8 +93,8 @@ def feature_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fa
     >>> feature_variance(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
     tensor(2.)
     """
-    all_ranks.check_set(x, gather)
-    x = numerics.tokens(x, mask)
+    all_ranks.check_one_set(x, gather)
+    x = numerics.prepare_tokens(x, mask)
     alone = x.shape[-1] == 1 or x.numel() == 0
     return all_ranks.total((x * 0).sum((-2, -1)) if alone else x.var(-1).sum(-1), gather)
 
@@ -119,10 +120,10 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool =
     >>> feature_correlation(torch.tensor([[1.0, 0.0, 1.0], [-1.0, 0.0, -1.0]]))
     tensor(0.3333)
     """
-    all_ranks.check_set(x, gather)
-    if gather and distributed.world_size() > 1:
-        return _spread_correlation(numerics.tokens(x, mask), mask)
-    columns = numerics.centred(numerics.tokens(x, mask), mask).mT  # (..., d, n)
+    all_ranks.check_one_set(x, gather)
+    if all_ranks.spans_ranks(gather):
+        return _correlation_over_ranks(numerics.prepare_tokens(x, mask), mask)
+    columns = numerics.center(numerics.prepare_tokens(x, mask), mask).mT  # (..., d, n)
     return pair_cosine(columns, columns.new_full(columns.shape[:-2], columns.shape[-2]), absolute=True)
 
 
@@ -149,8 +150,8 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: 
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
-    all_ranks.check_set(x, gather)
-    shift = all_ranks.centred(numerics.tokens(x, mask), mask, gather)
+    all_ranks.check_one_set(x, gather)
+    shift = all_ranks.center(numerics.prepare_tokens(x, mask), mask, gather)
     spread: Tensor = torch.linalg.vector_norm(shift, dim=-2, dtype=torch.float64)  # whose squares do not overflow
     variance = all_ranks.total(spread.square(), gather)
     total = variance.sum(-1)
@@ -158,48 +159,11 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: 
     return (largest / torch.where(total > 0, total, 1)).to(shift.dtype)
 
 
-def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool = False) -> Tensor:
-    """Mean cosine of pairs of different rows of x (..., n, d), `count` (...) of which are real and the others zero."""
-    inverse = numerics.inverse_norms(x)
-    selves, count = all_ranks.total((inverse > 0).sum(-1), gather), all_ranks.total(count, gather)
-    with torch.autocast(x.device.type, enabled=False):
-        if absolute:
-            total = (_absolute_sum(x * inverse[..., None], gather) - selves).clamp(min=0)
-        else:
-            total = all_ranks.total(inverse[..., None, :] @ x, gather).square().sum((-2, -1)) - selves  # O(nd)
-    mean: Tensor = total / (count * (count - 1)).clamp(min=1)
-    return mean.masked_fill(count < 2, 0)
-
-
-def _spread_correlation(x: Tensor, mask: Tensor | None) -> Tensor:
+def _correlation_over_ranks(x: Tensor, mask: Tensor | None) -> Tensor:
     """`feature_correlation` of rows (n, d) that are spread over processes: from the covariance, summed over them."""
-    shift = all_ranks.centred(x, mask).double()
+    shift = all_ranks.center(x, mask).double()
     gram = all_ranks.total(shift.mT @ shift)
     inverse = torch.where(gram.diagonal() > 0, gram.diagonal(), 1).rsqrt() * (gram.diagonal() > 0)
     correlation = (gram * inverse * inverse[:, None]).abs().clamp(max=1)
     d = x.shape[-1]
     return ((correlation.sum() - correlation.diagonal().sum()) / max(1, d * (d - 1))).to(x.dtype)
-
-
-def _absolute_sum(unit: Tensor, gather: bool) -> Tensor:
-    """Σ_ij |u_i·u_j| of unit rows (..., n, d), in row tiles that the backward pass computes again."""
-    n = unit.shape[-2]
-    height = max(1, TILE // max(1, unit.numel() // unit.shape[-1])) if unit.numel() else 1
-    total = unit.new_zeros(unit.shape[:-2])
-    for start in range(0, n, height):
-        rows, behind = unit[..., start : start + height, :], unit[..., start:, :]
-        total = total + checkpoint(_tile_sum, rows, behind, use_reentrant=False, preserve_rng_state=False)
-    if not gather or distributed.world_size() == 1:
-        return total
-    unit, total = unit.detach(), total.detach()
-    for (others,), _ in all_ranks.around([unit]):
-        height = max(1, TILE // len(others))
-        for start in range(0, n, height):
-            total = total + (unit[start : start + height] @ others.mT).abs().sum()
-    return all_ranks.total(total)
-
-
-def _tile_sum(rows: Tensor, behind: Tensor) -> Tensor:
-    """Σ |u_i·u_j| of rows against themselves, and twice against those behind them: the matrix is symmetric."""
-    cosine = (rows @ behind.mT).abs()
-    return 2 * cosine.sum((-2, -1)) - cosine[..., : rows.shape[-2]].sum((-2, -1))

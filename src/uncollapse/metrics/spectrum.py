@@ -175,16 +175,16 @@ def gram_spectrum(matrix: Tensor, gather: bool = False) -> Tensor:
     """
     squared: Tensor = torch.linalg.eigvalsh(_gram(matrix, gather)).flip(-1)
     if gather:
-        squared = squared[: all_ranks.row_count(matrix)]
+        squared = squared[: all_ranks.total_rows(matrix)]
     present = squared > NOISE * squared[..., :1]
     return torch.where(present, squared, 1).sqrt() * present
 
 
 def _matrix(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> Tensor:
     """x checked, in float64, with zeros for masked rows: they leave the singular values as they are."""
-    all_ranks.check_set(x, gather)
-    x = numerics.tokens(x, mask).double()
-    return all_ranks.centred(x, mask, gather) if center else x
+    all_ranks.check_one_set(x, gather)
+    x = numerics.prepare_tokens(x, mask).double()
+    return all_ranks.center(x, mask, gather) if center else x
 
 
 def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple
     if x.dtype != torch.float64 or (x.numel() == 0 and not gather):
         return matrix, matrix.new_ones(matrix.shape[:-2])
     peak = matrix.detach().abs().amax((-2, -1)) if x.numel() else matrix.new_zeros(())
-    peak = all_ranks.largest(peak, gather)
+    peak = all_ranks.maximum(peak, gather)
     scale = torch.where(peak > 0, peak, 1)
     return matrix / scale[..., None, None], scale
 

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from uncollapse import distributed
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.registry import metric
@@ -34,15 +33,15 @@ def lidar(x: Tensor, *, delta: float = 1e-4, gather: bool = False) -> Tensor:
     >>> lidar(views)
     tensor(2.)
     """
-    several = gather and distributed.world_size() > 1
+    several = all_ranks.spans_ranks(gather)
     if x.dim() != 3 or x.shape[1] < 2 or (len(x) < 2 and not several):
         raise ValueError(f"x must have shape (n, q, d) with at least 2 samples and 2 views, got {tuple(x.shape)}.")
     if not delta > 0:
         raise ValueError(f"delta must be positive, got {delta}.")
-    views = numerics.tokens(x, None).double()
-    within = numerics.centred(views, None).flatten(0, 1)  # (nq, d)
+    views = numerics.prepare_tokens(x, None).double()
+    within = numerics.center(views, None).flatten(0, 1)  # (nq, d)
     n = all_ranks.total(views.new_tensor(float(len(x))), gather)
-    between = all_ranks.centred(views.mean(1), None, gather) / n.sqrt()  # (n, d)
+    between = all_ranks.center(views.mean(1), None, gather) / n.sqrt()  # (n, d)
     spread = all_ranks.total(within.mT @ within, gather) / (n * x.shape[1])
     root, failed = torch.linalg.cholesky_ex(
         spread + delta * torch.eye(x.shape[-1], dtype=spread.dtype, device=x.device)
@@ -81,12 +80,12 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None, gather: bool 
         raise ValueError(
             f"x must have shape (n, d), got {tuple(x.shape)}; flatten batches first, for example x.flatten(0, 1)."
         )
-    there = min(all_ranks.row_count(x, gather) - 1, x.shape[1])
+    there = min(all_ranks.total_rows(x, gather) - 1, x.shape[1])
     high = min(there, 100) if high is None else high
     if not 1 <= low < high <= there:
         raise ValueError(f"1 ≤ low < high ≤ min(n − 1, d) = {there} is needed, got low = {low} and high = {high}.")
-    matrix = all_ranks.centred(numerics.tokens(x, None).double(), None, gather)
-    peak = all_ranks.largest(matrix.abs().amax() if x.numel() else matrix.new_zeros(()), gather)
+    matrix = all_ranks.center(numerics.prepare_tokens(x, None).double(), None, gather)
+    peak = all_ranks.maximum(matrix.abs().amax() if x.numel() else matrix.new_zeros(()), gather)
     sigma = gram_spectrum(matrix / torch.where(peak > 0, peak, 1), gather)[low - 1 : high]
     index = torch.arange(low, high + 1, dtype=sigma.dtype, device=x.device)[sigma > 0].log()
     if len(index) < 2:

@@ -22,8 +22,8 @@ from torch import Tensor
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.both_ways import log_sums_operator
 from uncollapse.pairwise.grid import Pairs as Pairs
-from uncollapse.pairwise.grid import by_query as by_query
 from uncollapse.pairwise.grid import keeps_weights
+from uncollapse.pairwise.grid import sort_by_query as sort_by_query
 from uncollapse.pairwise.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
@@ -71,7 +71,7 @@ def softmax_mean(
         raise ValueError(f"normalize is 'rows' or 'columns', got {normalize!r}.")
     pairs = _pairs(q, k, causal, exclude)
     _check_key_mask(mask, q, k, v)
-    k = _real_keys(k, mask)
+    k = _zero_masked(k, mask)
     if normalize == "columns":
         return column_mean(q, k, v, temperature, pairs, mask)
     if mask is not None:
@@ -98,7 +98,7 @@ def logsumexp(
     """
     pairs = _pairs(q, k, causal, exclude)
     _check_key_mask(mask, q, k, k)
-    k = _real_keys(k, mask)
+    k = _zero_masked(k, mask)
     return all_pairs(q, k, None, temperature, pairs, log_weight(mask, k))[1].to(q.dtype)
 
 
@@ -125,7 +125,7 @@ def column_mean(
     n, m = q.shape[-2], k.shape[-2]
     excluded = pairs.excluded
     if excluded is not None:
-        excluded = by_query(torch.stack([m - 1 - excluded[1], n - 1 - excluded[0]]))
+        excluded = sort_by_query(torch.stack([m - 1 - excluded[1], n - 1 - excluded[0]]))
     pairs = Pairs(offset=0, no_self=pairs.no_self, excluded=excluded, mirrored=False)
     bias = None if bias is None else bias.flip(-1)
     return _columns(k.flip(-2), q.flip(-2), v.flip(-2), temperature, pairs, bias).flip(-2)
@@ -133,8 +133,8 @@ def column_mean(
 
 def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None) -> Tensor:
     """Pᵀd (..., m, e): the adjoint of the mean, for d (..., n, e)."""
-    (q3, k3, b2), tau, batch = _prepared(q, k, d, temperature, bias)
-    d3 = _flat(d.to(q3.dtype), batch)
+    (q3, k3, b2), tau, batch = _prepare(q, k, d, temperature, bias)
+    d3 = _flatten(d.to(q3.dtype), batch)
     out: Tensor = spread_operator(q3, k3, d3, b2, tau, *_fields(pairs))
     return out.reshape(*batch, *out.shape[1:]).to(d.dtype)
 
@@ -149,8 +149,8 @@ def all_pairs(
     """
     if v is not None and v.shape[-2] != k.shape[-2]:
         raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
-    (q3, k3, b2), tau, batch = _prepared(q, k, v, temperature, bias)
-    v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flat(v.to(q3.dtype), batch)
+    (q3, k3, b2), tau, batch = _prepare(q, k, v, temperature, bias)
+    v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flatten(v.to(q3.dtype), batch)
     if torch.compiler.is_compiling():  # nothing may depend on sizes then, which may be free
         mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, False, *_fields(pairs))
     elif _records_gradients(q3, k3, v3, b2):
@@ -165,12 +165,12 @@ def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor, exclude_self: bo
     """`logsumexp` of q over k (..., n), and of k over q (..., m), from one walk over the pairs; float32 or float64."""
     if exclude_self and q.shape[-2] != k.shape[-2]:
         raise ValueError(f"Without self there are as many q as k, got {q.shape[-2]} and {k.shape[-2]} rows.")
-    (q3, k3, _), tau, batch = _prepared(q, k, None, temperature, None)
+    (q3, k3, _), tau, batch = _prepare(q, k, None, temperature, None)
     rows, columns = log_sums_operator(q3, q3 if k3 is None else k3, tau, exclude_self)
     return rows.reshape(*batch, rows.shape[1]), columns.reshape(*batch, columns.shape[1])
 
 
-def _prepared(
+def _prepare(
     q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, bias: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor | None, Tensor | None], float, torch.Size]:
     """q, k (None: the same as q) and bias with one batch dimension in the dtype of the sums; τ; the batch's shape."""
@@ -178,13 +178,13 @@ def _prepared(
     dtypes = [t.dtype for t in (q, k, v) if t is not None]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     same = k is q
-    q, k, tau = tempered(q.to(dtype), k.to(dtype), temperature)
+    q, k, tau = apply_temperature(q.to(dtype), k.to(dtype), temperature)
     batch = _batch_shape(q, k, v, None if bias is None else bias.unsqueeze(-1))
-    b2 = None if bias is None else _flat(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
-    return (_flat(q, batch), None if same else _flat(k, batch), b2), tau, batch
+    b2 = None if bias is None else _flatten(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
+    return (_flatten(q, batch), None if same else _flatten(k, batch), b2), tau, batch
 
 
-def tempered(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, float]:
+def apply_temperature(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, float]:
     """q, k and τ as a number. A tensor may be learnable: each side then takes its root, and τ is 1."""
     numerics.check_temperature(temperature)
     if not isinstance(temperature, Tensor):
@@ -208,7 +208,7 @@ def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return torch.zeros(mask.shape, dtype=numerics.full_dtype(like), device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def _real_keys(k: Tensor, mask: Tensor | None) -> Tensor:
+def _zero_masked(k: Tensor, mask: Tensor | None) -> Tensor:
     """Keys with zeros in those that are not real, whatever these hold; the same tensor may be the queries as well."""
     return k if mask is None else k.masked_fill(~mask.unsqueeze(-1), 0)
 
@@ -239,7 +239,7 @@ def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
             raise ValueError(f"exclude='self' needs as many keys as queries, got {m} keys and {n} queries.")
         return Pairs(offset, no_self=True)
     exclude = check_pairs(exclude, n, m)
-    return Pairs(offset, excluded=by_query(exclude), mirrored=k is q and is_mirrored(exclude, n))
+    return Pairs(offset, excluded=sort_by_query(exclude), mirrored=k is q and is_mirrored(exclude, n))
 
 
 def check_pairs(pairs: Tensor, n: int, m: int, name: str = "exclude") -> Tensor:
@@ -275,7 +275,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -
         raise ValueError(f"mask must have one entry a key, that is {k.shape[-2]}, got shape {tuple(bias.shape)}.")
 
 
-def _flat(x: Tensor, batch: torch.Size) -> Tensor:
+def _flatten(x: Tensor, batch: torch.Size) -> Tensor:
     """(..., n, d) -> (b, n, d)."""
     wide = x if x.shape[:-2] == batch else x.expand(*batch, *x.shape[-2:])
     return wide.reshape(math.prod(batch), *x.shape[-2:])

@@ -17,15 +17,20 @@ from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
 from uncollapse import distributed as processes
-from uncollapse.pairwise import both_ways, numerics, tempered, walk
-from uncollapse.pairwise.grid import Pairs
-from uncollapse.pairwise.problem import PLAIN
+from uncollapse.distributed import gather_objects as gather_objects
+from uncollapse.pairwise import apply_temperature, both_ways, numerics, walk
+from uncollapse.pairwise.grid import PLAIN, Pairs
 
 CHUNK = 4096  # rows that travel together
 FIXED, CARRIED = 0, 16  # tags from which the two kinds of messages count: both may be under way at a time
 
 
-def check_set(x: Tensor, gather: bool, name: str = "x") -> None:
+def spans_ranks(gather: bool = True) -> bool:
+    """Return whether rows are gathered, and from more than one process."""
+    return gather and processes.world_size() > 1
+
+
+def check_one_set(x: Tensor, gather: bool, name: str = "x") -> None:
     """Raise if rows are to be gathered that are not those of one set."""
     if gather and x.dim() != 2:
         raise ValueError(
@@ -36,16 +41,16 @@ def check_set(x: Tensor, gather: bool, name: str = "x") -> None:
 
 def total(x: Tensor, gather: bool = True) -> Tensor:
     """The sum of x over processes, of one shape in all. Its gradient is as the module says. Not `gather`: x itself."""
-    if not gather or processes.world_size() == 1:
+    if not spans_ranks(gather):
         return x
     summed: Tensor = _Total.apply(x)  # type: ignore[no-untyped-call]
     return summed
 
 
-def largest(x: Tensor, gather: bool = True) -> Tensor:
+def maximum(x: Tensor, gather: bool = True) -> Tensor:
     """The largest of each entry of x over processes, without a gradient."""
     x = x.detach()
-    if gather and processes.world_size() > 1:
+    if spans_ranks(gather):
         x = x.clone()
         distributed.all_reduce(x, distributed.ReduceOp.MAX)
     return x
@@ -53,31 +58,31 @@ def largest(x: Tensor, gather: bool = True) -> Tensor:
 
 def mean(each: Tensor, gather: bool = True) -> Tensor:
     """The mean of numbers (...), those of all processes if they are gathered; one process may have none."""
-    if not gather or processes.world_size() == 1:
+    if not spans_ranks(gather):
         return each.mean()
     summed = total(torch.stack([each.sum(), each.new_tensor(float(each.numel()))]))
     return summed[0] / summed[1].detach().clamp(min=1)
 
 
-def centred(x: Tensor, mask: Tensor | None, gather: bool = True) -> Tensor:
+def center(x: Tensor, mask: Tensor | None, gather: bool = True) -> Tensor:
     """`inputs.centred`: x (n, d) minus the mean of all real rows, those of other processes too if they are gathered."""
-    if not gather or processes.world_size() == 1:
-        return numerics.centred(x, mask)
+    if not spans_ranks(gather):
+        return numerics.center(x, mask)
     summed, count = total(x.sum(-2, dtype=torch.float64)), total(numerics.real_count(x, mask).double())
-    return numerics.around_mean(x, (summed / count.clamp(min=1)).to(x.dtype), mask)
+    return numerics.subtract_mean(x, (summed / count.clamp(min=1)).to(x.dtype), mask)
 
 
 def log_total(each: Tensor, gather: bool = True) -> Tensor:
     """log Σ exp of numbers (n,), those of all processes if they are gathered; −inf, without a gradient, for none."""
-    if not gather or processes.world_size() == 1:
+    if not spans_ranks(gather):
         return torch.logsumexp(each, -1)
     here = each.detach().amax() if each.numel() else each.new_full((), -torch.inf)
-    peak = largest(here).clamp(min=torch.finfo(each.dtype).min)  # finite, also where nothing is there
+    peak = maximum(here).clamp(min=torch.finfo(each.dtype).min)  # finite, also where nothing is there
     summed = total((each - peak).exp().sum())
     return torch.where(summed > 0, summed, 1).log().masked_fill(summed == 0, -torch.inf) + peak
 
 
-def counts(rows: int, device: torch.device) -> list[int]:
+def row_counts(rows: int, device: torch.device) -> list[int]:
     """How many rows each process has."""
     found = torch.zeros(processes.world_size(), dtype=torch.int64, device=device)
     found[processes.rank()] = rows
@@ -85,13 +90,13 @@ def counts(rows: int, device: torch.device) -> list[int]:
     return list(map(int, found.tolist()))
 
 
-def row_count(x: Tensor, gather: bool = True) -> int:
+def total_rows(x: Tensor, gather: bool = True) -> int:
     """How many rows x (..., n, d) has, with those of all processes if they are gathered: this waits for a GPU."""
     rows = x.shape[-2]
-    return rows if not gather or processes.world_size() == 1 else sum(counts(rows, x.device))
+    return rows if not spans_ranks(gather) else sum(row_counts(rows, x.device))
 
 
-def joined(own: Tensor, others: Tensor) -> Tensor:
+def log_add(own: Tensor, others: Tensor) -> Tensor:
     """log(e^own + e^others), where both may be −inf."""
     nothing = torch.isneginf(own) & torch.isneginf(others)
     both = torch.logaddexp(own.masked_fill(nothing, 0), others.masked_fill(nothing, 0))
@@ -100,26 +105,26 @@ def joined(own: Tensor, others: Tensor) -> Tensor:
 
 def log_sum(q: Tensor, k: Tensor, temperature: float | Tensor, bias: Tensor | None = None) -> Tensor:
     """(n,): log Σ_j exp(q_i·k_j/τ + bias_j) over the keys of the other processes, for q (n, d), k (m, d), bias (m,)."""
-    q, k, tau = tempered(q, k, temperature)
+    q, k, tau = apply_temperature(q, k, temperature)
     found: Tensor = _OthersLogSum.apply(q, k, bias, tau)  # type: ignore[no-untyped-call]
     return found
 
 
 def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """(n,) and (m,): q over the keys of the other processes, and k over the queries of the other processes."""
-    q, k, tau = tempered(q, k, temperature)
+    q, k, tau = apply_temperature(q, k, temperature)
     found: tuple[Tensor, Tensor] = _OthersLogSums.apply(q, k, tau)  # type: ignore[no-untyped-call]
     return found
 
 
-def around(fixed: Sequence[Tensor], carried: Sequence[Tensor] = ()) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+def peer_chunks(fixed: Sequence[Tensor], carried: Sequence[Tensor] = ()) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """The rows of the other processes, a chunk at a time, with what is carried along for them.
 
     fixed, carried: what this process has for its rows, tensors (rows, ...). The one who gets a chunk changes the
     carried tensors in place; in the end `carried` holds what all others made of it. All processes walk together.
     """
     count, me = processes.world_size(), processes.rank()
-    sizes = counts(len(fixed[0]), fixed[0].device)
+    sizes = row_counts(len(fixed[0]), fixed[0].device)
     for start in range(0, max(sizes), CHUNK):
         rows = [min(CHUNK, max(0, size - start)) for size in sizes]
         here = slice(start, start + rows[me])
@@ -181,7 +186,7 @@ class _OthersLogSum(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
         found = q.new_full(q.shape[:1], -torch.inf)
         with torch.autocast(q.device.type, enabled=False):
-            for held, _ in around([k] if bias is None else [k, bias]):
+            for held, _ in peer_chunks([k] if bias is None else [k, bias]):
                 keys, weight = held[0][None], held[1][None] if bias is not None else None
                 part = walk.forward(q[None], keys, keys[..., :0], weight, temperature, Pairs())[1][0]
                 found = torch.logaddexp(found, part)
@@ -199,7 +204,7 @@ class _OthersLogSum(torch.autograd.Function):
         dq, given = torch.zeros_like(q), [k] if bias is None else [k, bias]
         carried = [torch.zeros_like(tensor) for tensor in given]
         with torch.autocast(q.device.type, enabled=False):
-            for held, load in around(given, carried):
+            for held, load in peer_chunks(given, carried):
                 keys, weight = held[0][None], held[1][None] if bias is not None else None
                 into = keys[..., :0], weight, ctx.temperature, Pairs(), (*saved, nothing), saved[0]
                 part = walk.backward(q[None], keys, *into, d_found[None])
@@ -215,7 +220,7 @@ class _OthersLogSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         row, column = q.new_full(q.shape[:1], -torch.inf), k.new_full(k.shape[:1], -torch.inf)
-        for (keys,), (reached,) in around([k], [column]):
+        for (keys,), (reached,) in peer_chunks([k], [column]):
             more_row, more_column = both_ways.log_sums_operator(q[None], keys[None], temperature, False)
             row = torch.logaddexp(row, more_row[0])
             reached.copy_(torch.logaddexp(reached, more_column[0]))
@@ -228,7 +233,7 @@ class _OthersLogSums(torch.autograd.Function):
     def backward(ctx: Any, d_row: Tensor, d_column: Tensor) -> tuple[Tensor | None, ...]:
         q, k, row, column = ctx.saved_tensors
         dq, dk = torch.zeros_like(q), torch.zeros_like(k)
-        for (keys, sums, d_sums), (reached,) in around([k, column, d_column], [dk]):
+        for (keys, sums, d_sums), (reached,) in peer_chunks([k, column, d_column], [dk]):
             came = d_row[None], d_sums[None], row[None], sums[None], q[None], keys[None]
             more_dq, more_dk = both_ways.log_sums_backward(*came, ctx.temperature, False)
             dq += more_dq[0]

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import walk
-from uncollapse.pairwise.grid import Grid, Pairs, Tile, memory
-from uncollapse.pairwise.problem import ABSENT, LOG2E, PLAIN
+from uncollapse.pairwise.grid import ABSENT, LOG2E, PLAIN, Grid, Pairs, Tile, memory
 from uncollapse.pairwise.symmetric import is_moderate
 
 

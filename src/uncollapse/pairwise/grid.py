@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +31,11 @@ class Pairs:
 
     def transposed(self) -> "Pairs":
         """The same pairs with queries and keys in each other's place; not for causal ones."""
-        excluded = None if self.excluded is None else by_query(self.excluded.flip(0))
+        excluded = None if self.excluded is None else sort_by_query(self.excluded.flip(0))
         return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)
 
 
-def by_query(excluded: Tensor) -> Tensor:
+def sort_by_query(excluded: Tensor) -> Tensor:
     """Pairs (2, E) in the order of their queries."""
     return excluded[:, excluded[0].argsort()]
 
@@ -181,3 +182,57 @@ class Memory(threading.local):
 
 
 memory = Memory()
+
+
+ABSENT = -1e30  # the logit of a pair that does not count: finite, see the package's docstring
+LOG2E = math.log2(math.e)
+DOMINANCE = (
+    1.5  # a key rules its row if the whole is less than this times its weight; so it holds 2/3, and no other 1/2
+)
+PLAIN, DOMINATED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a ruling key, by `symmetric`
+
+
+class Inputs(NamedTuple):
+    """Queries (b, n, d), keys (b, m, d), values (b, m, e), log-weights of the keys (b, m), and τ.
+
+    All are finite but the log-weights, which are −inf for keys that do not count.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    temperature: float
+
+    def chunk(self, c: slice) -> "Inputs":
+        """Batch elements c."""
+        bias = None if self.bias is None else self.bias[c]
+        return Inputs(self.q[c], self.k[c], self.v[c], bias, self.temperature)
+
+
+class Outputs(NamedTuple):
+    """Means (b, n, e), log₂ of the sums (b, n), how each row was computed (b, n), and the softmax weights (b, n, m).
+
+    The weights are kept where `keeps_weights` says so; else they are empty, and made again when they are needed.
+    """
+
+    mean: Tensor
+    log2sum: Tensor
+    kind: Tensor
+    weight: Tensor
+
+
+class OutputGradients(NamedTuple):
+    """Gradients of the means (b, n, e) and of the logarithms of the sums (b, n)."""
+
+    mean: Tensor
+    log: Tensor
+
+
+class InputGradients(NamedTuple):
+    """Gradients of q, k, v and bias, filled in place; with k = q the first two are one tensor."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None

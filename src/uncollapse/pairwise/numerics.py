@@ -1,5 +1,6 @@
 """What is done with inputs everywhere: check them, make them float32 or float64, put padding out of the way."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -8,10 +9,10 @@ from torch import Tensor
 from uncollapse.errors import NotFiniteError
 
 
-def tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
+def prepare_tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
     """x (..., n, d) as `prepared` gives it, or an error if it is not made of finite tokens."""
     check_tokens(x, mask, name)
-    x = prepared(x, mask)
+    x = prepare(x, mask)
     check_finite(x, name)
     return x
 
@@ -58,13 +59,13 @@ def check_finite(x: Tensor, name: str) -> None:
         )
 
 
-def prepared(x: Tensor, mask: Tensor | None) -> Tensor:
+def prepare(x: Tensor, mask: Tensor | None) -> Tensor:
     """x in float32, or float64 if it is that, with zeros in the rows that are not real."""
-    x = as_full(x)
+    x = to_full(x)
     return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
-def as_full(x: Tensor) -> Tensor:
+def to_full(x: Tensor) -> Tensor:
     """float64 stays, every other dtype becomes float32."""
     return x.to(full_dtype(x))
 
@@ -81,13 +82,13 @@ def real_count(x: Tensor, mask: Tensor | None) -> Tensor:
     return mask.sum(-1).to(x.dtype).expand(x.shape[:-2])
 
 
-def centred(x: Tensor, mask: Tensor | None) -> Tensor:
+def center(x: Tensor, mask: Tensor | None) -> Tensor:
     """`prepared` x minus the mean of its real tokens. What rounding leaves of equal entries becomes exactly 0."""
     total = x.sum(-2, keepdim=True, dtype=torch.float64)
-    return around_mean(x, (total / real_count(x, mask).clamp(min=1)[..., None, None]).to(x.dtype), mask)
+    return subtract_mean(x, (total / real_count(x, mask).clamp(min=1)[..., None, None]).to(x.dtype), mask)
 
 
-def around_mean(x: Tensor, mean: Tensor, mask: Tensor | None) -> Tensor:
+def subtract_mean(x: Tensor, mean: Tensor, mask: Tensor | None) -> Tensor:
     """x minus a mean that broadcasts to it, 0 in rows that are not real and where only rounding is left."""
     shift = x - mean
     noise = shift.detach().abs() <= 8 * torch.finfo(torch.float64).eps * mean.detach().abs()
@@ -113,7 +114,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
     `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12; here it is 0.
     """
-    unit: Tensor = _UnitRows.apply(as_full(x))  # type: ignore[no-untyped-call]
+    unit: Tensor = _UnitRows.apply(to_full(x))  # type: ignore[no-untyped-call]
     return unit.to(x.dtype)
 
 
@@ -171,3 +172,54 @@ def check_positive(value: int, name: str) -> None:
     """Raise unless value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is an integer of at least 1, got {value!r}.")
+
+
+def csr_matrix(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A matrix of which row i has the values start[i] … start[i + 1], without torch's note that such are in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+        return torch.sparse_csr_tensor(start, column, values, shape, check_invariants=False)
+
+
+def to_csr(dense: Tensor) -> Tensor:
+    """What is not zero in a matrix."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+        return dense.to_sparse_csr()
+
+
+def row_starts(row: Tensor, rows: int) -> Tensor:
+    """Where each row starts among entries that are sorted by row: (rows + 1,)."""
+    counts = torch.bincount(row, minlength=rows)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def sum_pairs(pairs: Tensor, x: Tensor, rows: int) -> Tensor:
+    """For each row i the sum of x_j over its pairs (i, j): pairs (2, E) sorted by i, x (m, d) -> (rows, d)."""
+    ones = x.new_ones(pairs.shape[1])
+    matrix = csr_matrix(row_starts(pairs[0], rows), pairs[1].contiguous(), ones, (rows, len(x)))
+    return matrix @ x
+
+
+def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x", gather: bool = False) -> None:
+    """Raise unless x is a float tensor (..., n, d) with at least one row, unless others have some, and mask fits it."""
+    check_tokens(x, mask, name)
+    if x.numel() == 0 and not gather:
+        raise ValueError(f"{name} must have at least one row, got shape {tuple(x.shape)}.")
+
+
+def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y"), gather: bool = False) -> None:
+    """Raise unless x and y are rows of one shape: row i of x belongs to row i of y."""
+    check_rows(x, name=names[0], gather=gather)
+    check_rows(y, name=names[1], gather=gather)
+    if x.shape != y.shape:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must have the same shape, row i of one belongs to row i of the other; "
+            f"got {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+
+
+def check_matrix(x: Tensor, name: str = "x") -> None:
+    """Raise if x has batch dimensions."""
+    if x.dim() != 2:
+        raise ValueError(f"{name} must have shape (n, d), without batch dimensions, got {tuple(x.shape)}.")

@@ -3,11 +3,22 @@
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise.grid import Grid, Tile, memory
-from uncollapse.pairwise.problem import ABSENT, LOG2E, RULE, RULED, Found, Given, Gradients, Incoming
+from uncollapse.pairwise.grid import (
+    ABSENT,
+    DOMINANCE,
+    DOMINATED,
+    LOG2E,
+    Grid,
+    InputGradients,
+    Inputs,
+    OutputGradients,
+    Outputs,
+    Tile,
+    memory,
+)
 
 
-def forward(given: Given, grid: Grid, out: Found) -> None:
+def forward(given: Inputs, grid: Grid, out: Outputs) -> None:
     """Write means, sums and the rows that one key rules."""
     mean, log2sum, kind, kept = out
     beta = 0.0 if grid.whole else 1.0
@@ -39,14 +50,14 @@ def forward(given: Given, grid: Grid, out: Found) -> None:
     if kept.numel():
         kept.div_(total[..., None])
     torch.add(peak, total.log2(), out=log2sum).masked_fill_(nothing, -torch.inf)
-    kind.masked_fill_(total < RULE, RULED)  # the largest weight is 1
+    kind.masked_fill_(total < DOMINANCE, DOMINATED)  # the largest weight is 1
 
 
-def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradients, same: bool) -> None:
+def backward(given: Inputs, grid: Grid, found: Outputs, came: OutputGradients, to: InputGradients, same: bool) -> None:
     """Fill the gradients. `same`: q and k are one tensor, and so are their gradients."""
     level = came.log - (came.mean * found.mean).sum(-1)
-    ruled = found.kind == RULED
-    ruler = Ruler(ruled, came.log) if given.v.shape[-1] > 0 and bool(ruled.any()) else None
+    ruled = found.kind == DOMINATED
+    ruler = DominantKeys(ruled, came.log) if given.v.shape[-1] > 0 and bool(ruled.any()) else None
     beta, alpha = 0.0 if grid.whole else 1.0, 1 / given.temperature
     for t in grid:
         weight = found.weight if found.weight.numel() else softmax(given, found.log2sum, t)
@@ -69,20 +80,20 @@ def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradien
         ruler.give(given, to)
 
 
-def softmax(given: Given, log2sum: Tensor, t: Tile) -> Tensor:
+def softmax(given: Inputs, log2sum: Tensor, t: Tile) -> Tensor:
     """The weights P of a tile."""
     weight = _logits(given, t).sub_(log2sum[:, t.rows, None])
     t.fill_absent(weight, ABSENT)
     return weight.exp2_()
 
 
-def _logits(given: Given, t: Tile, into: Tensor | None = None) -> Tensor:
+def _logits(given: Inputs, t: Tile, into: Tensor | None = None) -> Tensor:
     """S of a tile in powers of two, absent pairs included; in a tensor of its own, if it is to be kept."""
     logits = memory.product("weight", given.q[:, t.rows], given.k[:, t.keys], LOG2E / given.temperature, into)
     return logits if given.bias is None else logits.add_(given.bias[:, None, t.keys], alpha=LOG2E)
 
 
-class Ruler:
+class DominantKeys:
     """The entries of G that belong to a row's ruling key, from what the others leave of Σ_j G_ij = dL_i."""
 
     def __init__(self, ruled: Tensor, d_log: Tensor) -> None:
@@ -96,7 +107,7 @@ class Ruler:
         self.key[:, t.rows][b, i] = j + t.lo
         self.rest[:, t.rows] -= push.sum(-1)
 
-    def give(self, given: Given, to: Gradients) -> None:
+    def give(self, given: Inputs, to: InputGradients) -> None:
         """Add what the ruling entries contribute to the gradients of q, k and bias."""
         b, i = self.ruled.nonzero(as_tuple=True)
         j, push = self.key[b, i], self.rest[b, i, None]

@@ -10,14 +10,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise.grid import Grid, Pairs, Tile, memory
-from uncollapse.pairwise.problem import LOG2E, RULE, SYMMETRIC, Found, Given, Gradients, Incoming
+from uncollapse.pairwise.grid import (
+    DOMINANCE,
+    LOG2E,
+    SYMMETRIC,
+    Grid,
+    InputGradients,
+    Inputs,
+    OutputGradients,
+    Outputs,
+    Pairs,
+    Tile,
+    memory,
+)
 
 SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # |S| within it: exp(S) needs no shift
 SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # logarithms of sums that do not overflow
 
 
-def forward(given: Given, grid: Grid, out: Found) -> bool:
+def forward(given: Inputs, grid: Grid, out: Outputs) -> bool:
     """Write means and sums; False, with nothing of value written, where this walk cannot serve."""
     if not _applies(given, grid.pairs):
         return False
@@ -37,7 +48,7 @@ def forward(given: Given, grid: Grid, out: Found) -> bool:
             _add_products(mean, values, weight, beyond, t, others)
             peak[:, t.rows] = torch.maximum(peak[:, t.rows], weight.amax(-1))
             peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
-    if bool((peak * RULE > total).any()):
+    if bool((peak * DOMINANCE > total).any()):
         return False
     mean.div_(total.clamp(min=torch.finfo(total.dtype).tiny)[..., None])
     torch.log2(total, out=log2sum)
@@ -45,7 +56,7 @@ def forward(given: Given, grid: Grid, out: Found) -> bool:
     return True
 
 
-def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradients) -> None:
+def backward(given: Inputs, grid: Grid, found: Outputs, came: OutputGradients, to: InputGradients) -> None:
     """Fill the gradients; that of q holds both roles."""
     share = _shares(given)
     level = came.log - (came.mean * found.mean).sum(-1)
@@ -70,7 +81,7 @@ def backward(given: Given, grid: Grid, found: Found, came: Incoming, to: Gradien
         to.v.mul_(share[..., None])
 
 
-def _applies(given: Given, pairs: Pairs) -> bool:
+def _applies(given: Inputs, pairs: Pairs) -> bool:
     x, bias = given.q, given.bias
     if x.device.type != "cpu" or pairs.offset is not None or not pairs.mirrored or x.numel() == 0:
         return False
@@ -86,11 +97,11 @@ def is_moderate(largest: float, terms: float, dtype: torch.dtype) -> bool:
     return largest <= SAFE_LOGIT[dtype] and largest + math.log(terms) <= SAFE_SUM[dtype]
 
 
-def _shares(given: Given) -> Tensor:
+def _shares(given: Inputs) -> Tensor:
     return given.q.new_ones(given.q.shape[:-1]) if given.bias is None else (given.bias * LOG2E).exp2()
 
 
-def _weights(given: Given, t: Tile) -> tuple[Tensor, Tensor, slice]:
+def _weights(given: Inputs, t: Tile) -> tuple[Tensor, Tensor, slice]:
     """exp(S) of a tile, its part beyond the diagonal block, and which keys that part belongs to."""
     weight = memory.product("weight", given.q[:, t.rows], given.q[:, t.keys], LOG2E / given.temperature).exp2_()
     t.fill_absent(weight, 0)

@@ -4,8 +4,18 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import rows, symmetric
-from uncollapse.pairwise.grid import Grid, Pairs
-from uncollapse.pairwise.problem import ABSENT, LOG2E, PLAIN, SYMMETRIC, Found, Given, Gradients, Incoming
+from uncollapse.pairwise.grid import (
+    ABSENT,
+    LOG2E,
+    PLAIN,
+    SYMMETRIC,
+    Grid,
+    InputGradients,
+    Inputs,
+    OutputGradients,
+    Outputs,
+    Pairs,
+)
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -27,11 +37,11 @@ def forward(
     batch, n, m = q.shape[0], q.shape[1], v.shape[1]
     kind = torch.full((batch, n), PLAIN, dtype=torch.uint8, device=q.device)
     weight = q.new_empty(batch, *((n, m) if keep else (0, 0)))
-    found = Found(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, weight)
-    given = Given(q, q if k is None else k, v, bias, temperature)
+    found = Outputs(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, weight)
+    given = Inputs(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, n, m, q.device, same=k is None)
     for c in grid.chunks(batch):
-        part, out = given.chunk(c), Found(*(t[c] for t in found))
+        part, out = given.chunk(c), Outputs(*(t[c] for t in found))
         if upper is None or not symmetric.forward(part, upper, out):
             rows.forward(part, grid, out)
     return found.mean, found.log2sum.div_(LOG2E), found.kind, found.weight
@@ -50,19 +60,19 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Gradients of q, k, v and bias; with k = None, q's is that of both roles."""
     mean, log_sum, kind, weight = saved
-    given = Given(q, q if k is None else k, v, bias, temperature)
+    given = Inputs(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, q.shape[1], v.shape[1], q.device, same=k is None)
     make = torch.empty_like if grid.whole else torch.zeros_like
     dq = make(q)
-    to = Gradients(dq, dq if k is None else make(k), make(v), None if bias is None else torch.zeros_like(bias))
+    to = InputGradients(dq, dq if k is None else make(k), make(v), None if bias is None else torch.zeros_like(bias))
     nothing, log2sum = torch.isneginf(log_sum), log_sum * LOG2E
     if bool(nothing.any()):
         d_mean, d_log = d_mean.masked_fill(nothing[..., None], 0), d_log.masked_fill(nothing, 0)
         log2sum = log2sum.masked_fill(nothing, -ABSENT)  # all weights of such a row become 0
     for c in grid.chunks(q.shape[0]):
-        part, came = given.chunk(c), Incoming(d_mean[c], d_log[c])
-        found = Found(mean[c], log2sum[c], kind[c], weight[c])
-        out = Gradients(to.q[c], to.k[c], to.v[c], None if to.bias is None else to.bias[c])
+        part, came = given.chunk(c), OutputGradients(d_mean[c], d_log[c])
+        found = Outputs(mean[c], log2sum[c], kind[c], weight[c])
+        out = InputGradients(to.q[c], to.k[c], to.v[c], None if to.bias is None else to.bias[c])
         if upper is not None and bool(found.kind[:, :1].eq(SYMMETRIC).any()):
             symmetric.backward(part, upper, found, came, out)
         else:
@@ -76,7 +86,7 @@ def spread(
     """Pᵀ d (b, m, e) for d (b, n, e): each query gives its d to the keys, by weight. The adjoint of the mean."""
     out = d.new_zeros(k.shape[0], k.shape[1], d.shape[-1])
     log2sum = (log_sum * LOG2E).masked_fill(torch.isneginf(log_sum), -ABSENT)
-    given = Given(q, k, k[..., :0], bias, temperature)
+    given = Inputs(q, k, k[..., :0], bias, temperature)
     grid = Grid(pairs, q.shape[1], k.shape[1], q.device)
     for c in grid.chunks(q.shape[0]):
         part = given.chunk(c)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from uncollapse.cures import ContraNorm, DropEdge, PairNorm
 from uncollapse.errors import UsageError, did_you_mean, import_optional
-from uncollapse.pairwise.sparse import csr, csr_of, row_starts
+from uncollapse.pairwise.numerics import csr_matrix, row_starts, to_csr
 
 After = Literal["layer", "none"]
 
@@ -96,14 +96,14 @@ def adjacency(
     degree = torch.bincount(row, minlength=nodes)
     inverse = 1.0 / degree.to(dtype)
     values = inverse[row] if kind == "mean" else inverse[row].sqrt() * inverse[column].sqrt()
-    return csr(row_starts(row, nodes), column, values, (nodes, nodes))
+    return csr_matrix(row_starts(row, nodes), column, values, (nodes, nodes))
 
 
 def sparse_features(x: Tensor, share: float = 0.2) -> Tensor:
     """Return features (n, d) as CSR if at most this share of them is not zero, else unchanged."""
     if torch.count_nonzero(x) > share * x.numel():
         return x
-    return csr_of(x)
+    return to_csr(x)
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
@@ -114,7 +114,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
         return x
     values = torch.nn.functional.dropout(x.values(), p)
     rows, columns = x.shape
-    return csr(x.crow_indices(), x.col_indices(), values, (rows, columns))
+    return csr_matrix(x.crow_indices(), x.col_indices(), values, (rows, columns))
 
 
 Init = Literal["published", "glorot"]

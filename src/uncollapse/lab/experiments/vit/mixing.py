@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from uncollapse.errors import import_optional
-from uncollapse.losses.cutmix import cutmix_patches
+from uncollapse.losses.diverse_patch import cutmix_patches
 
 
 class Mixed(NamedTuple):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from uncollapse import contra_norm
-from uncollapse.cures import neighbours as module
-from uncollapse.cures.neighbours import neighbours
+from uncollapse.cures import groups as module
+from uncollapse.cures.groups import neighbours
 
 
 def test_both_directions_once_without_self_loops_sorted() -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import Pairs, all_pairs
-from uncollapse.pairwise.sparse import sums
+from uncollapse.pairwise.numerics import sum_pairs
 
 
 def sampled_mean(
@@ -87,7 +87,7 @@ def _sum(
         count = torch.bincount(keys, minlength=groups)[queries]
     if absent is None:
         return total, count
-    return total - sums(absent, value, n), count - torch.bincount(absent[0], minlength=n)
+    return total - sum_pairs(absent, value, n), count - torch.bincount(absent[0], minlength=n)
 
 
 def _choose(n: int, group: Tensor | None, sample: int, device: torch.device) -> Tensor:

@@ -1,0 +1,93 @@
+"""The Gaussian potential over all pairs of rows, and distances of partners."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uncollapse.pairwise import Pairs, all_pairs, all_ranks, numerics
+
+
+def pair_distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
+    """(..., n): what `alignment` is the mean of, 0 for rows that are not real; the gradient at equal rows is 0."""
+    x, y = numerics.prepare(x, mask), numerics.prepare(y, mask)
+    if normalize:
+        x, y = numerics.unit_rows(x), numerics.unit_rows(y)
+    squared = (x - y).square().sum(-1)
+    apart = squared != 0  # NaN is apart, and stays NaN
+    return torch.where(apart, squared, 1).pow(alpha / 2) * apart
+
+
+def log_potential(
+    x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool, gather: bool = False
+) -> Tensor:
+    """`uniformity` without its checks, for the losses. Differentiable once."""
+    x = numerics.prepare(x, mask)
+    if all_ranks.spans_ranks(gather):
+        return _log_potential_over_ranks(x if mask is None else x[mask], t, exclude_self, normalize)
+    if x.numel() == 0:
+        return x.sum((-2, -1))
+    # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
+    points = x if normalize else numerics.center(x.double(), mask)
+    log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self, normalize)  # type: ignore[no-untyped-call]
+    if mask is None and x.shape[-2] > 1:
+        return (log_sum - math.log(x.shape[-2] * (x.shape[-2] - exclude_self))).to(x.dtype)
+    count = numerics.real_count(points, mask)
+    pairs = count * (count - 1 if exclude_self else count)
+    return (log_sum - pairs.clamp(min=1).log()).masked_fill(pairs < 1, 0).to(x.dtype)
+
+
+def _log_potential_over_ranks(x: Tensor, t: float, exclude_self: bool, normalize: bool) -> Tensor:
+    """The same for rows (n, d) of one set that is spread over processes."""
+    points = numerics.unit_rows(x) if normalize else all_ranks.center(x.double(), None)
+    fall = -t * points.square().sum(-1)  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
+    own = all_pairs(points, points, None, 1 / (2 * t), Pairs(no_self=exclude_self), fall)[1]
+    sums = all_ranks.log_add(own, all_ranks.log_sum(points, points, 1 / (2 * t), fall)) + fall
+    n = all_ranks.total_rows(x)
+    pairs = n * (n - 1 if exclude_self else n)
+    if pairs < 1:
+        return all_ranks.total(x.sum()) * 0
+    return (all_ranks.log_total(sums) - math.log(pairs)).to(x.dtype)
+
+
+class _LogPotentialSum(torch.autograd.Function):
+    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows, of length one if `normalize`; 0 where no pair is left.
+
+    The gradient, 4t Σ_j p_ij (x_j − x_i) with p_ij the share of a pair in the sum, needs only the softmax means of the
+    rows. They come with the sums, so one walk over the pairs serves both directions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool) -> Tensor:
+        inverse = numerics.inverse_norms(x).unsqueeze(-1) if normalize else None
+        x = x if inverse is None else x * inverse
+        values, pairs = (x if ctx.needs_input_grad[0] else None), Pairs(no_self=exclude_self)
+        if inverse is not None and mask is None and _all_positive(inverse):  # −t‖x_i − x_j‖² = 2t x_i·x_j − 2t
+            means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs)
+            sums = sums - 2 * t
+        else:  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
+            fall = -t * torch.linalg.vector_norm(x, dim=-1).square()
+            fall = fall if mask is None else fall.masked_fill(~mask, -torch.inf)
+            means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs, fall)
+            sums = sums + fall  # (..., n): −inf for rows that are not real
+        total = torch.logsumexp(sums, -1, keepdim=True)
+        total = total.masked_fill(torch.isneginf(total), 0)
+        if ctx.needs_input_grad[0]:
+            slope = means.sub_(x).mul_((sums - total).exp().mul_(4 * t)[..., None])
+            if inverse is not None:  # through the division by the lengths: across the rows only
+                slope.addcmul_(x, (slope * x).sum(-1, keepdim=True), value=-1).mul_(inverse)
+            ctx.save_for_backward(slope)
+        return total.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the slopes were computed without a graph: their own gradient would be missing
+            raise RuntimeError("uniformity can be differentiated once only; leave out create_graph=True.")
+        (slope,) = ctx.saved_tensors
+        return slope * d_total[..., None, None], None, None, None, None
+
+
+def _all_positive(x: Tensor) -> bool:
+    """Whether no entry is 0; not known where a look would stall."""
+    return not torch.compiler.is_compiling() and x.device.type == "cpu" and x.amin().item() > 0
