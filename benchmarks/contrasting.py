@@ -46,7 +46,7 @@ def _share(name: str, batch: int, precision: str, network: tuple[float, ...], lo
 def step(batch: int, precision: str) -> Callable[[], list[float]]:
     """A step as the recipe takes it. It gives the seconds of all but the loss, and those of each loss of `WAYS`."""
     config = contrast.Config(side=32, width=0.25, batch=batch, precision=precision)
-    encoder = contrastive.build(config).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    encoder = contrastive.build_encoder(config).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(encoder.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay)
     change = config.changes.steps(config.look, crop=True)
     pictures = torch.randint(256, (batch, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -16,9 +16,14 @@ import hypersphere_limits
 from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
 from uncollapse.lab.experiments.contrastive.circle import LEARNED, PUBLISHED
-from uncollapse.lab.experiments.contrastive.encoder_plots import circle, kind, scatter
+from uncollapse.lab.experiments.contrastive.encoder_plots import (
+    circle_figure,
+    comparable_groups,
+    correlate_with_accuracy,
+    objective_kind,
+    scatter_figure,
+)
 from uncollapse.lab.experiments.contrastive.objectives import formula
-from uncollapse.lab.experiments.contrastive.predictors import comparable, explained
 from uncollapse.lab.experiments.contrastive.recipe import JUDGES, PARTS
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
@@ -32,7 +37,7 @@ NAMES = {"mean_cosine": "a. Mean cosine of two pictures", "effective_rank": "b. 
 
 def encoders() -> list[Record]:
     """The encoders of the scatter: those of the named grids that have been run."""
-    groups = comparable(boards.records("contrast"))
+    groups = comparable_groups(boards.records("contrast"))
     fixed = asdict(CONTRAST.config(**CONTRAST.presets["small"], data="cifar10"))
     return next((group for group in groups if all(group[0]["config"][n] == fixed[n] for n in ("data", "epochs"))), [])
 
@@ -80,11 +85,11 @@ def limits() -> tuple[Row, list[Row]]:
 
 def explained_table(only: str = "") -> tuple[Row, list[Row]]:
     """How well each reading goes along with each judge of the features. only: the encoders of one kind."""
-    mine = [record for record in encoders() if not only or kind(record["config"]) == only]
+    mine = [record for record in encoders() if not only or objective_kind(record["config"]) == only]
     if len(mine) < 3:
         return ("",), [(NOT_RUN,)]
     judges = {words: figure.replace("test", "validation") for figure, words in JUDGES.values()}
-    columns = {words: explained(mine, figure) for words, figure in judges.items()}
+    columns = {words: correlate_with_accuracy(mine, figure) for words, figure in judges.items()}
     rows = [
         (one.words, *(f"{columns[words][at].rank:.2f} (R² {columns[words][at].share:.2f})" for words in judges))
         for at, one in enumerate(next(iter(columns.values())))
@@ -199,9 +204,9 @@ def draw() -> list[Path]:
     """Draw all pictures that the results allow."""
     drawn = hypersphere_limits.draw()
     if len(encoders()) >= 3:
-        drawn.append(save_figure(scatter(encoders()), image("scatter")))
+        drawn.append(save_figure(scatter_figure(encoders()), image("scatter")))
     if found := on_circle():
-        drawn.append(save_figure(circle(found), image("circle")))
+        drawn.append(save_figure(circle_figure(found), image("circle")))
     if found := collapses():
         drawn.append(_draw_collapse(found))
     return drawn

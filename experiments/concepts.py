@@ -74,7 +74,7 @@ def pairs(config: Config) -> dict[str, Any]:
     """Pairs of views on the circle in four states: close or not, spread or not."""
     drawn = Generator().manual_seed(config.seed)
     even = point_sets.polygon(config.pairs).float()
-    crowd = point_sets.clusters(config.pairs, TO_THE_RIGHT.double(), drawn, config.crowd).float()
+    crowd = point_sets.clustered_points(config.pairs, TO_THE_RIGHT.double(), drawn, config.crowd).float()
     noise = torch.randn(config.pairs, 2, generator=drawn)
     order = torch.randperm(config.pairs, generator=drawn)
     turned = _turned(even, math.pi / config.pairs)  # so that no view lies upon another point

@@ -21,7 +21,7 @@ from uncollapse.lab.data.text.encoded_texts import encode
 from uncollapse.lab.data.text.glue_files import Examples
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import config as contrastive
-from uncollapse.lab.experiments.contrastive.saved_encoders import load_encoder
+from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
 from uncollapse.lab.runs import saved_models
 
 from .machine import Machine, litter
@@ -114,7 +114,7 @@ def test_the_study_of_a_search(machine: Machine, tmp_path: Path, record_property
 
 def test_a_kept_model(tmp_path: Path, record_property: Count) -> None:
     config, cases = contrastive.ContrastConfig(dim=5, falls=(0.5,), width=0.03, side=16), 0
-    saved_models.save_weights(Runtime(save_to=tmp_path / "model"), contrastive.build(config), config)
+    saved_models.save_weights(Runtime(save_to=tmp_path / "model"), contrastive.build_encoder(config), config)
     for name in ("model.safetensors", "config.json", "SHA256SUMS"):
         for damage in torn(tmp_path / "model" / name, flips=10):
             cases, told = cases + 1, ""

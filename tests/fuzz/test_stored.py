@@ -19,7 +19,7 @@ from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.io import timm_models
 from uncollapse.lab.engine.checkpoint_files import STATE
 from uncollapse.lab.engine.checkpoints import Checkpoints
-from uncollapse.lab.experiments.contrastive import saved_encoders
+from uncollapse.lab.experiments.depth_probe import saved_encoders
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.results import Results

@@ -13,7 +13,7 @@ from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.engine.sharding import count_rows, shard_slice
 from uncollapse.lab.engine.task import Shareable
 from uncollapse.lab.experiments.glue.training import Batches as TextBatches
-from uncollapse.lab.experiments.sentences.training import Batches as PairBatches
+from uncollapse.lab.experiments.sentences.training import PairBatches as PairBatches
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

@@ -13,7 +13,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
-from uncollapse.lab.experiments.contrastive.training import Training, hypersphere, reading
+from uncollapse.lab.experiments.contrastive.training import EncoderTraining, hypersphere_metrics, infonce_metrics
 from uncollapse.lab.models.image_encoder import ALEXNET_LAYERS
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.paper_table import build_cells
@@ -86,22 +86,22 @@ def test_alignment_alone_collapses_and_uniformity_alone_does_not() -> None:
 
 def test_pairs_are_the_same_for_every_encoder_and_leave_random_numbers_alone() -> None:
     config = contrast.Config(**TINY)
-    data = contrastive.load(config, Runtime())
-    training = Training(contrastive.build(config), config, data, Runtime(), lambda x, y, labels: x.sum())
+    data = contrastive.load_data(config, Runtime())
+    training = EncoderTraining(contrastive.build_encoder(config), config, data, Runtime(), lambda x, y, labels: x.sum())
     before = torch.get_rng_state()
     x, y = training.pairs(training.encoder, "validation")
     assert torch.equal(torch.get_rng_state(), before)
     assert x.shape == y.shape == (150, 8)
     torch.testing.assert_close(x.norm(dim=1), torch.ones(150))
     assert torch.equal(training.pairs(training.encoder, "validation")[0], x)
-    assert float(hypersphere(x, x)["alignment"]) == 0.0
-    assert 0 <= reading(x, y)["information"] <= 5.01  # at most log 150
+    assert float(hypersphere_metrics(x, x)["alignment"]) == 0.0
+    assert 0 <= infonce_metrics(x, y)["information"] <= 5.01  # at most log 150
 
 
 def test_features_come_in_the_order_of_the_pictures() -> None:
     config = contrast.Config(**TINY)
-    data = contrastive.load(config, Runtime())
-    training = Training(contrastive.build(config), config, data, Runtime(), lambda x, y, labels: x.sum())
+    data = contrastive.load_data(config, Runtime())
+    training = EncoderTraining(contrastive.build_encoder(config), config, data, Runtime(), lambda x, y, labels: x.sum())
     rows = training.features(training.encoder, "validation", ("conv3", "fc7", "output"))
     assert torch.equal(rows["labels"], data.parts["validation"].labels)
     assert rows["conv3"].dim() == rows["fc7"].dim() == 2
@@ -116,7 +116,7 @@ def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) 
     found.labels[30:] = -1  # without labels
     monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", found, pictures(6), {}))
     config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
-    data = contrastive.load(config, Runtime())
+    data = contrastive.load_data(config, Runtime())
     assert (len(data.learned), len(data.parts["train"]), len(data.parts["validation"])) == (37, 27, 3)
     assert not set(data.learned.numbers.tolist()) & set(data.parts["validation"].numbers.tolist())
     assert set(range(30, 40)) <= set(data.learned.numbers.tolist())
@@ -188,7 +188,7 @@ def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_clas
     assert (record["data"]["train"], record["data"]["validation"]) == (18, 6)
     assert build_cells(contrast.TABLES["output"], [record]) == build_cells(contrast.TABLES["output"], [])
     with pytest.raises(UsageError, match="does not have pictures where they are looked for"):
-        contrastive.load(contrast.Config(**settings), Runtime(data_root=tmp_path))
+        contrastive.load_data(contrast.Config(**settings), Runtime(data_root=tmp_path))
 
 
 def test_a_batch_beyond_the_pictures_is_told() -> None:

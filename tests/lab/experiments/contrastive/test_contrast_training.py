@@ -15,16 +15,16 @@ from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive import training as contrast_training
 from uncollapse.lab.experiments.contrastive.config import Data
-from uncollapse.lab.experiments.contrastive.training import Training
+from uncollapse.lab.experiments.contrastive.training import EncoderTraining
 
 TINY: dict[str, Any] = {"width": 0.02, "dim": 4, "side": 16, "judged": "whole"}
 
 
-def training(train: Images, validation: Images, test: Images) -> Training:
+def training(train: Images, validation: Images, test: Images) -> EncoderTraining:
     config = contrast.Config(**TINY)
     parts = {"train": train, "validation": validation, "test": test}
     data = Data(ImageSet("made", train, test, {}), train, parts)
-    return Training(contrastive.build(config), config, data, Runtime(), lambda x, y, labels: x.sum())
+    return EncoderTraining(contrastive.build_encoder(config), config, data, Runtime(), lambda x, y, labels: x.sum())
 
 
 @pytest.mark.parametrize("at_once", [4, 5, 100])
@@ -60,4 +60,4 @@ def test_a_part_of_which_nothing_can_be_read() -> None:
 def test_too_few_pictures_are_told_before_training(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", pictures(100), pictures(6), {}))
     with pytest.raises(UsageError, match="judged with 5 train and 2 validation pictures or more, got"):
-        contrastive.load(contrast.Config(**TINY | settings), Runtime())
+        contrastive.load_data(contrast.Config(**TINY | settings), Runtime())

@@ -10,7 +10,12 @@ from tests.lab.experiments.contrastive.test_predictors import made
 
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import recipe as contrast
-from uncollapse.lab.experiments.contrastive.encoder_plots import around_density, circles, kind, scatters
+from uncollapse.lab.experiments.contrastive.encoder_plots import (
+    angle_density,
+    circle_plots,
+    objective_kind,
+    scatter_plots,
+)
 
 pytest.importorskip("matplotlib")
 
@@ -24,7 +29,7 @@ def full(**settings: Any) -> list[dict[str, Any]]:
 
 
 def test_a_group_of_encoders_has_a_picture_with_its_correlations() -> None:
-    (picture,) = scatters([*full(), full(epochs=3)[0]])
+    (picture,) = scatter_plots([*full(), full(epochs=3)[0]])
     assert picture.title == "9 encoders on stl10"
     assert "alignment + uniformity" in picture.caption
     assert "the two, weighed 1.00 (R² 1.00)" in picture.caption
@@ -34,7 +39,7 @@ def test_a_group_of_encoders_has_a_picture_with_its_correlations() -> None:
 
 
 def test_two_encoders_have_none() -> None:
-    assert list(scatters(full()[:2])) == []
+    assert list(scatter_plots(full()[:2])) == []
 
 
 @pytest.mark.parametrize(
@@ -47,15 +52,15 @@ def test_two_encoders_have_none() -> None:
     ],
 )
 def test_kinds_of_objectives(weights: tuple[int, ...], words: str) -> None:
-    assert kind(dict(zip(("contrast", "align", "uniform"), weights, strict=True))) == words
+    assert objective_kind(dict(zip(("contrast", "align", "uniform"), weights, strict=True))) == words
 
 
 def test_the_density_around_the_circle_is_one_and_follows_the_angles() -> None:
     around = numpy.linspace(-math.pi, math.pi, 3601)
-    density = around_density(numpy.array([0.5, 0.5, -3.1]), around)
+    density = angle_density(numpy.array([0.5, 0.5, -3.1]), around)
     assert numpy.trapezoid(density, around) == pytest.approx(1.0, abs=1e-3)
     assert around[density.argmax()] == pytest.approx(0.5, abs=0.01)
-    wrapped = around_density(numpy.array([math.pi]), around)
+    wrapped = angle_density(numpy.array([math.pi]), around)
     assert wrapped[0] == pytest.approx(wrapped[-1])  # the ends meet
 
 
@@ -73,6 +78,6 @@ def test_circles_of_the_same_settings_share_a_picture() -> None:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a mean of nothing: no dog was held back
-        pictures = list(circles(records))
+        pictures = list(circle_plots(records))
     assert [len(picture.figure.axes) for picture in pictures] == [2 * 6, 6]
     assert pictures[0].caption == "Linear accuracy on validation: random: 25.0 %; contrastive: 25.0 %."

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, formula, information, objective, words
+from uncollapse.lab.experiments.contrastive.objectives import (
+    ObjectiveConfig,
+    formula,
+    information_bound,
+    objective,
+    objective_slug,
+)
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,9 @@ def test_nothing_to_train_for_is_an_error() -> None:
 def test_objectives_in_words() -> None:
     config = asdict(Config(contrast=0.5, temperature=0.07, negatives="both", align=1.0, uniform=0.96))
     assert formula(config) == "0.5·C(τ=0.07, both) + A(α=2) + 0.96·U(t=2)"
-    assert words(config) == "c0.5-tau0.07-both+a1-alpha2+u0.96-t2"
+    assert objective_slug(config) == "c0.5-tau0.07-both+a1-alpha2+u0.96-t2"
 
 
 def test_the_information_of_a_perfect_and_of_a_blind_encoder() -> None:
-    assert information(0.0, 255) == pytest.approx(math.log(256))
-    assert information(math.log(256), 255) == pytest.approx(0.0)
+    assert information_bound(0.0, 255) == pytest.approx(math.log(256))
+    assert information_bound(math.log(256), 255) == pytest.approx(0.0)

@@ -12,7 +12,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig
-from uncollapse.lab.experiments.contrastive.saved_encoders import load_encoder
+from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
 from uncollapse.lab.experiments.moco import training as momentum
 from uncollapse.lab.experiments.moco.training import MomentumConfig
 from uncollapse.lab.runs import saved_models
@@ -25,7 +25,9 @@ RESNET = MomentumConfig(encoder="resnet18", dim=5, stem="cifar")
 
 
 def kept(folder: Path, config: Any) -> Any:
-    encoder: Any = momentum.build(config) if isinstance(config, MomentumConfig) else contrastive.build(config)
+    encoder: Any = (
+        momentum.build_encoder(config) if isinstance(config, MomentumConfig) else contrastive.build_encoder(config)
+    )
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter += 0.01
@@ -47,7 +49,7 @@ def test_it_comes_back(tmp_path: Path, config: Any) -> None:
 
 def test_a_supervised_circle_has_a_head_too(tmp_path: Path) -> None:
     config = circle.Config(learned="supervised", **SIZES)
-    encoder = contrastive.build(config)
+    encoder = contrastive.build_encoder(config)
     encoder.add_module("head", torch.nn.Linear(2, 7))
     saved_models.save_weights(Runtime(save_to=tmp_path / "model"), encoder.eval(), config)
     with torch.no_grad():

@@ -20,36 +20,40 @@ TINY = DepthConfig(data="rendered", examples=10, width=0.03, side=16, map_side=4
 
 
 def training(config: DepthConfig = TINY) -> DepthTraining:
-    begun = depth_probing.start(config)
-    return DepthTraining(begun.encoder, config, depth_probing.load(config, Runtime(), begun.side))
+    begun = depth_probing.load_start(config)
+    return DepthTraining(begun.encoder, config, depth_probing.load_scenes(config, Runtime(), begun.side))
 
 
 def test_the_last_scenes_are_held_back() -> None:
-    parts = depth_probing.load(replace(TINY, holdout=0.3), Runtime(), 16)
+    parts = depth_probing.load_scenes(replace(TINY, holdout=0.3), Runtime(), 16)
     whole = depth_probing.rendered(10, 16, 4)
     assert torch.equal(parts["train"].images, whole.images[:7])
     assert torch.equal(parts["test"].depths, whole.depths[7:])
-    assert len(depth_probing.load(replace(TINY, examples=0), Runtime(), 16)["test"].images) == 60  # a fifth of 300
+    assert (
+        len(depth_probing.load_scenes(replace(TINY, examples=0), Runtime(), 16)["test"].images) == 60
+    )  # a fifth of 300
 
 
 def test_a_random_encoder_depends_on_the_seed_alone() -> None:
-    first, again = depth_probing.start(TINY), depth_probing.start(replace(TINY, epochs=3, layer="conv4"))
-    assert first.fingerprint == again.fingerprint != depth_probing.start(replace(TINY, seed=1)).fingerprint
-    assert (first.side, depth_probing.start(replace(TINY, side=0)).side) == (16, 64)
+    first, again = depth_probing.load_start(TINY), depth_probing.load_start(replace(TINY, epochs=3, layer="conv4"))
+    assert first.fingerprint == again.fingerprint != depth_probing.load_start(replace(TINY, seed=1)).fingerprint
+    assert (first.side, depth_probing.load_start(replace(TINY, side=0)).side) == (16, 64)
     assert not any(parameter.requires_grad for parameter in first.encoder.parameters())
 
 
 def test_a_kept_encoder_sees_pictures_of_its_own_size(tmp_path: Path) -> None:
     config = ContrastConfig(width=0.03, side=20, dim=4)
-    encoder = contrastive.build(config)
+    encoder = contrastive.build_encoder(config)
     saved_models.save_weights(Runtime(save_to=tmp_path / "model"), encoder, config)
     probe = replace(TINY, start=str(tmp_path / "model"), side=0)
-    begun = depth_probing.start(probe)
+    begun = depth_probing.load_start(probe)
     assert begun.side == 20
     assert torch.equal(begun.encoder.conv1[0].weight, encoder.conv1[0].weight)
-    before = depth_probing.digest(probe, Runtime())
-    saved_models.save_weights(Runtime(save_to=tmp_path / "model"), contrastive.build(replace(config, seed=1)), config)
-    assert depth_probing.digest(probe, Runtime()) != before  # other weights in the same place
+    before = depth_probing.data_fingerprint(probe, Runtime())
+    saved_models.save_weights(
+        Runtime(save_to=tmp_path / "model"), contrastive.build_encoder(replace(config, seed=1)), config
+    )
+    assert depth_probing.data_fingerprint(probe, Runtime()) != before  # other weights in the same place
     assert replace(probe, width=0.5) == probe
 
 
@@ -120,6 +124,6 @@ def test_settings_that_say_what_the_defaults_do_make_no_other_run() -> None:
 def test_flat_scenes_and_small_sides() -> None:
     flat = Scenes(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.ones(4, 4, 4))
     with pytest.raises(UsageError, match="there is nothing to learn"):
-        DepthTraining(depth_probing.start(TINY).encoder, TINY, {"train": flat, "test": flat})
+        DepthTraining(depth_probing.load_start(TINY).encoder, TINY, {"train": flat, "test": flat})
     with pytest.raises(UsageError, match="side is 0 or at least 15 pixels, got 7"):
         DepthConfig(side=7)

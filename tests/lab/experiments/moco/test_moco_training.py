@@ -29,7 +29,7 @@ def unit(*shape: int, seed: int) -> Tensor:
 def training(config: MomentumConfig, count: int = 20) -> MomentumTraining:
     train, validation, test = (pictures(count, seed=seed) for seed in range(3))
     data = Data(ImageSet("made", train, test, {}), train, {"train": train, "validation": validation, "test": test})
-    return MomentumTraining(momentum.following(config), config, data, Runtime(device="cpu"))
+    return MomentumTraining(momentum.build_momentum_encoder(config), config, data, Runtime(device="cpu"))
 
 
 @pytest.mark.parametrize("within", [True, False])
@@ -65,11 +65,13 @@ def test_settings_that_have_no_effect_make_no_other_run() -> None:
 
 
 def test_the_encoder_at_its_start_does_not_depend_on_the_objective() -> None:
-    first, second = (momentum.following(replace(TINY, **changes)) for changes in ({}, {"align": 1.0, "mlp": False}))
+    first, second = (
+        momentum.build_momentum_encoder(replace(TINY, **changes)) for changes in ({}, {"align": 1.0, "mlp": False})
+    )
     for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    assert isinstance(momentum.build(MomentumConfig(encoder="resnet18")), ResNetEncoder)
-    assert len(momentum.build(replace(TINY, mlp=True)).output) == 3
+    assert isinstance(momentum.build_encoder(MomentumConfig(encoder="resnet18")), ResNetEncoder)
+    assert len(momentum.build_encoder(replace(TINY, mlp=True)).output) == 3
 
 
 def test_how_the_learning_rate_falls() -> None:

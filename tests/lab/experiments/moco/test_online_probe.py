@@ -26,7 +26,9 @@ EXPERIMENT = "0f3a"
 
 
 def probe(config: MomentumConfig = CONFIG, **runtime: Any) -> OnlineProbe:
-    return OnlineProbe(momentum.build(config), config, pictures(30), Runtime(device="cpu", **runtime), EXPERIMENT)
+    return OnlineProbe(
+        momentum.build_encoder(config), config, pictures(30), Runtime(device="cpu", **runtime), EXPERIMENT
+    )
 
 
 def seen(made: OnlineProbe) -> tuple[torch.Tensor, torch.Tensor]:

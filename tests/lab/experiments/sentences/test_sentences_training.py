@@ -12,14 +12,14 @@ from uncollapse import alignment, uniformity
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive.objectives import objective
-from uncollapse.lab.experiments.sentences.config import build, load
-from uncollapse.lab.experiments.sentences.training import Training, neighbours_found, pairs
+from uncollapse.lab.experiments.sentences.config import build_encoders, load_data
+from uncollapse.lab.experiments.sentences.training import PairTraining, neighbour_accuracy, neighbour_pairs
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Training:
-    data = load(TINY, Runtime(put_tiny(tmp_path)))
-    return Training(build(TINY, len(data.vocabulary)), TINY, data)
+def training(tmp_path: Path) -> PairTraining:
+    data = load_data(TINY, Runtime(put_tiny(tmp_path)))
+    return PairTraining(build_encoders(TINY, len(data.vocabulary)), TINY, data)
 
 
 def test_pairs_are_neighbours_within_a_document_and_share_no_sentence() -> None:
@@ -27,7 +27,7 @@ def test_pairs_are_neighbours_within_a_document_and_share_no_sentence() -> None:
     owner = torch.arange(len(sizes)).repeat_interleave(sizes)
     seen = set()
     for seed in range(20):
-        found = pairs(sizes, torch.Generator().manual_seed(seed))
+        found = neighbour_pairs(sizes, torch.Generator().manual_seed(seed))
         assert len(found) >= 1 + 2 + 1 + 3 + 1
         assert torch.equal(found[:, 1], found[:, 0] + 1)
         assert torch.equal(owner[found[:, 0]], owner[found[:, 1]])
@@ -37,7 +37,7 @@ def test_pairs_are_neighbours_within_a_document_and_share_no_sentence() -> None:
     assert seen == every
 
 
-def test_batches_depend_on_the_seed_and_the_epoch_alone(training: Training) -> None:
+def test_batches_depend_on_the_seed_and_the_epoch_alone(training: PairTraining) -> None:
     first, again = ([batch.ids for batch in training.batches(1)] for _ in range(2))
     assert len(first) == len(training.batches(2)) == training.steps == 6
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -48,19 +48,19 @@ def test_batches_depend_on_the_seed_and_the_epoch_alone(training: Training) -> N
     assert [len(batch) for batch in training.batches(1)] == [8] * 6
 
 
-def test_no_sentence_is_twice_in_an_epoch(training: Training) -> None:
+def test_no_sentence_is_twice_in_an_epoch(training: PairTraining) -> None:
     groups = torch.cat(list(training.batches(3).groups))
     assert len(torch.unique(groups)) == groups.numel()
     assert set((groups[:, 1] - groups[:, 0]).tolist()) == {-1, 1}  # both sides come first
 
 
-def test_the_loss_is_the_objective_of_both_sides(training: Training) -> None:
+def test_the_loss_is_the_objective_of_both_sides(training: PairTraining) -> None:
     batch = next(iter(training.batches(1)))
     x, y = training.encoders.first(batch.ids, batch.mask).split(8)
     torch.testing.assert_close(training.loss(training.encoders, batch), objective(TINY, x, y))
 
 
-def test_figures_are_those_of_the_held_back_pairs(training: Training) -> None:
+def test_figures_are_those_of_the_held_back_pairs(training: PairTraining) -> None:
     training.encoders.eval()
     with torch.no_grad():
         x, y = training.views(training.encoders)
@@ -75,15 +75,15 @@ def test_figures_are_those_of_the_held_back_pairs(training: Training) -> None:
 def test_neighbours_are_found_by_the_angle() -> None:
     angles = torch.arange(6) * math.pi / 3
     x = torch.stack([angles.cos(), angles.sin()], dim=1)
-    assert neighbours_found(x, 5 * x) == 1
-    assert neighbours_found(x, x.roll(1, 0)) == 0
-    assert neighbours_found(x, torch.ones(6, 2)) == 0  # a collapse finds nobody
+    assert neighbour_accuracy(x, 5 * x) == 1
+    assert neighbour_accuracy(x, x.roll(1, 0)) == 0
+    assert neighbour_accuracy(x, torch.ones(6, 2)) == 0  # a collapse finds nobody
     y = x.clone()
     y[0], y[1] = x[1], x[0]
-    assert neighbours_found(x, y) == pytest.approx(4 / 6)
+    assert neighbour_accuracy(x, y) == pytest.approx(4 / 6)
 
 
-def test_layers_come_in_the_order_of_the_sentences(training: Training) -> None:
+def test_layers_come_in_the_order_of_the_sentences(training: PairTraining) -> None:
     rows = training.data.tasks["mr"][0]
     every = training.layers(rows)
     chosen = torch.tensor([7, 3, 60])
@@ -94,15 +94,15 @@ def test_layers_come_in_the_order_of_the_sentences(training: Training) -> None:
     assert torch.equal(outputs, every["output"])
 
 
-def test_features_that_are_not_finite_are_told(training: Training) -> None:
+def test_features_that_are_not_finite_are_told(training: PairTraining) -> None:
     with torch.no_grad():
         training.encoders.first.embed.weight.fill_(math.nan)
     with pytest.raises(NotFiniteError, match="features of the encoder are not finite"):
         training.of_task("mr")
 
 
-def test_batches_that_are_too_large_are_told(training: Training) -> None:
+def test_batches_that_are_too_large_are_told(training: PairTraining) -> None:
     with pytest.raises(UsageError, match="tiny has 48 pairs of sentences, too few for batches of 64"):
-        Training(training.encoders, replace(TINY, batch=64), training.data).task()
+        PairTraining(training.encoders, replace(TINY, batch=64), training.data).task()
     with pytest.raises(UsageError, match="The training has one step"):
-        Training(training.encoders, replace(TINY, batch=48, epochs=1), training.data).task()
+        PairTraining(training.encoders, replace(TINY, batch=48, epochs=1), training.data).task()

@@ -14,8 +14,8 @@ from uncollapse.lab.experiments.sphere.infonce_limit import (
     Population,
     collapsed_terms,
     finite_pair,
-    measure,
-    slope,
+    fit_slope,
+    measure_curves,
     uniform_pair,
     uniform_terms,
 )
@@ -52,7 +52,7 @@ def test_bias_and_fluctuation_are_those_over_all_tuples_of_negatives(temperature
     x, y = views(3)
     population = Population(x, y, temperature)
     anchors = torch.arange(6)
-    curves = measure(population.pairs(anchors), 4, 2000, 0)
+    curves = measure_curves(population.pairs(anchors), 4, 2000, 0)
     assert curves.counts == (1, 2, 4)
     for at, count in enumerate(curves.counts):
         found = [losses(x, y, anchor, count, temperature) for anchor in range(6)]
@@ -72,7 +72,7 @@ def test_the_control_variate_leaves_the_mean_as_it_is() -> None:
     def in_turn(_: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
         return means[:, None].repeat(shape[1], 1)  # a mean of three as one negative of own weight
 
-    found = measure([Pair(own, 0.0, in_turn)], 1, len(means), 0)
+    found = measure_curves([Pair(own, 0.0, in_turn)], 1, len(means), 0)
     assert found.bias[0] == pytest.approx(float(np.log(own + means).mean()), abs=1e-13)
     assert found.variances[0, 0] == pytest.approx(float(np.log(own + means).var(ddof=1)))
 
@@ -136,18 +136,18 @@ def test_a_collapsed_encoder() -> None:
     population = Population(x, x, 0.1)
     assert population.terms().alignment == pytest.approx(collapsed_terms(0.1).alignment)
     assert population.terms().limit == pytest.approx(0, abs=1e-9)
-    curves = measure(population.pairs(torch.arange(8)), 256, 2, 0)
+    curves = measure_curves(population.pairs(torch.arange(8)), 256, 2, 0)
     np.testing.assert_allclose(curves.bias, np.log1p(1 / np.array(curves.counts)), rtol=1e-9)
     assert curves.fluctuation.max() < 1e-12
     found = curves.bias_slope(16)
     assert found is not None
     assert found.value == pytest.approx(-1, abs=0.03)
-    assert slope(curves.counts, np.zeros((8, len(curves.counts))), 16, root=True) is None
+    assert fit_slope(curves.counts, np.zeros((8, len(curves.counts))), 16, root=True) is None
 
 
 def test_both_rates() -> None:
     pair = uniform_pair(3, 0.5)
-    curves = measure([pair] * 40, 4096, 8, 0)
+    curves = measure_curves([pair] * 40, 4096, 8, 0)
     bias, fluctuation = curves.bias_slope(64), curves.fluctuation_slope(64)
     assert bias is not None
     assert fluctuation is not None
@@ -162,7 +162,7 @@ def test_both_rates() -> None:
 
 def test_the_seed_decides() -> None:
     pair = finite_pair(1.0, np.array([0.5, 1.5]))
-    one, two, other = (measure([pair], 8, 3, seed).bias for seed in (0, 0, 1))
+    one, two, other = (measure_curves([pair], 8, 3, seed).bias for seed in (0, 0, 1))
     assert one.tolist() == two.tolist()
     assert one.tolist() != other.tolist()
 
@@ -171,18 +171,18 @@ def test_slope_of_a_power() -> None:
     counts = (1, 2, 4, 8, 16)
     powers = np.array([[factor / count**1.5 for count in counts] for factor in (1.0, 2.0, 4.0)])
     for values in (powers, -powers):
-        found = slope(counts, values, 1)
+        found = fit_slope(counts, values, 1)
         assert found is not None
         assert (found.value, found.low, found.high) == pytest.approx((-1.5, -1.5, -1.5))
-    halved = slope(counts, powers, 1, root=True)
+    halved = fit_slope(counts, powers, 1, root=True)
     assert halved is not None
     assert halved.value == pytest.approx(-0.75)
     bent = powers.copy()
     bent[0, 0] = 100.0
-    cut = slope(counts, bent, 2)
+    cut = fit_slope(counts, bent, 2)
     assert cut is not None
     assert cut.value == pytest.approx(-1.5)
-    assert slope(counts, powers - powers[:, 2:3], 1) is None  # it changes its sign
+    assert fit_slope(counts, powers - powers[:, 2:3], 1) is None  # it changes its sign
 
 
 def test_the_interval_is_a_jackknifes() -> None:
@@ -194,7 +194,7 @@ def test_the_interval_is_a_jackknifes() -> None:
 
     without = np.array([fitted(np.delete(values, at, 0)) for at in range(6)])
     error = math.sqrt(5 / 6 * ((without - without.mean()) ** 2).sum())
-    found = slope(counts, values, 1)
+    found = fit_slope(counts, values, 1)
     assert found is not None
     assert found.value == pytest.approx(fitted(values))
     assert found.high - found.value == pytest.approx(2 * error)
@@ -213,4 +213,4 @@ def test_what_cannot_be() -> None:
     with pytest.raises(
         UsageError, match="A slope needs two pairs, and two numbers of negatives from 4 on; got 2 pairs and 1"
     ):
-        slope((1, 2, 4), np.ones((2, 3)), 4)
+        fit_slope((1, 2, 4), np.ones((2, 3)), 4)

@@ -33,7 +33,7 @@ def circle() -> dict[str, Any]:
     ],
 )
 def test_polygons_have_the_known_potential(n: int, without: float, with_self: float) -> None:
-    found = potentials.measured(point_sets.polygon(n), 2.0)
+    found = potentials.measure_potential(point_sets.polygon(n), 2.0)
     assert found["potential"] == pytest.approx(without, abs=1e-5)
     assert found["potential_self"] == pytest.approx(with_self, abs=1e-5)
     assert found["log"] == pytest.approx(math.log(found["potential"]), abs=1e-5)
@@ -41,7 +41,7 @@ def test_polygons_have_the_known_potential(n: int, without: float, with_self: fl
 
 
 def test_with_self_is_what_the_metric_has_with_self_pairs() -> None:
-    points = torch.stack([point_sets.uniform(7, 3, torch.Generator().manual_seed(seed)) for seed in range(5)])
+    points = torch.stack([point_sets.uniform_points(7, 3, torch.Generator().manual_seed(seed)) for seed in range(5)])
     found = potentials.with_self(uniformity(points), 7)
     torch.testing.assert_close(found, uniformity(points, exclude_self=False))
     torch.testing.assert_close(((7 * found.exp() - 1) / 6).log(), uniformity(points))  # as the other is got from it
@@ -75,8 +75,8 @@ def test_what_is_kept_for_pictures(circle: dict[str, Any]) -> None:
 
 def test_all_clusters_are_among_the_points_for_pictures() -> None:
     corners = point_sets.simplex(4, 3)
-    points = point_sets.clusters(10_000, corners, torch.Generator().manual_seed(0), spread=0.01)
-    kept = torch.tensor(potentials.described(points, 2.0)["points"]).double()
+    points = point_sets.clustered_points(10_000, corners, torch.Generator().manual_seed(0), spread=0.01)
+    kept = torch.tensor(potentials.describe_set(points, 2.0)["points"]).double()
     counts = (kept @ corners.T).argmax(1).bincount()
     assert counts.min() > 100
     assert counts.sum() == potentials.SHOWN
@@ -86,7 +86,7 @@ def test_few_points_beside_the_regular_set(circle: dict[str, Any]) -> None:
     few = {row["n"]: row for row in circle["few"]}
     assert tuple(few) == potentials.COUNTS
     for n, row in few.items():
-        assert row["regular"] == potentials.measured(point_sets.polygon(n), 2.0)
+        assert row["regular"] == potentials.measure_potential(point_sets.polygon(n), 2.0)
         assert row["optimised"]["log"] >= row["regular"]["log"] - 1e-5  # the polygon is the best there is
         assert row["optimised"]["log"] == pytest.approx(row["regular"]["log"], abs=1e-3)
 
@@ -111,7 +111,7 @@ def test_the_bias_of_both_estimators(circle: dict[str, Any]) -> None:
 def test_large_samples_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(potentials, "PAIRS", 1024)
     monkeypatch.setattr(potentials, "BATCH", 100)
-    rows = list(potentials.estimators(TINY, torch.Generator().manual_seed(0)))
+    rows = list(potentials.measure_estimators(TINY, torch.Generator().manual_seed(0)))
     assert {row["n"]: row["draws"] for row in rows} == {2: 256, 4: 64, 8: 16, 16: 4, 32: 2, 64: 2}
 
 
@@ -144,5 +144,5 @@ def test_grids_boards_and_quick() -> None:
     assert [(trial.dim, trial.t) for trial in trials] == [(2, 2.0), (3, 2.0)]
     quick = build(Config, potentials.QUICK)
     assert potentials.cost(quick) < potentials.cost(Config()) / 3
-    names = set(potentials.sets(TINY, torch.Generator().manual_seed(0))) | {"optimum"}
+    names = set(potentials.make_sets(TINY, torch.Generator().manual_seed(0))) | {"optimum"}
     assert {board.metric for board in potentials.TABLES.values()} <= names

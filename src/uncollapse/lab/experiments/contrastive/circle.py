@@ -22,7 +22,14 @@ from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, EncoderConfig, data_fingerprint
-from uncollapse.lab.experiments.contrastive.training import OUTPUT, Loss, Training, facts, hypersphere, learn
+from uncollapse.lab.experiments.contrastive.training import (
+    OUTPUT,
+    EncoderTraining,
+    Loss,
+    data_facts,
+    fit_encoder,
+    hypersphere_metrics,
+)
 from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
@@ -76,9 +83,9 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
     runtime = runtime or Runtime()
     with use_threads(runtime.threads):
         runtime.report_stage("reading the pictures")
-        data = contrastive.load(config, runtime)
-        encoder = contrastive.build(config)
-        training = Training(encoder, config, data, runtime, _loss(config, encoder, len(data.set.train.classes)))
+        data = contrastive.load_data(config, runtime)
+        encoder = contrastive.build_encoder(config)
+        training = EncoderTraining(encoder, config, data, runtime, _loss(config, encoder, len(data.set.train.classes)))
         history = _learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
         found = _judged(training)
         saved_models.save_weights(runtime, encoder, config)
@@ -87,7 +94,7 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
             config,
             history.seconds,
             contrast.LIBRARIES,
-            data=facts(data, training) | {"classes": list(data.set.train.classes)},
+            data=data_facts(data, training) | {"classes": list(data.set.train.classes)},
             ended=history.ended,
             epochs=[round_metrics(each) for each in history.epochs],
             **found,
@@ -109,19 +116,19 @@ def _labelled(encoder: Any, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
     return all_ranks.mean(F.cross_entropy(logits, labels.repeat(2), reduction="none"))
 
 
-def _learn(training: Training, experiment: str) -> History:
+def _learn(training: EncoderTraining, experiment: str) -> History:
     config: Any = training.config
-    return learn(training, experiment) if config.learned != "random" else History([], 0, "untrained", 0.0)
+    return fit_encoder(training, experiment) if config.learned != "random" else History([], 0, "untrained", 0.0)
 
 
-def _judged(training: Training) -> dict[str, Any]:
+def _judged(training: EncoderTraining) -> dict[str, Any]:
     """Figures, and what the pictures of the circle show: angles of the pictures, distances of their views."""
     encoder, runtime = training.encoder.eval(), training.runtime
     x, y = training.pairs(encoder, "validation")
     runtime.report_stage("judging the features")
     parts = {part: training.features(encoder, part, (OUTPUT,)) for part in ("train", "validation", "test")}
     labelled = {part: (rows[OUTPUT], rows["labels"]) for part, rows in parts.items()}
-    figures = hypersphere(x, y) | frozen_probe.linear(labelled.pop("train"), labelled)
+    figures = hypersphere_metrics(x, y) | frozen_probe.linear_probe(labelled.pop("train"), labelled)
     shown = parts["validation"]
     angles = torch.atan2(shown[OUTPUT][:, 1], shown[OUTPUT][:, 0])
     distances = torch.histc((x - y).norm(dim=1).clamp(max=2), BINS, 0, 2)  # rounding goes beyond
@@ -149,11 +156,9 @@ def cost(config: Config) -> float:
 
 def plots(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
     """For the page of a table."""
-    from uncollapse.lab.experiments.contrastive.encoder_plots import (
-        circles,  # what draws is imported when something is drawn
-    )
+    from uncollapse.lab.experiments.contrastive.encoder_plots import circle_plots
 
-    return circles(records)
+    return circle_plots(records)
 
 
 SMALL: dict[str, Any] = {"examples": 20_000, "width": 0.25, "epochs": 20, "judged": "whole", "precision": "bf16"}

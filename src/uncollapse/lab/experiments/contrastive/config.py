@@ -19,7 +19,7 @@ from uncollapse.lab.models.image_encoder import LEAST_SIDE, SmallAlexNet
 
 FEWEST = {"train": 5, "validation": 2}  # pictures: five neighbours vote, and two differ or do not
 SPLIT_SEED = 0  # what is held back, and what a subset has, is the same for every seed of a run
-DATA, MODEL, TRAINING, LOOKS = "Data", "Encoder", "Training", "Views"  # panels of the help
+DATA, MODEL, TRAINING, VIEWS = "Data", "Encoder", "Training", "Views"  # panels of the help
 IMAGES = {
     "stl10": 4500,
     "digits": 1347,
@@ -73,23 +73,23 @@ class EncoderConfig:
     )
     precision: str = config_field("no", "Half precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
     least_area: float = config_field(
-        0.08, "Smallest share of a picture's area that a view shows.", minimum=0.01, maximum=1, group=LOOKS
+        0.08, "Smallest share of a picture's area that a view shows.", minimum=0.01, maximum=1, group=VIEWS
     )
-    flip: float = config_field(0.5, "Chance that a view is mirrored.", minimum=0, maximum=1, group=LOOKS)
+    flip: float = config_field(0.5, "Chance that a view is mirrored.", minimum=0, maximum=1, group=VIEWS)
     jitter: float = config_field(
-        0.4, "Most that brightness, contrast and saturation change, as a share.", minimum=0, maximum=1, group=LOOKS
+        0.4, "Most that brightness, contrast and saturation change, as a share.", minimum=0, maximum=1, group=VIEWS
     )
     hue: float = config_field(
-        0.4, "Largest turn of the colours; 0.5: half a circle.", minimum=0, maximum=0.5, group=LOOKS
+        0.4, "Largest turn of the colours; 0.5: half a circle.", minimum=0, maximum=0.5, group=VIEWS
     )
-    jitter_chance: float = config_field(1.0, "Chance that colours are changed.", minimum=0, maximum=1, group=LOOKS)
-    grey: float = config_field(0.2, "Chance that colours are taken out.", minimum=0, maximum=1, group=LOOKS)
-    blur: float = config_field(0.0, "Chance that a view is blurred.", minimum=0, maximum=1, group=LOOKS)
+    jitter_chance: float = config_field(1.0, "Chance that colours are changed.", minimum=0, maximum=1, group=VIEWS)
+    grey: float = config_field(0.2, "Chance that colours are taken out.", minimum=0, maximum=1, group=VIEWS)
+    blur: float = config_field(0.0, "Chance that a view is blurred.", minimum=0, maximum=1, group=VIEWS)
     judged: str = config_field(
         "centre",
         "What is seen of a picture when it is judged: seven eighths of its side, or the whole.",
         choices=("centre", "whole"),
-        group=LOOKS,
+        group=VIEWS,
     )
     seed: int = config_field(
         0, "Of the weights, the order of the pictures and their views.", minimum=0, maximum=2**31, group=TRAINING
@@ -144,7 +144,7 @@ class Data:
         return "-".join(part.fingerprint()[:8] for part in (self.learned, *self.parts.values()))
 
 
-def load(config: EncoderConfig, runtime: Runtime, labelled: bool = True) -> Data:
+def load_data(config: EncoderConfig, runtime: Runtime, labelled: bool = True) -> Data:
     """The pictures of a run. Those that are held back are not learned from, in no part.
 
     labelled: there must be classes to judge by; else a folder of nothing but pictures does, and has no part "test".
@@ -166,7 +166,7 @@ def load(config: EncoderConfig, runtime: Runtime, labelled: bool = True) -> Data
     return Data(found, learned, parts | ({"test": found.test} if len(found.test) else {}))
 
 
-def build(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
+def build_encoder(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
     """The encoder at its start. The same seed gives the same weights whatever it is trained for. dim: of the output."""
     with use_seed(config.seed):
         return SmallAlexNet(config.dim if dim is None else dim, config.side, config.width)
@@ -174,7 +174,7 @@ def build(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
 
 def data_fingerprint(config: EncoderConfig, runtime: Runtime) -> str:
     """Return the fingerprint of the images at hand."""
-    return load(config, runtime, labelled=False).fingerprint()
+    return load_data(config, runtime, labelled=False).fingerprint()
 
 
 def cost(config: EncoderConfig) -> float:

@@ -15,7 +15,9 @@ EPOCHS, BATCH, RATE, BETAS = 100, 128, 1e-3, (0.5, 0.999)  # of the paper's line
 MILESTONES, DROP = (60, 80), 0.2  # epochs after which its learning rate falls, by this factor
 
 
-def linear(train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epochs: int = EPOCHS) -> dict[str, float]:
+def linear_probe(
+    train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epochs: int = EPOCHS
+) -> dict[str, float]:
     """Accuracies of a linear classifier with the paper's settings: Adam, 100 epochs, ×0.2 after 60 and 80 of them.
 
     Wang & Isola, arXiv 2005.10242. Where they augment the pictures anew in each epoch, features are given here.
@@ -26,7 +28,7 @@ def linear(train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epoch
         seed: of the weights and of the order.
         epochs: passes; the milestones move along.
     """
-    features, labels = _checked(train)
+    features, labels = _check_features(train)
     classes = int(labels.max()) + 1
     with use_seed(seed), torch.enable_grad():
         head = nn.Linear(features.shape[1], classes).to(features.device)
@@ -40,12 +42,12 @@ def linear(train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epoch
                 optimiser.step()
             schedule.step()
     with torch.no_grad():
-        return {name: _share(head(x.float()).argmax(1) == y) for name, (x, y) in judged.items()}
+        return {name: _accuracy(head(x.float()).argmax(1) == y) for name, (x, y) in judged.items()}
 
 
-def neighbours(train: Labelled, judged: Mapping[str, Labelled], count: int = 5) -> dict[str, float]:
+def knn_probe(train: Labelled, judged: Mapping[str, Labelled], count: int = 5) -> dict[str, float]:
     """Accuracies of a vote of the nearest training rows, by Euclidean distance."""
-    features, labels = _checked(train)
+    features, labels = _check_features(train)
     sklearn: Any = import_optional("sklearn.neighbors", "train")
     if len(labels) < count:
         raise UsageError(f"{count} neighbours need as many rows to look among, got {len(labels)}.")
@@ -53,12 +55,12 @@ def neighbours(train: Labelled, judged: Mapping[str, Labelled], count: int = 5) 
     return {name: float(voters.score(x.float().cpu().numpy(), y.cpu().numpy())) for name, (x, y) in judged.items()}
 
 
-def _checked(train: Labelled) -> Labelled:
+def _check_features(train: Labelled) -> Labelled:
     features, labels = train[0].detach().float(), train[1]
     if not bool(features.isfinite().all()):
         raise NotFiniteError("The features of the encoder are not finite.")
     return features, labels
 
 
-def _share(right: Tensor) -> float:
+def _accuracy(right: Tensor) -> float:
     return float(right.float().mean())

@@ -102,7 +102,7 @@ def formula(config: Mapping[str, Any]) -> str:
     return " + ".join((f"{weight:g}·" if weight != 1 else "") + marks[name]() for name, weight in weights.items())
 
 
-def words(config: Mapping[str, Any]) -> str:
+def objective_slug(config: Mapping[str, Any]) -> str:
     """The objective for the name of a file.
 
     >>> words({"contrast": 1, "temperature": 0.5, "negatives": "cross", "align": 0, "uniform": 0.5, "t": 2.0})
@@ -116,6 +116,6 @@ def words(config: Mapping[str, Any]) -> str:
     return "+".join(f"{name[0]}{config[name]:g}{marks[name]()}" for name in PARTS if config[name])
 
 
-def information(loss: float, negatives: int) -> float:
+def information_bound(loss: float, negatives: int) -> float:
     """log(M + 1) − loss: the lower bound on the mutual information of two views that InfoNCE with M negatives gives."""
     return math.log(negatives + 1) - loss

@@ -16,8 +16,14 @@ from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig, data_fingerprint
 from uncollapse.lab.experiments.contrastive.config import cost as cost
-from uncollapse.lab.experiments.contrastive.objectives import formula, objective, words
-from uncollapse.lab.experiments.contrastive.training import Training, facts, hypersphere, learn, reading
+from uncollapse.lab.experiments.contrastive.objectives import formula, objective, objective_slug
+from uncollapse.lab.experiments.contrastive.training import (
+    EncoderTraining,
+    data_facts,
+    fit_encoder,
+    hypersphere_metrics,
+    infonce_metrics,
+)
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
@@ -47,14 +53,14 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
     runtime = runtime or Runtime()
     with use_threads(runtime.threads):
         runtime.report_stage("reading the pictures")
-        data = contrastive.load(config, runtime, labelled=False)
-        encoder = contrastive.build(config)
+        data = contrastive.load_data(config, runtime, labelled=False)
+        encoder = contrastive.build_encoder(config)
 
         def loss(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
             return objective(config, x, y, gather=True)
 
-        training = Training(encoder, config, data, runtime, loss)
-        history = learn(training, f"{identity(NAME, config)}-{data.fingerprint()}")
+        training = EncoderTraining(encoder, config, data, runtime, loss)
+        history = fit_encoder(training, f"{identity(NAME, config)}-{data.fingerprint()}")
         found = _judged(training)
         saved_models.save_weights(runtime, encoder, config)
         return encoder, build_record(
@@ -62,7 +68,7 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
             config,
             history.seconds,
             LIBRARIES,
-            data=facts(data, training),
+            data=data_facts(data, training),
             ended=history.ended,
             pace=round_metrics(history.pace),
             epochs=[round_metrics(each) for each in history.epochs],
@@ -70,10 +76,10 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
         )
 
 
-def _judged(training: Training) -> dict[str, Any]:
+def _judged(training: EncoderTraining) -> dict[str, Any]:
     """The figures of a trained encoder, and its diagnosis."""
     pair = training.pairs(training.encoder, "validation")
-    figures = hypersphere(*pair) | reading(*pair) | training.probes(training.encoder)
+    figures = hypersphere_metrics(*pair) | infonce_metrics(*pair) | training.probes(training.encoder)
     return {
         "figures": round_metrics(figures),
         "diagnosis": {"after": summarize_diagnosis(training.diagnosis(training.encoder))},
@@ -83,17 +89,15 @@ def _judged(training: Training) -> dict[str, Any]:
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     data = config.data.strip("./").replace("/", "_") or "images"
-    what = f"{words(asdict(config))}-b{config.batch}" if config.epochs else "untrained"
+    what = f"{objective_slug(asdict(config))}-b{config.batch}" if config.epochs else "untrained"
     return f"{data}-{what}-d{config.dim}-seed{config.seed}"[:120]
 
 
 def plots(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
     """For the page of a table."""
-    from uncollapse.lab.experiments.contrastive.encoder_plots import (
-        scatters,  # what draws is imported when something is drawn
-    )
+    from uncollapse.lab.experiments.contrastive.encoder_plots import scatter_plots
 
-    return scatters(records)
+    return scatter_plots(records)
 
 
 SMALL: dict[str, Any] = {  # what twenty epochs of ten thousand small pictures allow

@@ -22,12 +22,12 @@ from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive.config import Data, EncoderConfig
-from uncollapse.lab.experiments.contrastive.objectives import information
+from uncollapse.lab.experiments.contrastive.objectives import information_bound
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import alignment, uniformity, uniformity_optimum
 
 PENULTIMATE, OUTPUT = "fc7", "output"
-JUDGED = 500  # pictures of a batch that is only judged
+EVALUATION_BATCH = 500  # pictures of a batch that is only judged
 ALPHA, SHARPNESS = 2.0, 2.0  # of the two measures, whatever the objective has
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # among which InfoNCE's tightest bound is looked for
 BASE = 256  # the batch that a learning rate is named for
@@ -36,7 +36,7 @@ BASE = 256  # the batch that a learning rate is named for
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Training:
+class EncoderTraining:
     """The task of a run.
 
     skipped: pictures that could not be read, by the part that they belong to; those that are "learned" from count each
@@ -87,7 +87,7 @@ class Training:
     def evaluate(self, encoder: nn.Module) -> dict[str, float]:
         """Alignment and uniformity of the pictures that were held back."""
         x, y = self.pairs(encoder, "validation")
-        return hypersphere(x, y)
+        return hypersphere_metrics(x, y)
 
     @torch.no_grad()
     def pairs(self, encoder: nn.Module, part: str, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class Training:
         if views.held is None:  # they are counted anew
             self.skipped.pop(part, None)
         with use_seed(seed):
-            for batch in views.batches(seed, JUDGED, whole=True):
+            for batch in views.batches(seed, EVALUATION_BATCH, whole=True):
                 if len(batch):
                     pair = views.pair(batch, device)
                     found.append(torch.stack([encoder(view).float().cpu() for view in pair]))
@@ -139,7 +139,7 @@ class Training:
             self.runtime.report_stage(f"judging the features of {layer}")
             labelled = {part: (rows[layer], rows["labels"]) for part, rows in parts.items()}
             train = labelled.pop("train")
-            for name, probe in (("linear", frozen_probe.linear), ("knn", frozen_probe.neighbours)):
+            for name, probe in (("linear", frozen_probe.linear_probe), ("knn", frozen_probe.knn_probe)):
                 found |= {f"{part}_{layer}_{name}": value for part, value in probe(train, labelled).items()}
         return found
 
@@ -159,7 +159,9 @@ class Training:
             self.config.look, crop="resized" if self.config.judged == "centre" else "padded"
         )
         skipped, unread = 0, ""
-        for batch in ImageBatches(pictures, range(len(pictures)), JUDGED, transform, workers=self.runtime.workers):
+        for batch in ImageBatches(
+            pictures, range(len(pictures)), EVALUATION_BATCH, transform, workers=self.runtime.workers
+        ):
             skipped, unread = skipped + batch.skipped, batch.unread or unread
             if len(batch):
                 yield batch
@@ -182,7 +184,7 @@ class Training:
         return TwoViews(pictures, self.config.look, self.config.changes, self.runtime.workers, count)
 
 
-def learn(training: Training, experiment: str) -> History:
+def fit_encoder(training: EncoderTraining, experiment: str) -> History:
     """Train the encoder, if it is to be trained at all. experiment: what its checkpoints are told apart by."""
     config = training.config
     if not config.epochs:
@@ -192,23 +194,23 @@ def learn(training: Training, experiment: str) -> History:
     return fit(training.task(), settings, training.runtime, experiment, asdict(config))
 
 
-def hypersphere(x: Tensor, y: Tensor) -> dict[str, float]:
+def hypersphere_metrics(x: Tensor, y: Tensor) -> dict[str, float]:
     """Alignment and uniformity of two views (n, d) of length one, uniformity being the mean of both views'."""
     spread = (uniformity(x, SHARPNESS) + uniformity(y, SHARPNESS)) / 2
     return {"alignment": float(alignment(x, y, ALPHA)), "uniformity": float(spread)}
 
 
-def reading(x: Tensor, y: Tensor) -> dict[str, float]:
+def infonce_metrics(x: Tensor, y: Tensor) -> dict[str, float]:
     """More about two views (n, d): the optimum of uniformity, and InfoNCE's tightest bound on their information."""
     losses = {tau: float(info_nce(x, y, temperature=tau, symmetric=True)) for tau in TEMPERATURES}
     tightest = min(losses, key=lambda tau: losses[tau])
     return {
         "optimum": uniformity_optimum(x.shape[1], SHARPNESS),
-        "information": information(losses[tightest], len(x) - 1),
+        "information": information_bound(losses[tightest], len(x) - 1),
         "information_temperature": tightest,
     }
 
 
-def facts(data: Data, training: Training) -> dict[str, Any]:
+def data_facts(data: Data, training: EncoderTraining) -> dict[str, Any]:
     """What a result says of its pictures."""
     return data.facts | {"skipped": training.skipped}

@@ -39,9 +39,9 @@ def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     runtime = runtime or Runtime()
     with use_threads(runtime.threads):
         runtime.report_stage("reading the scenes")
-        begun = depth_probing.start(config)
-        parts = depth_probing.load(config, runtime, begun.side)
-        digest = depth_probing.digest(config, runtime)
+        begun = depth_probing.load_start(config)
+        parts = depth_probing.load_scenes(config, runtime, begun.side)
+        digest = depth_probing.data_fingerprint(config, runtime)
         training = DepthTraining(begun.encoder, config, parts)
         experiment = f"{identity(NAME, config)}-{digest}"
         history = fit(training.task(), TrainingOptions(config.epochs, config.seed), runtime, experiment, asdict(config))
@@ -116,5 +116,5 @@ RECIPE = Recipe(
     tables=TABLES,
     grids=GRIDS,
     quick=QUICK,
-    fingerprint=depth_probing.digest,
+    fingerprint=depth_probing.data_fingerprint,
 )

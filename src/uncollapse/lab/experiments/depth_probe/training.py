@@ -19,8 +19,8 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
-from uncollapse.lab.experiments.contrastive import saved_encoders
 from uncollapse.lab.experiments.contrastive.config import DATA, MEAN, MODEL, STD, TRAINING
+from uncollapse.lab.experiments.depth_probe import saved_encoders
 from uncollapse.lab.models.image_encoder import LEAST_SIDE, DepthHead, SmallAlexNet
 from uncollapse.lab.runs.records import fingerprint
 
@@ -80,7 +80,7 @@ class Start(NamedTuple):
     fingerprint: str
 
 
-def start(config: DepthConfig) -> Start:
+def load_start(config: DepthConfig) -> Start:
     """The encoder that a run looks through."""
     if config.start == RANDOM:
         with use_seed(config.seed):
@@ -93,27 +93,27 @@ def start(config: DepthConfig) -> Start:
     return Start(encoder, config.side or own, fingerprint(encoder.state_dict().values()))
 
 
-def place(config: DepthConfig, runtime: Runtime) -> Path:
+def scene_file(config: DepthConfig, runtime: Runtime) -> Path:
     """Where the .mat file is."""
     return expand_user(runtime.data_root or Path()) / expand_user(config.data)
 
 
-def digest(config: DepthConfig, runtime: Runtime) -> str:
+def data_fingerprint(config: DepthConfig, runtime: Runtime) -> str:
     """Digits that change when the scenes or the encoder do."""
     own = (
         fingerprint(render_scenes(2, SIDE, SIDE))
         if config.data == RENDERED
-        else depth_maps.file_digest(place(config, runtime))
+        else depth_maps.file_digest(scene_file(config, runtime))
     )
-    return f"{own[:8]}-{start(config).fingerprint[:8]}"
+    return f"{own[:8]}-{load_start(config).fingerprint[:8]}"
 
 
-def load(config: DepthConfig, runtime: Runtime, side: int) -> dict[str, Scenes]:
+def load_scenes(config: DepthConfig, runtime: Runtime, side: int) -> dict[str, Scenes]:
     """The scenes to learn from, "train", and those that judge, "test": the last ones, mostly of other rooms."""
     if config.data == RENDERED:
         scenes = render_scenes(config.examples or SCENES, side, config.map_side)
     else:
-        scenes = depth_maps.read_scenes(place(config, runtime), side, config.map_side, config.examples)
+        scenes = depth_maps.read_scenes(scene_file(config, runtime), side, config.map_side, config.examples)
     held = round(config.holdout * len(scenes.images))
     train = len(scenes.images) - held
     if held < 1 or train < 2:

@@ -17,8 +17,8 @@ from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import data_fingerprint
-from uncollapse.lab.experiments.contrastive.objectives import formula, words
-from uncollapse.lab.experiments.contrastive.training import facts, learn
+from uncollapse.lab.experiments.contrastive.objectives import formula, objective_slug
+from uncollapse.lab.experiments.contrastive.training import data_facts, fit_encoder
 from uncollapse.lab.experiments.moco import training as momentum
 from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
 from uncollapse.lab.experiments.moco.training import MomentumConfig, MomentumTraining
@@ -50,10 +50,10 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
     runtime = runtime or Runtime()
     with use_threads(runtime.threads):
         runtime.report_stage("reading the pictures")
-        data = contrastive.load(config, runtime)
-        training = MomentumTraining(momentum.following(config), config, data, runtime)
+        data = contrastive.load_data(config, runtime)
+        training = MomentumTraining(momentum.build_momentum_encoder(config), config, data, runtime)
         experiment = f"{identity(NAME, config)}-{data.fingerprint()}"
-        history = learn(training, experiment)
+        history = fit_encoder(training, experiment)
         encoder = training.encoder.encoder
         saved_models.save_weights(runtime, encoder, config)
         found = _judged(training, experiment)
@@ -62,7 +62,7 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
             config,
             history.seconds,
             LIBRARIES,
-            data=facts(data, training),
+            data=data_facts(data, training),
             ended=history.ended,
             pace=round_metrics(history.pace),
             epochs=[round_metrics(each) for each in history.epochs],
@@ -83,7 +83,7 @@ def _judged(training: MomentumTraining, experiment: str) -> dict[str, Any]:
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     data = config.data.strip("./").replace("/", "_") or "images"
-    return f"{data}-{config.encoder}-{words(asdict(config))}-seed{config.seed}"[:120]
+    return f"{data}-{config.encoder}-{objective_slug(asdict(config))}-seed{config.seed}"[:120]
 
 
 BOTH: dict[str, Any] = {"contrast": 0.0, "align": 3.0, "uniform": 1.0, "t": 3.0}

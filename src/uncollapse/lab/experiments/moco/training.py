@@ -14,9 +14,9 @@ from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import frozen_probe
-from uncollapse.lab.experiments.contrastive.config import DATA, LOOKS, MODEL, TRAINING, ContrastConfig, Data
+from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, VIEWS, ContrastConfig, Data
 from uncollapse.lab.experiments.contrastive.objectives import OBJECTIVE, queue_objective
-from uncollapse.lab.experiments.contrastive.training import OUTPUT, Training
+from uncollapse.lab.experiments.contrastive.training import OUTPUT, EncoderTraining
 from uncollapse.lab.experiments.moco.online_probe import PROBE, OnlineProbe, ProbeConfig
 from uncollapse.lab.models.image_encoder import LEAST_SIDE, RESNETS, STEMS, ResNetEncoder
 from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
@@ -65,7 +65,7 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
         (0.6, 0.8), "steps: shares of the training after which the learning rate falls to a tenth.", group=TRAINING
     )
     least_area: float = config_field(
-        0.2, "Smallest part of a picture that is a view.", minimum=0.01, maximum=1, group=LOOKS
+        0.2, "Smallest part of a picture that is a view.", minimum=0.01, maximum=1, group=VIEWS
     )
     neighbours: bool = config_field(
         True, "Judge by five neighbours too, which looks at all pictures at once.", group=PROBE
@@ -85,11 +85,11 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
             object.__setattr__(self, name, known[name].default)
 
 
-def build(config: MomentumConfig) -> Any:
+def build_encoder(config: MomentumConfig) -> Any:
     """The encoder at its start. The same seed gives the same weights whatever it is trained for."""
     with use_seed(config.seed):
         if config.encoder == SMALL_ALEXNET:
-            encoder: Any = contrastive.build(config)
+            encoder: Any = contrastive.build_encoder(config)
         else:
             encoder = ResNetEncoder(config.encoder, config.dim, config.stem)
         if config.mlp:
@@ -97,14 +97,14 @@ def build(config: MomentumConfig) -> Any:
         return encoder
 
 
-def following(config: MomentumConfig) -> MomentumEncoder:
+def build_momentum_encoder(config: MomentumConfig) -> MomentumEncoder:
     """The encoder with its follower and its queue, at their start."""
-    encoder = build(config)
+    encoder = build_encoder(config)
     with use_seed(config.seed):
         return MomentumEncoder(encoder, config.queue, config.ema)
 
 
-class MomentumTraining(Training):
+class MomentumTraining(EncoderTraining):
     """The task of a run of MoCo; `encoder` is the one with its follower and queue."""
 
     encoder: MomentumEncoder
@@ -148,7 +148,7 @@ class MomentumTraining(Training):
             return found
         for name in (layer, OUTPUT):
             labelled = {part: (rows[name], rows["labels"]) for part, rows in parts.items()}
-            near = frozen_probe.neighbours(labelled.pop("train"), labelled)
+            near = frozen_probe.knn_probe(labelled.pop("train"), labelled)
             found |= {f"{part}_{name}_knn": share for part, share in near.items()}
         return found
 

@@ -26,7 +26,7 @@ UNTRAINED = ("dropout", "batch", "lr", "warmup", "clip", "precision")  # and tho
 
 
 @dataclass(frozen=True)
-class PairsConfig(ObjectiveConfig):
+class Config(ObjectiveConfig):
     """A run. Settings of the other encoder get their defaults: they make no other run."""
 
     data: str = config_field(
@@ -84,7 +84,7 @@ class PairsConfig(ObjectiveConfig):
 
 
 @dataclass(frozen=True)
-class Part:
+class Documents:
     """Sentences of documents in their order. sizes: how many each document has."""
 
     rows: EncodedTexts
@@ -100,7 +100,7 @@ class Part:
 class Data:
     """The parts "train" and "validation", the tasks by name, and the words that they are written in."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Documents]
     tasks: Mapping[str, tuple[EncodedTexts, int]]  # with the number of its last sentences that are for the test
     vocabulary: Vocabulary
 
@@ -112,11 +112,11 @@ class Data:
         return fingerprint(tensors)
 
 
-def load(config: PairsConfig, runtime: Runtime) -> Data:
+def load_data(config: Config, runtime: Runtime) -> Data:
     """The documents and the tasks of a run, as numbers of words."""
     hidden = labelled_sentences.sentences_to_exclude(config.tasks)
     texts = running_text.load_documents(config.data, config.split, runtime.data_root)
-    documents = [piece for text in texts for piece in _pieces(text, hidden)]
+    documents = [piece for text in texts for piece in _split_document(text, hidden)]
     held = max(1, round(config.holdout * len(documents)))
     if len(documents) <= held:
         raise UsageError(f"{config.data} has {len(documents)} documents of two sentences or more; two are needed.")
@@ -126,7 +126,7 @@ def load(config: PairsConfig, runtime: Runtime) -> Data:
     parts = {}
     for name, its in chosen.items():
         rows = known.encode([sentence for document in its for sentence in document], config.max_words)
-        parts[name] = Part(rows, torch.tensor([len(document) for document in its]))
+        parts[name] = Documents(rows, torch.tensor([len(document) for document in its]))
     tasks = {}
     for name in config.tasks:
         task = labelled_sentences.load_task(name, runtime.data_root)
@@ -134,7 +134,7 @@ def load(config: PairsConfig, runtime: Runtime) -> Data:
     return Data(parts, tasks, known)
 
 
-def _pieces(document: Sequence[str], hidden: frozenset[str]) -> Iterator[Sequence[str]]:
+def _split_document(document: Sequence[str], hidden: frozenset[str]) -> Iterator[Sequence[str]]:
     """A document without sentences that must not be seen, cut there; pieces of a single sentence have no pair."""
     start = 0
     for at, sentence in enumerate((*document, "")):
@@ -144,7 +144,7 @@ def _pieces(document: Sequence[str], hidden: frozenset[str]) -> Iterator[Sequenc
             start = at + (at < len(document) and sentence in hidden)
 
 
-def build(config: PairsConfig, vocabulary: int) -> Encoders:
+def build_encoders(config: Config, vocabulary: int) -> Encoders:
     """The encoders at their start."""
     sizes = {name: getattr(config, name) for name in ("embedding", "width", "depth", "dim", "pooling")}
     more = {name: getattr(config, name) for name in ("bidirectional", "heads", "dropout")}

@@ -17,7 +17,7 @@ STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of which the regularisation is chosen, wi
 STEPS, CLOSE = 100, 1e-3  # of L-BFGS: weak regularisation may ask for more, without another answer
 
 
-def accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) -> float:
+def probe_accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) -> float:
     """The share of sentences that are classed rightly: of the test part, or over ten folds.
 
     Args:
@@ -31,18 +31,18 @@ def accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) 
     with limits(limits=threads), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=import_optional("sklearn.exceptions", "train").ConvergenceWarning)
         if tests:
-            return _share(_answers(x[:-tests], y[:-tests], x[-tests:]), y[-tests:])
+            return _accuracy(_fit_and_predict(x[:-tests], y[:-tests], x[-tests:]), y[-tests:])
         _check_folds(y)
         folds: Any = import_optional("sklearn.model_selection", "train").StratifiedKFold(
             FOLDS, shuffle=True, random_state=SEED
         )
         found = numpy.empty_like(y)
         for train, test in folds.split(x, y):
-            found[test] = _answers(x[train], y[train], x[test])
-        return _share(found, y)
+            found[test] = _fit_and_predict(x[train], y[train], x[test])
+        return _accuracy(found, y)
 
 
-def standardised(rows: Tensor) -> Tensor:
+def standardise(rows: Tensor) -> Tensor:
     """Each feature with mean 0 and deviation 1; a constant one is 0.
 
     No label is used, so all sentences may be looked at.
@@ -51,19 +51,19 @@ def standardised(rows: Tensor) -> Tensor:
     return (rows.double() - mean) / torch.where(deviation > 0, deviation, 1.0)
 
 
-def on_sphere(rows: Tensor) -> Tensor:
+def scale_to_sphere(rows: Tensor) -> Tensor:
     """Rows of length √d. Unlike with `standardised`, what has collapsed stays small."""
     return torch.nn.functional.normalize(rows.double(), dim=-1) * math.sqrt(rows.shape[-1])
 
 
-def always(labels: Tensor, tests: int = 0) -> float:
+def majority_accuracy(labels: Tensor, tests: int = 0) -> float:
     """What the most frequent class has: the accuracy of an encoder that says nothing."""
     of = labels[-tests:] if tests else labels
     most = labels[:-tests].mode().values if tests else labels.mode().values
     return float((of == most).float().mean())
 
 
-def _answers(x: NDArray[Any], y: NDArray[Any], asked: NDArray[Any]) -> NDArray[Any]:
+def _fit_and_predict(x: NDArray[Any], y: NDArray[Any], asked: NDArray[Any]) -> NDArray[Any]:
     models, choosing = (import_optional(f"sklearn.{name}", "train") for name in ("linear_model", "model_selection"))
     inner = choosing.StratifiedKFold(INNER, shuffle=True, random_state=SEED)
     model = models.LogisticRegression(max_iter=STEPS, tol=CLOSE)
@@ -72,7 +72,7 @@ def _answers(x: NDArray[Any], y: NDArray[Any], asked: NDArray[Any]) -> NDArray[A
     return answers
 
 
-def _share(found: NDArray[Any], y: NDArray[Any]) -> float:
+def _accuracy(found: NDArray[Any], y: NDArray[Any]) -> float:
     return float((found == y).mean())
 
 

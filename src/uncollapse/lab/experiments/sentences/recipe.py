@@ -20,11 +20,12 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import History, TrainingOptions
 from uncollapse.lab.engine.threads import use_threads
-from uncollapse.lab.experiments.contrastive.objectives import formula, words
+from uncollapse.lab.experiments.contrastive.objectives import formula, objective_slug
 from uncollapse.lab.experiments.sentences import config as sentence_pairs
 from uncollapse.lab.experiments.sentences import probes
-from uncollapse.lab.experiments.sentences.config import Data, PairsConfig
-from uncollapse.lab.experiments.sentences.training import Training
+from uncollapse.lab.experiments.sentences.config import Config as PairsConfig
+from uncollapse.lab.experiments.sentences.config import Data
+from uncollapse.lab.experiments.sentences.training import PairTraining
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
@@ -53,9 +54,9 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
     runtime = runtime or Runtime()
     with use_threads(runtime.threads):
         runtime.report_stage("reading the sentences")
-        data = sentence_pairs.load(config, runtime)
-        encoders = sentence_pairs.build(config, len(data.vocabulary))
-        training = Training(encoders, config, data)
+        data = sentence_pairs.load_data(config, runtime)
+        encoders = sentence_pairs.build_encoders(config, len(data.vocabulary))
+        training = PairTraining(encoders, config, data)
         weights = fingerprint(parameter.detach() for parameter in encoders.parameters())
         before = _diagnosis(training)
         history = _trained(training, runtime, weights)
@@ -77,7 +78,7 @@ def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, di
         )
 
 
-def _trained(training: Training, runtime: Runtime, weights: str) -> History:
+def _trained(training: PairTraining, runtime: Runtime, weights: str) -> History:
     """Train. weights: the fingerprint of the start, so that a checkpoint from another start is refused."""
     config = training.config
     if not config.epochs:
@@ -88,7 +89,7 @@ def _trained(training: Training, runtime: Runtime, weights: str) -> History:
     return fit(training.task(), settings, runtime, experiment, vars(config))
 
 
-def _judged(training: Training, runtime: Runtime) -> dict[str, float]:
+def _judged(training: PairTraining, runtime: Runtime) -> dict[str, float]:
     """The figures of the held-back documents and of the tasks."""
     training.encoders.eval()
     found = training.evaluate(training.encoders)
@@ -96,13 +97,13 @@ def _judged(training: Training, runtime: Runtime) -> dict[str, float]:
         runtime.report_stage(f"judging on {name}")
         assert rows.labels is not None
         features, outputs = training.of_task(name)
-        judged = {name: probes.standardised(features), f"{name}_output": probes.on_sphere(outputs)}
+        judged = {name: probes.standardise(features), f"{name}_output": probes.scale_to_sphere(outputs)}
         for figure, x in judged.items():
-            found[figure] = probes.accuracy(x, rows.labels, tests, threads=runtime.threads)
+            found[figure] = probes.probe_accuracy(x, rows.labels, tests, threads=runtime.threads)
     return found
 
 
-def _diagnosis(training: Training) -> dict[str, Any]:
+def _diagnosis(training: PairTraining) -> dict[str, Any]:
     """Layer by layer, how sentences of the held-back documents differ from each other."""
     rows = training.data.parts["validation"].rows
     drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:SHOWN]
@@ -114,7 +115,9 @@ def _facts(config: Config, data: Data) -> dict[str, Any]:
     tasks = {}
     for name, (rows, tests) in data.tasks.items():
         assert rows.labels is not None
-        shares = round_metrics({"known": known_word_share(rows), "always": probes.always(rows.labels, tests)})
+        shares = round_metrics(
+            {"known": known_word_share(rows), "always": probes.majority_accuracy(rows.labels, tests)}
+        )
         tasks[name] = {"sentences": len(rows), **shares}
     words_known = len(data.vocabulary)
     return {"name": config.data, "fingerprint": data.fingerprint(), "words": words_known, **parts, "tasks": tasks}
@@ -122,7 +125,7 @@ def _facts(config: Config, data: Data) -> dict[str, Any]:
 
 def data_fingerprint(config: Config, runtime: Runtime) -> str:
     """Return the fingerprint of the texts at hand."""
-    return sentence_pairs.load(config, runtime).fingerprint()
+    return sentence_pairs.load_data(config, runtime).fingerprint()
 
 
 def variant(config: Mapping[str, Any]) -> str:
@@ -133,7 +136,7 @@ def variant(config: Mapping[str, Any]) -> str:
 def name_of(config: Config) -> str:
     """What a run is called in the names of files."""
     data = config.data.strip("./").replace("/", "_") or "text"
-    what = words(asdict(config)) if config.epochs else "untrained"
+    what = objective_slug(asdict(config)) if config.epochs else "untrained"
     return f"{data}-{config.encoder}-{what}-seed{config.seed}"[:120]
 
 

@@ -18,15 +18,15 @@ from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.sharding import shard_slice
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive.objectives import objective
-from uncollapse.lab.experiments.sentences.config import SPLIT_SEED, Data, PairsConfig
+from uncollapse.lab.experiments.sentences.config import SPLIT_SEED, Config, Data
 from uncollapse.lab.models.sentence_encoder import OUTPUT, Encoders
 from uncollapse.metrics.hypersphere import alignment, uniformity
 
 AMONG = 256  # sentences among which a neighbour has to be found
-JUDGED = 512  # sentences of a batch that is only judged
+EVALUATION_BATCH = 512  # sentences of a batch that is only judged
 
 
-def pairs(sizes: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def neighbour_pairs(sizes: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Pairs of neighbours (p, 2) that share no sentence, document by document: numbers of sentences.
 
     They begin with the first sentence of a document or, where the generator says so, with the second.
@@ -54,7 +54,7 @@ class PairBatch:
         return len(self.ids) // 2
 
 
-class Batches:
+class PairBatches:
     """Batches of pairs, made when they are asked for."""
 
     def __init__(self, rows: EncodedTexts, groups: Sequence[Tensor]) -> None:
@@ -68,19 +68,19 @@ class Batches:
             made = self.rows.batch(group.T.flatten())
             yield PairBatch(made["input_ids"], made["attention_mask"].bool())
 
-    def after(self, count: int) -> "Batches":
+    def after(self, count: int) -> "PairBatches":
         """Those behind the first few."""
-        return Batches(self.rows, self.groups[count:])
+        return PairBatches(self.rows, self.groups[count:])
 
-    def share(self, number: int, count: int) -> "Batches":
+    def share(self, number: int, count: int) -> "PairBatches":
         """Those of one of several processes."""
-        return Batches(self.rows, [group[shard_slice(len(group), number, count)] for group in self.groups])
+        return PairBatches(self.rows, [group[shard_slice(len(group), number, count)] for group in self.groups])
 
 
-class Training:
+class PairTraining:
     """How encoders are trained on pairs, and what is measured of them."""
 
-    def __init__(self, encoders: Encoders, config: PairsConfig, data: Data) -> None:
+    def __init__(self, encoders: Encoders, config: Config, data: Data) -> None:
         self.encoders, self.config, self.data = encoders, config, data
         self.steps = data.parts["train"].least // config.batch
 
@@ -99,18 +99,18 @@ class Training:
         schedule = cosine(total, config.warmup)
         return Task(self.encoders, optimiser, self.batches, self.loss, self.evaluate, schedule, "pairs", "gathered")
 
-    def batches(self, epoch: int) -> Batches:
+    def batches(self, epoch: int) -> PairBatches:
         """Those of an epoch: as many whole ones as there are pairs for, wherever these begin.
 
         Which sentence of a pair comes first is drawn too: with two encoders each of them learns from both sides.
         """
         generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + epoch)
         part = self.data.parts["train"]
-        drawn = pairs(part.sizes, generator)
+        drawn = neighbour_pairs(part.sizes, generator)
         drawn = drawn[torch.randperm(len(drawn), generator=generator)][: self.steps * self.config.batch]
         turned = torch.rand(len(drawn), generator=generator) < 0.5
         drawn = torch.where(turned[:, None], drawn.flip(1), drawn)
-        return Batches(part.rows, torch.split(drawn, self.config.batch))
+        return PairBatches(part.rows, torch.split(drawn, self.config.batch))
 
     def loss(self, encoders: nn.Module, batch: PairBatch) -> Tensor:
         """The objective of a batch."""
@@ -130,7 +130,7 @@ class Training:
         whole = [both for both in whole if len(both[0]) == self.config.batch] or whole
         values = [float(objective(self.config, *both)) for both in whole]
         return {
-            "validation": neighbours_found(x, y),
+            "validation": neighbour_accuracy(x, y),
             "objective": sum(values) / len(values),
             "alignment": float(alignment(x, y)),
             "uniformity": float(uniformity(x) + uniformity(y)) / 2,
@@ -139,10 +139,10 @@ class Training:
     def views(self, encoders: nn.Module) -> tuple[Tensor, Tensor]:
         """Both sides of the pairs of the held-back documents, (p, dim) each, in an order drawn once for all runs."""
         part = self.data.parts["validation"]
-        drawn = pairs(part.sizes)
+        drawn = neighbour_pairs(part.sizes)
         drawn = drawn[torch.randperm(len(drawn), generator=torch.Generator().manual_seed(SPLIT_SEED))]
         device = next(self.encoders.parameters()).device
-        batches = Batches(part.rows, torch.split(drawn, JUDGED // 2))
+        batches = PairBatches(part.rows, torch.split(drawn, EVALUATION_BATCH // 2))
         found = [encoders(batch.ids.to(device), batch.mask.to(device)) for batch in batches]
         x, y = (torch.cat(side).float().cpu() for side in zip(*found, strict=True))
         return x, y
@@ -156,7 +156,7 @@ class Training:
         self.encoders.eval()
         device = next(self.encoders.parameters()).device
         chosen = torch.arange(len(rows)) if which is None else which
-        groups = batches_by_length(rows.lengths[chosen], JUDGED)
+        groups = batches_by_length(rows.lengths[chosen], EVALUATION_BATCH)
         found: dict[str, list[Tensor]] = {}
         for group in groups:
             made = rows.batch(chosen[group])
@@ -164,7 +164,7 @@ class Training:
             for name in names or layers:
                 found.setdefault(name, []).append(layers[name].float().cpu())
         back = torch.cat(groups).argsort()
-        return {name: _finite(torch.cat(each)[back]) for name, each in found.items()}
+        return {name: _check_finite(torch.cat(each)[back]) for name, each in found.items()}
 
     def of_task(self, name: str) -> tuple[Tensor, Tensor]:
         """Features and outputs (n, d) of the sentences of a task."""
@@ -173,7 +173,7 @@ class Training:
         return found[features], found[OUTPUT]
 
 
-def neighbours_found(x: Tensor, y: Tensor) -> float:
+def neighbour_accuracy(x: Tensor, y: Tensor) -> float:
     """How often y_i is nearer to x_i than any other y among 256 of them, by the angle; a tie is none."""
     right = 0
     x, y = (F.normalize(rows, dim=-1) for rows in (x, y))
@@ -185,7 +185,7 @@ def neighbours_found(x: Tensor, y: Tensor) -> float:
     return right / len(x)
 
 
-def _finite(rows: Tensor) -> Tensor:
+def _check_finite(rows: Tensor) -> Tensor:
     if not bool(rows.isfinite().all()):
         raise NotFiniteError("The features of the encoder are not finite. Try a smaller learning rate, or clipping.")
     return rows

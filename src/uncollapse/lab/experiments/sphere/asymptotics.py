@@ -19,14 +19,14 @@ from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
-from uncollapse.lab.experiments.contrastive.training import Training
+from uncollapse.lab.experiments.contrastive.training import EncoderTraining
 from uncollapse.lab.experiments.sphere.infonce_limit import (
     Curves,
     Pair,
     Population,
     Terms,
     collapsed_terms,
-    measure,
+    measure_curves,
     uniform_pair,
     uniform_terms,
 )
@@ -84,11 +84,11 @@ class Config(EncoderConfig):
                 f"{4 * self.fit_from}, four times fit_from, got {self.largest}."
             )
         for field in fields(self):
-            if field.name in idle(self.encoder):
+            if field.name in unused_fields(self.encoder):
                 object.__setattr__(self, field.name, field.default)
 
 
-def idle(encoder: str) -> tuple[str, ...]:
+def unused_fields(encoder: str) -> tuple[str, ...]:
     """Settings that do nothing for an encoder."""
     if encoder == SPHERE:
         return OF_ENCODER
@@ -100,26 +100,26 @@ def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
     runtime = runtime or Runtime()
     with use_threads(runtime.threads):
         if config.encoder == SPHERE:
-            return _on_the_sphere(config, runtime)
+            return _run_on_sphere(config, runtime)
         encoder, facts = _encoder(config, runtime)
         began = time.perf_counter()
         runtime.report_stage("looking at two views of each picture")
         settings = trained_config(config)
-        data = contrastive.load(settings, runtime)
-        x, y = Training(encoder, settings, data, runtime, _never).pairs(encoder, PART)
+        data = contrastive.load_data(settings, runtime)
+        x, y = EncoderTraining(encoder, settings, data, runtime, _no_training).pairs(encoder, PART)
         population = Population(x, y, config.temperature)
         pairs = list(population.pairs(population.anchors(config.anchors, config.seed)))
-        found = _measured(config, population.terms(), pairs, runtime)
+        found = _measure(config, population.terms(), pairs, runtime)
         _clear(runtime, config)
         seconds = time.perf_counter() - began + facts.get("trained", {"seconds": 0.0})["seconds"]
         return build_record(NAME, config, seconds, contrast.LIBRARIES, data=data.facts, **found, **facts)
 
 
-def _on_the_sphere(config: Config, runtime: Runtime) -> dict[str, Any]:
+def _run_on_sphere(config: Config, runtime: Runtime) -> dict[str, Any]:
     began = time.perf_counter()
     terms = uniform_terms(config.dim, config.temperature)
     pairs = [uniform_pair(config.dim, config.temperature)] * config.anchors
-    found = _measured(config, terms, pairs, runtime)
+    found = _measure(config, terms, pairs, runtime)
     return build_record(NAME, config, time.perf_counter() - began, (), **found)
 
 
@@ -127,13 +127,13 @@ def _encoder(config: Config, runtime: Runtime) -> tuple[SmallAlexNet, dict[str, 
     """The encoder at its start or trained, and what the record says of its training."""
     settings = trained_config(config)
     if config.encoder == RANDOM:
-        return contrastive.build(settings), {}
+        return contrastive.build_encoder(settings), {}
     encoder: Any
     encoder, done = contrast.train(settings, runtime)
     return encoder, {"trained": {name: done[name] for name in ("config", "figures", "seconds", "ended")}}
 
 
-def _never(*_: Tensor) -> Tensor:
+def _no_training(*_: Tensor) -> Tensor:
     raise AssertionError("Nothing is trained here.")
 
 
@@ -144,10 +144,10 @@ def trained_config(config: Config) -> contrast.Config:
     return contrast.Config(**shared, **weights, temperature=config.temperature)
 
 
-def _measured(config: Config, terms: Terms, pairs: list[Pair], runtime: Runtime) -> dict[str, Any]:
+def _measure(config: Config, terms: Terms, pairs: list[Pair], runtime: Runtime) -> dict[str, Any]:
     """What the record has. terms: of all pairs. pairs: those whose bias and fluctuation are measured."""
     runtime.report_stage("drawing negatives")
-    curves = measure(pairs, config.largest, config.draws, config.seed)
+    curves = measure_curves(pairs, config.largest, config.draws, config.seed)
     slopes = {"bias": curves.bias_slope(config.fit_from), "fluctuation": curves.fluctuation_slope(config.fit_from)}
     positive, variance = (sum(getattr(pair, name) for pair in pairs) / len(pairs) for name in ("positive", "variance"))
     figures = {f"{name}_slope": found.value for name, found in slopes.items() if found is not None}
@@ -156,7 +156,7 @@ def _measured(config: Config, terms: Terms, pairs: list[Pair], runtime: Runtime)
     expected = {"bias": positive - variance / 2, "fluctuation": variance**0.5, "positive": positive}
     return {
         "figures": round_metrics(figures | {"bias_constant": expected["bias"]}),
-        "terms": told(terms),
+        "terms": terms_record(terms),
         "references": references(config.dim, config.temperature),
         "slopes": {name: found and round_metrics(asdict(found)) for name, found in slopes.items()},
         "constants": round_metrics(expected),
@@ -166,10 +166,13 @@ def _measured(config: Config, terms: Terms, pairs: list[Pair], runtime: Runtime)
 
 def references(dim: int, temperature: float) -> dict[str, dict[str, float]]:
     """The terms of the limit where all points are one, and where pairs are aligned and points spread evenly."""
-    return {"collapsed": told(collapsed_terms(temperature)), "uniform": told(uniform_terms(dim, temperature))}
+    return {
+        "collapsed": terms_record(collapsed_terms(temperature)),
+        "uniform": terms_record(uniform_terms(dim, temperature)),
+    }
 
 
-def told(terms: Terms) -> dict[str, float]:
+def terms_record(terms: Terms) -> dict[str, float]:
     """The terms for a record."""
     return round_metrics({**asdict(terms), "limit": terms.limit})
 

@@ -169,14 +169,14 @@ class Curves:
 
     def bias_slope(self, least: int) -> Slope | None:
         """Of the bias, from so many negatives on; None where it has no one sign, or is 0."""
-        return slope(self.counts, self.biases, least)
+        return fit_slope(self.counts, self.biases, least)
 
     def fluctuation_slope(self, least: int) -> Slope | None:
         """Of the fluctuation, from so many negatives on; None where there is none."""
-        return slope(self.counts, self.variances, least, root=True)
+        return fit_slope(self.counts, self.variances, least, root=True)
 
 
-def measure(pairs: Iterable[Pair], largest: int, draws: int, seed: int) -> Curves:
+def measure_curves(pairs: Iterable[Pair], largest: int, draws: int, seed: int) -> Curves:
     """The bias and the fluctuation for 1, 2, 4 … negatives, as many as there are powers of two up to the largest.
 
     Args:
@@ -206,7 +206,7 @@ def _levels(
         yield math.log1p(own) + rest.mean(), rest.var(ddof=1) / len(rest), logs.var(ddof=1)
 
 
-def slope(counts: tuple[int, ...], values: Array, least: int, *, root: bool = False) -> Slope | None:
+def fit_slope(counts: tuple[int, ...], values: Array, least: int, *, root: bool = False) -> Slope | None:
     """The slope of log |mean over pairs of values (pairs, counts)| over log M, for M from `least` on.
 
     The error is a jackknife's: what the slope would be without each of the pairs. root: of the root of the mean.

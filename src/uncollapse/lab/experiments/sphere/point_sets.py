@@ -15,25 +15,25 @@ from uncollapse.losses.align_uniform import uniform_loss
 SPREAD = 0.2  # of a cluster: deviation of its points from the centre along each axis, before they are put on the sphere
 
 
-def uniform(n: int, dim: int, generator: Generator) -> Tensor:
+def uniform_points(n: int, dim: int, generator: Generator) -> Tensor:
     """Points drawn evenly from the whole sphere."""
     return F.normalize(_gaussian(n, dim, generator), dim=-1)
 
 
-def half(n: int, dim: int, generator: Generator) -> Tensor:
+def half_sphere(n: int, dim: int, generator: Generator) -> Tensor:
     """Points drawn evenly from the half on which the last coordinate is not negative."""
-    points = uniform(n, dim, generator)
+    points = uniform_points(n, dim, generator)
     points[:, -1].abs_()
     return points
 
 
-def clusters(n: int, centres: Tensor, generator: Generator, spread: float = SPREAD) -> Tensor:
+def clustered_points(n: int, centres: Tensor, generator: Generator, spread: float = SPREAD) -> Tensor:
     """Points around centres (k, m), as many at each as at the others, or one more: much like von Mises's."""
     near = centres[torch.arange(n) % len(centres)]
     return F.normalize(near + spread * _gaussian(n, centres.shape[-1], generator), dim=-1)
 
 
-def regular(n: int, dim: int) -> Tensor | None:
+def regular_points(n: int, dim: int) -> Tensor | None:
     """Points as far from each other as they can be; None where no such set is known to this function.
 
     On the circle the regular polygon. Elsewhere the simplex up to m + 1 points and the cross-polytope (the octahedron
@@ -85,7 +85,7 @@ def fibonacci(n: int) -> Tensor:
     return torch.stack([radius * angle.cos(), radius * angle.sin(), height], -1)
 
 
-def optimised(start: Tensor, t: float, steps: int) -> Tensor:
+def optimise_points(start: Tensor, t: float, steps: int) -> Tensor:
     """Free points after so many steps of L-BFGS on `uc.uniform_loss`, pairs of a point with itself left out."""
     points = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(

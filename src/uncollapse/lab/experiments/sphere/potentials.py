@@ -58,11 +58,11 @@ def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
         began = time.perf_counter()
         generator = torch.Generator().manual_seed(config.seed)
         runtime.report_stage("measuring the point sets")
-        found = {name: described(points, config.t) for name, points in sets(config, generator).items()}
+        found = {name: describe_set(points, config.t) for name, points in make_sets(config, generator).items()}
         runtime.report_stage("optimising few points")
-        few = [_few(config, count, generator) for count in COUNTS]
+        few = [_measure_few(config, count, generator) for count in COUNTS]
         runtime.report_stage("drawing samples of all sizes")
-        estimates = list(estimators(config, generator))
+        estimates = list(measure_estimators(config, generator))
         figures = {"optimum": uniformity_optimum(config.dim, config.t)}
         figures |= {name: facts["log"] for name, facts in found.items()}
         seconds = time.perf_counter() - began
@@ -71,27 +71,27 @@ def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
         )
 
 
-def sets(config: Config, generator: torch.Generator) -> dict[str, Tensor]:
+def make_sets(config: Config, generator: torch.Generator) -> dict[str, Tensor]:
     """The point sets by name. The optimised one begins as a cluster; a regular one is not known for all numbers."""
     corners = point_sets.simplex(config.dim + 1, config.dim)
     found = {
-        "uniform": point_sets.uniform(config.points, config.dim, generator),
-        "half": point_sets.half(config.points, config.dim, generator),
-        "clusters": point_sets.clusters(config.points, corners, generator),
-        "cluster": point_sets.clusters(config.points, corners[:1], generator),
-        "optimised": _optimised(config, config.free, generator),
+        "uniform": point_sets.uniform_points(config.points, config.dim, generator),
+        "half": point_sets.half_sphere(config.points, config.dim, generator),
+        "clusters": point_sets.clustered_points(config.points, corners, generator),
+        "cluster": point_sets.clustered_points(config.points, corners[:1], generator),
+        "optimised": _optimise_cluster(config, config.free, generator),
     }
-    regular = point_sets.regular(config.free, config.dim)
+    regular = point_sets.regular_points(config.free, config.dim)
     return found if regular is None else found | {"regular": regular}
 
 
-def _optimised(config: Config, count: int, generator: torch.Generator) -> Tensor:
+def _optimise_cluster(config: Config, count: int, generator: torch.Generator) -> Tensor:
     """Points that began as a cluster."""
     centre = point_sets.simplex(2, config.dim)[:1]
-    return point_sets.optimised(point_sets.clusters(count, centre, generator), config.t, config.steps)
+    return point_sets.optimise_points(point_sets.clustered_points(count, centre, generator), config.t, config.steps)
 
 
-def measured(points: Tensor, t: float) -> dict[str, float]:
+def measure_potential(points: Tensor, t: float) -> dict[str, float]:
     """The mean potential and its logarithm, without and with the pairs of a point with itself."""
     log, log_self = (float(uniformity(points, t, exclude_self=exclude)) for exclude in (True, False))
     return round_metrics(
@@ -99,25 +99,31 @@ def measured(points: Tensor, t: float) -> dict[str, float]:
     )
 
 
-def described(points: Tensor, t: float) -> dict[str, Any]:
+def describe_set(points: Tensor, t: float) -> dict[str, Any]:
     """What the record has of a set: its potential, enough points for a picture, and angles counted on the circle."""
     # evenly, and not by a whole step: every fourth point may be of the same cluster
     kept = points[torch.linspace(0, len(points) - 1, min(len(points), SHOWN)).long()]
-    found = {"n": len(points), **measured(points, t), "points": [[round(v, 4) for v in row] for row in kept.tolist()]}
+    found = {
+        "n": len(points),
+        **measure_potential(points, t),
+        "points": [[round(v, 4) for v in row] for row in kept.tolist()],
+    }
     if points.shape[1] == 2:
         angles = torch.atan2(points[:, 1], points[:, 0])
         found["angles"] = torch.histc(angles, BINS, -math.pi, math.pi).int().tolist()
     return found
 
 
-def _few(config: Config, count: int, generator: torch.Generator) -> dict[str, Any]:
+def _measure_few(config: Config, count: int, generator: torch.Generator) -> dict[str, Any]:
     """Few points: those that minimise the loss, beside the regular set where it is known."""
-    regular = point_sets.regular(count, config.dim)
-    free = measured(_optimised(config, count, generator), config.t)
-    return {"n": count, "optimised": free} | ({} if regular is None else {"regular": measured(regular, config.t)})
+    regular = point_sets.regular_points(count, config.dim)
+    free = measure_potential(_optimise_cluster(config, count, generator), config.t)
+    return {"n": count, "optimised": free} | (
+        {} if regular is None else {"regular": measure_potential(regular, config.t)}
+    )
 
 
-def estimators(config: Config, generator: torch.Generator) -> Iterator[dict[str, Any]]:
+def measure_estimators(config: Config, generator: torch.Generator) -> Iterator[dict[str, Any]]:
     """Both estimators on samples of 2, 4, 8 … points of the uniform distribution: their mean and deviation.
 
     Without self pairs the mean potential is unbiased, and its logarithm below the optimum on average. With them it is
@@ -139,7 +145,7 @@ def _samples(config: Config, count: int, draws: int, generator: torch.Generator)
     at_once = max(1, BATCH // count**2)
     for begin in range(0, draws, at_once):
         size = min(at_once, draws - begin)
-        points = point_sets.uniform(size * count, config.dim, generator).reshape(size, count, -1)
+        points = point_sets.uniform_points(size * count, config.dim, generator).reshape(size, count, -1)
         yield uniformity(points, config.t)
 
 

@@ -18,18 +18,20 @@ from uncollapse.lab.runs.model_folder import CONFIG, WEIGHTS, check_weights, rea
 HEAD = "head"  # what the recipe circle trains along with labels
 
 
-class KeptEncoder(NamedTuple):
+class SavedEncoder(NamedTuple):
     """An encoder in evaluation mode, and the settings of its run."""
 
     encoder: Any
     config: EncoderConfig
 
 
-def load_encoder(folder: str | Path) -> KeptEncoder:
+def load_encoder(folder: str | Path) -> SavedEncoder:
     """The encoder that a run with --keep left in a folder, as `keeping.keep_weights` writes it."""
     folder = expand_user(folder)
-    config = _config(folder)
-    encoder = momentum.build(config) if isinstance(config, MomentumConfig) else contrastive.build(config)
+    config = _read_config(folder)
+    encoder = (
+        momentum.build_encoder(config) if isinstance(config, MomentumConfig) else contrastive.build_encoder(config)
+    )
     path = folder / WEIGHTS
     if not path.is_file():
         raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
@@ -38,10 +40,10 @@ def load_encoder(folder: str | Path) -> KeptEncoder:
     if labelled is not None and labelled.dim() == 2:
         encoder.add_module(HEAD, nn.Linear(labelled.shape[1], labelled.shape[0]))
     load_into(encoder, path)
-    return KeptEncoder(encoder.eval(), config)
+    return SavedEncoder(encoder.eval(), config)
 
 
-def _config(folder: Path) -> EncoderConfig:
+def _read_config(folder: Path) -> EncoderConfig:
     """The settings of the run; those that have nothing to do with the encoder may be of any recipe."""
     found = read_json(folder / CONFIG)
     if not {"dim", "side", "width"} <= found.keys():
