@@ -24,7 +24,7 @@ def without_minilm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_minilm")
 def test_before_and_after_without_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "demo"
-    assert demo.main(out, TINY) == 0
+    demo.run_demo(out, TINY)
     told = capsys.readouterr().out
     before, after = (Diagnosis.load(out / f"vit_{norm}.json") for norm in ("layer", "contra"))
     assert (before.model, after.model) == ("ViT-3, LayerNorm", "ViT-3, ContraNorm")
@@ -49,7 +49,7 @@ def test_before_and_after_without_minilm(tmp_path: Path, capsys: pytest.CaptureF
 def test_minilm_has_a_page_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(demo.MINILM)
     pytest.importorskip("transformers")
-    demo.main(tmp_path, TINY)
+    demo.run_demo(tmp_path, TINY)
     found = Diagnosis.load(tmp_path / "minilm.json")
     assert found.family == "huggingface"
     assert found.sequences == 120
@@ -65,11 +65,11 @@ def test_a_file_in_the_way_is_found_before_training(tmp_path: Path) -> None:
     there = tmp_path / "demo"
     there.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="is a file"):
-        demo.main(there, TINY)
+        demo.run_demo(there, TINY)
 
 
 def test_missing_libraries_are_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(demo.LIBRARIES, "no_such_library", "extra")
     with pytest.raises(ValueError, match=r'The demo needs no_such_library: pip install "uncollapse\[extra\]"'):
-        demo.main(tmp_path, TINY)
+        demo.run_demo(tmp_path, TINY)
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from typer.testing import Result
 
 from uncollapse import __version__, pairwise
 from uncollapse.backbones import torchvision_ops
-from uncollapse.cli import health_doc, health_installation, health_machine, health_self_check
-from uncollapse.cli.health_doc import Finding
+from uncollapse.cli import doctor
+from uncollapse.cli.doctor import Finding
 
 Run = Callable[..., Result]
 
@@ -21,8 +21,8 @@ Run = Callable[..., Result]
 def light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without importing the optional libraries, which takes seconds each; and on a disk that is good enough."""
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(health_installation, "import_module", lambda name: None)
-    monkeypatch.setattr(health_machine, "LITTLE", 0)
+    monkeypatch.setattr(doctor, "import_module", lambda name: None)
+    monkeypatch.setattr(doctor, "LOW_DISK_SPACE", 0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -56,16 +56,16 @@ def test_what_it_says_on_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch)
         Finding("Versions", "python", "good", "3.11"),
         Finding("Optional parts", "timm", "missing", "vision models", 'pip install "uncollapse[timm]"'),
     ]
-    monkeypatch.setattr(health_doc, "examine", lambda: iter(findings))
+    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
     result = run("doctor")
     assert result.exit_code == 0
     assert "✓ python" in result.stdout
     assert '→ pip install "uncollapse[timm]"' in result.stdout
-    assert result.stdout.endswith("All is well. Optional, and not or not wholly there: timm.\n")
+    assert result.stdout.endswith("All is well. Optional and not fully installed: timm.\n")
     findings.append(Finding("Self-check", "kernel", "bad", "off by 1"))
     result = run("doctor")
     assert result.exit_code == 1
-    assert "Not well: kernel." in result.stdout
+    assert "Problems: kernel." in result.stdout
     assert json.loads(run("doctor", "--json").stdout)["healthy"] is False
 
 
@@ -75,22 +75,22 @@ def requires(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def test_a_plain_installation_is_well_and_says_what_could_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     requires(monkeypatch, "torch>=2.6", 'not-there>=1; extra == "timm"', "uncollapse[hf,train]; extra == 'text'")
-    (timm,) = [finding for finding in health_installation._check_extras() if finding.name == "timm"]
+    (timm,) = [finding for finding in doctor._check_extras() if finding.name == "timm"]
     assert (timm.state, timm.remedy) == ("missing", 'pip install -U "uncollapse[timm]"')
-    assert timm.words == "vision models of timm: not-there is not installed"
-    assert not any(finding.name == "text" for finding in health_installation._check_extras())
+    assert timm.words == "vision models from timm: not-there is not installed"
+    assert not any(finding.name == "text" for finding in doctor._check_extras())
 
 
 def test_an_old_or_broken_library_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     requires(monkeypatch, "torch>=99.1", 'rich (>=13) ; extra == "report"')
-    old = next(finding for finding in health_installation._check_versions() if finding.name == "torch")
+    old = next(finding for finding in doctor._check_versions() if finding.name == "torch")
     assert (old.state, "99.1 or later is needed" in old.words) == ("bad", True)
 
     def broken(name: str) -> None:
         raise RuntimeError("operator x::y\ndoes not exist")
 
-    monkeypatch.setattr(health_installation, "import_module", broken)
-    (report,) = [finding for finding in health_installation._check_extras() if finding.name == "report"]
+    monkeypatch.setattr(doctor, "import_module", broken)
+    (report,) = [finding for finding in doctor._check_extras() if finding.name == "report"]
     assert report.state == "bad"
     assert report.words.endswith("cannot be imported: operator x::y does not exist")
 
@@ -100,21 +100,19 @@ def test_without_metadata_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert [finding.name for finding in health_installation._check_versions()] == ["python", "uncollapse"]
+    assert [finding.name for finding in doctor._check_versions()] == ["python", "uncollapse"]
 
 
 def test_the_extras_are_those_of_the_package() -> None:
     named = metadata.metadata("uncollapse").get_all("Provides-Extra")
-    assert {"hf", "timm", "pyg", "train", "text", "data", "report", "gguf"} <= set(named or ()) & set(
-        health_installation.USES
-    )
+    assert {"hf", "timm", "pyg", "train", "text", "data", "report", "gguf"} <= set(named or ()) & set(doctor.USES)
 
 
 def test_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchvision") if torchvision_ops.declare() is None else None
     for declared, state in ((True, "missing"), (False, "good")):
-        monkeypatch.setattr(torchvision_ops, "declared", lambda declared=declared: declared)
-        (found,) = health_installation._torchvision()
+        monkeypatch.setattr(torchvision_ops, "is_declared", lambda declared=declared: declared)
+        (found,) = doctor._check_torchvision()
         assert found.state == state
 
 
@@ -122,14 +120,14 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(health_machine.tempfile, "TemporaryFile", refuse)
-    found = health_machine._folder("here", tmp_path, "results")
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    found = doctor._check_folder("here", tmp_path, "results")
     assert (found.state, found.words) == ("bad", f"{tmp_path} cannot be written to: Permission denied")
 
 
 def test_little_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_machine, "LITTLE", 2**80)
-    assert health_machine._folder("here", tmp_path / "new", "results").remedy == "make room"
+    monkeypatch.setattr(doctor, "LOW_DISK_SPACE", 2**80)
+    assert doctor._check_folder("here", tmp_path / "new", "results").remedy == "free some space on that disk"
     assert not (tmp_path / "new").exists()
 
 
@@ -137,13 +135,13 @@ def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert health_machine._hub().state == "good"
+    assert doctor._check_hub().state == "good"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert health_machine._hub().remedy == "unset HF_HUB_OFFLINE"
+    assert doctor._check_hub().remedy == "unset HF_HUB_OFFLINE"
 
 
 def results() -> Iterator[Finding]:
-    return (finding for finding in health_self_check._run_self_checks() if finding.name.startswith("kernel, cpu"))
+    return (finding for finding in doctor._run_self_checks() if finding.name.startswith("kernel, cpu"))
 
 
 def test_the_self_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from uncollapse import __version__, distributed
 from uncollapse.cli.compare import compare
-from uncollapse.cli.demo_command import demo
+from uncollapse.cli.demo import demo
 from uncollapse.cli.diagnose import diagnose
 from uncollapse.cli.doctor import doctor
 from uncollapse.cli.embeddings import embeddings
