@@ -59,7 +59,7 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
     made = line([torch.ones(1, 1)], lr=0.5, schedule=lambda step: [1.0, 0.5, 0.0][step])
     fit(made, TrainingOptions(epochs=3), CPU)
     assert weight(made) == pytest.approx(1.0)  # one full step of 0.5·2·(1 − 0) lands on the solution, then none is left
-    assert made.optimiser.param_groups[0]["lr"] == 0.0
+    assert made.optimizer.param_groups[0]["lr"] == 0.0
 
 
 def test_averages_of_the_weights_are_evaluated_and_kept() -> None:

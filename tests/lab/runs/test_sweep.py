@@ -73,7 +73,7 @@ def test_a_sweep_does_what_it_can(tiny: ModuleType, tmp_path: Path) -> None:
 
     def finish_elsewhere(words: str) -> None:
         if "another process" in words:
-            record = tiny.record(tiny.NAME, foreign, 1.0, (), figures={"validation": 0.1})
+            record = tiny.build_record(tiny.NAME, foreign, 1.0, (), figures={"validation": 0.1})
             results.save(tiny.RECIPE, foreign, record)
             other.close()
 

@@ -262,11 +262,11 @@ def test_rows_in_words() -> None:
 
 def test_the_whole_paper_beside_few_results() -> None:
     paper = (*PAPER, published("none", 2, 60.0, data="citeseer"))
-    board = replace(BOARD, published=paper, whole=True)
+    board = replace(BOARD, published=paper, all_groups=True)
     made = build_cells(board, runs(0.8, data="pubmed"))
     assert list(dict.fromkeys(cell.group for cell in made)) == ["pubmed", "cora", "citeseer"]  # ours first
     assert [cell.group for cell in made if cell.run] == ["pubmed"]
-    assert build_cells(replace(board, whole=False), []) == build_cells(board, [])
+    assert build_cells(replace(board, all_groups=False), []) == build_cells(board, [])
 
 
 def test_the_protocol_is_asked_for_only_where_the_paper_has_been() -> None:

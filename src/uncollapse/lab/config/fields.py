@@ -19,6 +19,8 @@ __all__ = [
     "config_fields",
     "identity",
     "parse_values",
+    "reset_idle",
+    "set_fields",
 ]
 
 DIGITS = 10  # of an identity: a million configurations share one with a chance below one in two
@@ -86,16 +88,41 @@ def config_field(
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
-    ...     layers: int = setting(2, "Graph convolutions.")
-    ...     norm: str = setting("none", "What follows each layer.", choices=("none", "layer"))
-    ...     seed: int = setting(0, "Of all that is random.")
+    ...     layers: int = config_field(2, "Graph convolutions.")
+    ...     norm: str = config_field("none", "What follows each layer.", choices=("none", "layer"))
+    ...     seed: int = config_field(0, "Of all that is random.")
     >>> build(Config, {"layers": "16"})
     Config(layers=16, norm='none', seed=0)
-    >>> command("gcn-depth", Config(norm="layer", seed=3))
+    >>> command_line("gcn-depth", Config(norm="layer", seed=3))
     'uncollapse train gcn-depth --norm layer --seed 3'
     """
     facts = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "group": group}
     return dataclasses.field(default=default, metadata=facts)
+
+
+def reset_idle(config: Any, names: Iterable[str]) -> None:
+    """Give fields that do nothing their defaults; for the `__post_init__` of a frozen config.
+
+    Two configs that differ only in idle fields describe the same run. With this they are equal and share an identity.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     cure: str = config_field("none", "Name of the cure.")
+    ...     scale: float = config_field(1.0, "Scale of the cure.")
+    ...
+    ...     def __post_init__(self) -> None:
+    ...         reset_idle(self, ["scale"] if self.cure == "none" else [])
+    >>> Config(scale=0.1), Config("contra_norm", 0.1)
+    (Config(cure='none', scale=1.0), Config(cure='contra_norm', scale=0.1))
+    """
+    idle = set(names)
+    set_fields(config, **{field.name: field.default for field in dataclasses.fields(config) if field.name in idle})
+
+
+def set_fields(config: Any, **values: Any) -> None:
+    """Set fields of a frozen config; only for its `__post_init__`, to store equivalent values in one form."""
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
 
 
 def config_fields(config_class: type) -> dict[str, ConfigField]:
