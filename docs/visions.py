@@ -161,7 +161,7 @@ def _begun(record: Record) -> Record | None:
 
 
 def _kept_as(record: Record) -> str:
-    """The folder that `--keep` makes for a run."""
+    """The folder that `--save` makes for a run."""
     config = RECIPE.config(**{name: record["config"][name] for name in asdict(RECIPE.config())})
     return f"{RECIPE.name_of(config)}--{identity(RECIPE.name, config)}"
 

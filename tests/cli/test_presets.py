@@ -48,7 +48,7 @@ def test_seeds_are_counted_from_that_of_the_preset(run: Run) -> None:
 def test_a_result_is_that_of_its_settings_whether_a_preset_gave_them_or_not(run: Run) -> None:
     config_of(run, "--preset", "flat", "--epochs", 1)
     result = run("train", "slope", "--slope", 0.5, "--epochs", 1)
-    assert "1 of 1 was there already" in result.stderr
+    assert "1 of 1 already has a result" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_process_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> Non
     started, _store = start(2, *command(tmp_path, "--json"))
     (first, out, told), second = ended(started)
     assert (first, second) == (0, (0, "", ""))
-    assert told.startswith("Seed 0 goes on from step ")
+    assert told.startswith("Seed 0 continues from step ")
     (record,) = json.loads(out)
     assert record["figures"]["rank"] == 0  # the first process's
     assert len(record["epochs"]) == 30
@@ -59,7 +59,7 @@ def test_a_signal_to_one_process_is_told_once(tmp_path: Path) -> None:
     (first, out, told), second = ended(started)
     assert (first, out, second) == (130, "", (130, "", ""))
     assert told.startswith("Interrupted in epoch ") or told.startswith("Interrupted after epoch ")
-    assert told.endswith("The same command goes on from there.\n")
+    assert told.endswith("The same command continues from there.\n")
 
 
 def test_an_error_in_one_process_is_told_once_and_all_leave(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_stages_stand_before_and_behind_a_training(monkeypatch: pytest.MonkeyPat
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
     with progress.ProgressBar() as bar:
-        done, doing = bar.training("Seed 0"), bar.within("Seed 0")
+        done, doing = bar.training("Seed 0"), bar.substage("Seed 0")
         doing("reading")
         time.sleep(0.3)
         assert "Seed 0: reading" in plain(terminal)

@@ -19,6 +19,7 @@ from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
+from uncollapse.lab.runs.records import build_record
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import with_run_folder
 from uncollapse.lab.runs.run_queue import RunQueue
@@ -46,9 +47,9 @@ def ending(monkeypatch: pytest.MonkeyPatch, answer: str, why: str = "") -> None:
     monkeypatch.setattr(Sweep, "run", run)
 
 
-def keep(tiny: ModuleType, config: object, validation: float = 0.5, folder: str = "results") -> None:
-    kept = tiny.record(tiny.NAME, config, 1.0, (), figures={"validation": validation})
-    Results(Path(folder)).save(tiny.RECIPE, config, kept)
+def save_result(tiny: ModuleType, config: object, validation: float = 0.5, folder: str = "results") -> None:
+    record = build_record(tiny.NAME, config, 1.0, (), figures={"validation": validation})
+    Results(Path(folder)).save(tiny.RECIPE, config, record)
 
 
 def test_from_nothing_to_all(run: Run, tiny: ModuleType, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_one_run_is_no_plural(run: Run, tiny: ModuleType) -> None:
     command = ["sweep", tiny.NAME, "--grid", "size=1", "--jobs", 1]
     words = run(*command, "--dry-run").stdout.splitlines()[-1]
     assert words == "1 run: 0 are there, 1 is missing. It takes about 1 s. Nothing was run."
-    keep(tiny, tiny.Config(1))
+    save_result(tiny, tiny.Config(1))
     assert run(*command, "--dry-run").stdout == "The only run is there.\n"
     assert run(*command).stdout == f"1 of 1 run is done, 0 of them now.\n{WHERE}"
 
@@ -113,7 +114,7 @@ def test_what_was_chosen_is_said(run: Run, tiny: ModuleType, monkeypatch: pytest
     ending(monkeypatch, "done")
     for size in range(1, 13):
         for scale in (0.1, 1.2):
-            keep(tiny, tiny.Config(size, scale), 1 - abs(scale - size / 10))
+            save_result(tiny, tiny.Config(size, scale), 1 - abs(scale - size / 10))
     command = ["sweep", tiny.NAME, "--choose", "scale", "--grid"]
     lines = run(*command, "size=1-12 scale=0.1,1.2 seed=0-1").stdout.splitlines()
     assert lines[0] == "24 of 36 runs are done, 0 of them now."
@@ -128,7 +129,7 @@ def test_where_the_results_are(run: Run, tiny: ModuleType, monkeypatch: pytest.M
     board = PaperTable("All", {}, "fault", "size", "scale")
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, dataclasses.replace(tiny.RECIPE, tables={"all": board}))
     for folder, flags in (("results", ""), ("my results", " --results 'my results'")):
-        keep(tiny, tiny.Config(), folder=folder)
+        save_result(tiny, tiny.Config(), folder=folder)
         words = run("sweep", tiny.NAME, "--grid", "size=1", "--results", folder).stdout.splitlines()[-1]
         assert words == f"Results are in {folder}/tiny-sweep. To see them: uncollapse table tiny-sweep{flags}"
 
@@ -187,7 +188,7 @@ def test_a_sweep_that_did_not_end(
     ending(monkeypatch, ended)
     result = run("sweep", tiny.NAME, "--grid", "one")
     assert result.exit_code == code
-    assert result.stdout == f"{words} 0 of 3 runs are done, 0 of them now. The same command goes on from there.\n"
+    assert result.stdout == f"{words} 0 of 3 runs are done, 0 of them now. The same command continues from there.\n"
 
 
 def test_failures_are_counted_and_one_is_shown(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +239,7 @@ def test_pictures_are_drawn_where_the_recipe_has_some(
     board = PaperTable("Sizes", where={}, groups="scale", rows="size", columns="seed", metric="validation")
     recipe = dataclasses.replace(tiny.RECIPE, tables={"sizes": board}, plots=pictures)
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, recipe)
-    keep(tiny, tiny.RECIPE.config(size=1))
+    save_result(tiny, tiny.RECIPE.config(size=1))
     result = run("sweep", tiny.NAME, "--grid", "size=1")
     assert result.stdout.endswith("Drawn: results/tiny-sweep/pictures.html\n")
     assert "1 dots." in (tmp_path / "results" / tiny.NAME / "pictures.html").read_text(encoding="utf-8")

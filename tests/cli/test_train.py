@@ -141,8 +141,8 @@ def test_seeds_are_told_in_a_table_and_not_run_twice(run: Run, tmp_path: Path) -
     assert slope.runs == [1, 0, 2]
     assert files(tmp_path) == ["2-seed0", "2-seed1", "2-seed2"]
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
-    assert "was there already" in lines["1"]
-    assert "was there already" not in lines["0"] + lines["2"]
+    assert "already done" in lines["1"]
+    assert "already done" not in lines["0"] + lines["2"]
     assert lines["0"].rstrip().endswith("after epoch 6")
     found = [json.loads(path.read_text())["figures"] for path in sorted((tmp_path / "results/slope").iterdir())]
     mean = sum(figures["validation"] for figures in found) / 3
@@ -157,7 +157,7 @@ def test_seeds_are_told_in_a_table_and_not_run_twice(run: Run, tmp_path: Path) -
         "Was there: results/slope/2-seed1",
         "Written: results/slope/2-seed2",
     ]
-    assert result.stderr == "1 of 3 was there already and was not run; --again runs it again.\n"
+    assert result.stderr == "1 of 3 already has a result and did not run; --again runs it again.\n"
     assert not (tmp_path / "runs" / "slope").exists() or not list((tmp_path / "runs" / "slope").iterdir())
 
 
@@ -168,7 +168,7 @@ def test_an_early_end_and_the_kept_epoch_are_told(run: Run, monkeypatch: pytest.
         return record | {"epochs": record["epochs"][:4], "ended": "no better validation in 2 evaluations"}
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=early))
-    assert "after epoch 4: no better validation in 2 evaluations, epoch 2 was kept" in run("train", "slope").stdout
+    assert "after epoch 4: no better validation in 2 evaluations, epoch 2 was tested" in run("train", "slope").stdout
 
 
 def test_again_replaces_a_result(run: Run) -> None:
@@ -243,18 +243,18 @@ def test_ctrl_c_says_how_to_go_on(run: Run) -> None:
     slope.interrupt_at += [3]
     result = run("train", "slope", "--json")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "Interrupted in epoch 3 of 6. The same command goes on from there.\n"
+    assert result.stderr == "Interrupted in epoch 3 of 6. The same command continues from there.\n"
     plan = records(run("train", "slope", "--seeds", 2, "--dry-run", "--json"))
     assert [step["begun"] for step in plan] == [True, False]
     assert re.search(r"2-seed0 +begun ", run("train", "slope", "--dry-run").stdout)
     assert re.search(r"2-seed0 +missing ", run("train", "slope", "--dry-run", "--no-resume").stdout)
     resumed = run("train", "slope", "--json")
-    assert resumed.stderr == "Seed 0 goes on from step 3.\n"
+    assert resumed.stderr == "Seed 0 continues from step 3.\n"
     (record,) = records(resumed)
     assert record["epochs"] == whole["epochs"]
     slope.interrupt_at += [3]
     result = run("train", "slope", "--again", "--no-resume")
-    assert result.stderr.endswith("The same command without --no-resume goes on from there.\n")
+    assert result.stderr.endswith("The same command without --no-resume continues from there.\n")
 
 
 def test_ctrl_c_with_several_seeds_shows_those_that_are_done(run: Run) -> None:
@@ -262,8 +262,8 @@ def test_ctrl_c_with_several_seeds_shows_those_that_are_done(run: Run) -> None:
     slope.interrupt_at += [1]
     result = run("train", "slope", "--epochs", 2, "--seeds", 3)
     assert result.exit_code == 130
-    assert result.stderr == "Interrupted with seed 1 in epoch 1 of 2. The same command goes on from there.\n"
-    assert "was there already" in result.stdout
+    assert result.stderr == "Interrupted with seed 1 in epoch 1 of 2. The same command continues from there.\n"
+    assert "already done" in result.stdout
     assert result.stdout.count("results/slope/") == 1
 
 

@@ -28,7 +28,7 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     command = ["tune", tiny.NAME, "--data-root", ".", "--cure", "good", "--budget", "2h"]
     plan = run(*command, "--trials", 4, "--dry-run")
     assert plan.exit_code == 0, plan.stderr
-    assert "scale (good): 0.01 to 10, by factors\n4 trials: 0 there, 4 missing." in plan.stdout
+    assert "scale (good): 0.01 to 10, by factors\n4 trials: 0 done, 4 missing." in plan.stdout
     assert not (tmp_path / "studies").exists()
     done = run(*command, "--trials", 4)
     assert done.exit_code == 0, done.stderr
@@ -49,7 +49,7 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     assert [trial["number"] for trial in facts["trials"]] == [0, 1, 2, 3]
     assert facts["baseline"]["value"] == 0.3
     assert len((tmp_path / "log").read_text().splitlines()) == 4  # nothing was run a second time
-    assert "4 trials: 4 there, 0 missing." in run(*command, "--trials", 4, "--dry-run").stdout
+    assert "4 trials: 4 done, 0 missing." in run(*command, "--trials", 4, "--dry-run").stdout
     other = run(*command, "--trials", 4, "--epochs", 9)
     assert (other.exit_code, other.stdout) == (2, "")
     assert "is a study of something else: it has epochs 5, and now it is 9." in other.stderr
@@ -102,7 +102,7 @@ def test_what_cannot_be_had(run: Run, tiny: ModuleType, arguments: list[str], wo
 
 
 def test_under_a_launcher(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uncollapse.cli.tune.launched", lambda: 2)
+    monkeypatch.setattr("uncollapse.cli.tune.launch_size", lambda: 2)
     assert "tune starts processes of its own, with --jobs" in run("tune", tiny.NAME).stderr
 
 

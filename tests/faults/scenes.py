@@ -30,8 +30,8 @@ DIAGNOSE = ["diagnose", "models.py:encoder", "--batches", "models.py:batches", "
 TABLE = ["table", "gcn-depth", "--results", "results"]
 SCENES: dict[str, list[str]] = {
     "train": TRAIN,
-    "train with everything": [*TRAIN, "--keep", "--track", "jsonl"],
-    "train again": [*TRAIN, "--keep", "--again"],
+    "train with everything": [*TRAIN, "--save", "--track", "jsonl"],
+    "train again": [*TRAIN, "--save", "--again"],
     "diagnose": [*DIAGNOSE, "--out", "out"],
     "report": ["compare", "one/diagnosis.json", "two/diagnosis.json", "--out", "out/report.html"],
     "table": [*TABLE, "--html", "out/page.html", "--markdown", "out/table.md"],
@@ -40,7 +40,7 @@ SCENES: dict[str, list[str]] = {
     "tune": ["tune", "study"],
 }
 NEEDED = {  # what is there before a scene begins, besides the models and the rows
-    "train again": [[*TRAIN, "--keep"]],
+    "train again": [[*TRAIN, "--save"]],
     "report": [[*DIAGNOSE, "--out", "one"], [*DIAGNOSE, "--attention", "--out", "two"]],
     "table": [TRAIN],
 }

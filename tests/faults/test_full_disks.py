@@ -66,7 +66,7 @@ def test_an_operation_is_refused(
 
 COMMANDS: dict[str, list[str]] = {
     "train": [*TRAIN, "--track", "jsonl"],
-    "keep": [*TRAIN, "--keep", "--again"],
+    "keep": [*TRAIN, "--save", "--again"],
     "diagnose": [*DIAGNOSE, "--out", "out"],
     "embeddings": SCENES["embeddings"],
     "report": SCENES["report"],
@@ -81,7 +81,7 @@ ROOMS = (0, 12288)
 def furnished(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a result, a kept model, diagnoses, and old output that a command would replace."""
     folder = furnish(tmp_path_factory.mktemp("disk") / "first")
-    for needed in ([*TRAIN, "--keep"], *NEEDED["report"], SCENES["diagnose"]):
+    for needed in ([*TRAIN, "--save"], *NEEDED["report"], SCENES["diagnose"]):
         assert machine.run(folder, *needed).code == 0
     (folder / "out" / "table.md").write_text("old\n")
     (folder / "out" / "page.html").write_text("<html>old</html>\n")

@@ -1,4 +1,4 @@
-"""Folders that timm loads, as `uncollapse train vit --keep` writes them."""
+"""Folders that timm loads, as `uncollapse train vit --save` writes them."""
 
 from pathlib import Path
 from typing import Any

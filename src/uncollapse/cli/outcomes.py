@@ -239,7 +239,7 @@ def _ending(outcome: Outcome) -> str:
         early = last != record["config"].get("epochs") and record.get("ended")
         parts.append(f"after epoch {last}" + (f": {early}" if early else ""))
     if kept not in (None, last):
-        parts.append(f"epoch {kept} was kept")
+        parts.append(f"epoch {kept} was tested")
     if not outcome.new:
-        parts.append("was there already")
+        parts.append("already done")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a second."""
+"""Progress of a measurement, a training, a sweep and a search: bars on a terminal, lines elsewhere."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Column
 
 from uncollapse import distributed
-from uncollapse.cli import console as output
+from uncollapse.cli.console import print_note
 from uncollapse.cli.outcomes import ACCURACIES, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 1.0  # seconds without a bar
-WINDOW = 600.0  # seconds whose steps tell the time that is left: a step of a large model may take a minute
+PATIENCE = 1.0  # seconds before a bar appears
+WINDOW = 600.0  # seconds that the remaining time is estimated from: a step of a large model may take a minute
 
 
 class ProgressBar:
-    """A bar on a terminal's stderr, which comes after a second and leaves no trace."""
+    """A bar on a terminal's stderr. It appears after a second and is erased at the end."""
 
     def __init__(self) -> None:
-        console = Console(file=sys.stderr)  # also while a library's chatter is turned away from stderr
+        console = Console(file=sys.stderr)  # kept while `silence_libraries` redirects stderr
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(),  # on a narrow terminal it is what gives way
+            BarColumn(),  # shrinks first on a narrow terminal
             TaskProgressColumn(table_column=Column(min_width=4, no_wrap=True)),
             TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
-            TextColumn("{task.fields[beside]}", markup=False, style="dim"),
+            TextColumn("{task.fields[details]}", markup=False, style="dim"),
             console=console,
             transient=True,
-            redirect_stdout=False,  # it would restore what it finds when it starts, from a thread of its own
+            redirect_stdout=False,  # rich would later restore the stream of another thread
             redirect_stderr=False,
             speed_estimate_period=WINDOW,
         )
-        self._task = self._bar.add_task("", total=None, beside="")
-        self._silent = not distributed.is_launch_rank_zero()  # the first of several processes tells
+        self._task = self._bar.add_task("", total=None, details="")
+        self._silent = not distributed.is_launch_rank_zero()  # only the first of several processes prints
         self._lock, self._over = threading.Lock(), self._silent or not console.is_terminal
         self._timer = threading.Timer(PATIENCE, self._show)
         self._timer.daemon = True
@@ -68,9 +68,9 @@ class ProgressBar:
                 self._bar.stop()
 
     def stage(self, words: str, total: int | None = None) -> Callable[[int], None]:
-        """What is being done now, in how many steps if that is known; call the answer with the steps done."""
-        self._bar.remove_task(self._task)  # a task that once had a number of steps cannot be without one again
-        self._task = self._bar.add_task(words, total=total, beside="")
+        """Start a stage and return a function to call with the number of steps done. total: steps, None if unknown."""
+        self._bar.remove_task(self._task)  # rich cannot reset the total of a task to None
+        self._task = self._bar.add_task(words, total=total, details="")
 
         def done(steps: int) -> None:
             self._bar.update(self._task, completed=steps)
@@ -78,29 +78,29 @@ class ProgressBar:
         return done
 
     def training(self, words: str) -> Callable[[int, int, Mapping[str, float]], None]:
-        """The same for a training: call the answer with the steps done, the steps in all and the newest figures."""
+        """Start a training stage; call the returned function with the steps done, all steps and the newest metrics."""
         begun = False
         self.stage(words)
 
-        def done(steps: int, total: int, figures: Mapping[str, float]) -> None:
+        def done(steps: int, total: int, metrics: Mapping[str, float]) -> None:
             nonlocal begun
-            if not begun:  # the first steps may be those of an earlier run, which say nothing of the time that is left
+            if not begun:  # steps of an earlier run must not count for the remaining time
                 self._bar.reset(self._task, total=total, completed=steps, description=words)
             begun = True
-            self._bar.update(self._task, completed=steps, total=total, beside=_format_metrics(figures))
+            self._bar.update(self._task, completed=steps, total=total, details=_format_metrics(metrics))
 
         return done
 
-    def within(self, words: str) -> Callable[[str], None]:
-        """For what comes before and after the steps of a training: call the answer with what is done."""
+    def substage(self, words: str) -> Callable[[str], None]:
+        """Return a function that starts a stage before or after the steps of a training."""
 
-        def tell(doing: str) -> None:
-            self.stage(f"{words}: {doing}")
+        def start(name: str) -> None:
+            self.stage(f"{words}: {name}")
 
-        return tell
+        return start
 
     def note(self, words: str) -> None:
-        """A line on stderr, above the bar."""
+        """Print a line on stderr, above the bar."""
         if not self._silent:
             self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
@@ -117,15 +117,15 @@ def count_steps(items: Iterable[T], done: Callable[[int], None]) -> Iterator[T]:
         done(number)
 
 
-def _format_metrics(figures: Mapping[str, float]) -> str:
-    """The epoch, the loss, the validation figure and speeds such as images/s, as far as there are any."""
-    shown = {"epoch": "d", "loss": ".3g", "validation": ".3f"}
-    words = [f"{name} {figures[name]:{form}}" for name, form in shown.items() if name in figures]
-    return "  ".join(words + [f"{format_rate(value)} {name}" for name, value in figures.items() if name.endswith("/s")])
+def _format_metrics(metrics: Mapping[str, float]) -> str:
+    """Return the epoch, the loss, the validation metric and rates such as images/s, where they are known."""
+    formats = {"epoch": "d", "loss": ".3g", "validation": ".3f"}
+    words = [f"{name} {metrics[name]:{form}}" for name, form in formats.items() if name in metrics]
+    return "  ".join(words + [f"{format_rate(value)} {name}" for name, value in metrics.items() if name.endswith("/s")])
 
 
 class SweepLines:
-    """A line a finished run on stderr."""
+    """One line on stderr per finished run."""
 
     def __enter__(self) -> Self:
         return self
@@ -133,13 +133,13 @@ class SweepLines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left to do."""
+        """Leave the printed lines as they are."""
 
     def changed(self, sweep: "Sweep") -> None:
-        """Steps are not told."""
+        """Print nothing while a run goes on."""
 
     def finished(self, sweep: "Sweep", config: Any) -> None:
-        """The number of the run, its name, figures and time."""
+        """Print the number of the run, its name, metrics and time."""
         agenda = sweep.agenda
         record = agenda.records[agenda.key(config)]
         figures = record["figures"]
@@ -148,23 +148,23 @@ class SweepLines:
         self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {', '.join(words)}")
 
     def note(self, words: str) -> None:
-        """A line."""
-        output.print_note(words)
+        """Print a line on stderr."""
+        print_note(words)
 
 
 class SweepBars(SweepLines):
-    """Bars on a terminal's stderr, which leave no trace; what is worth a line stands above them."""
+    """One bar for the sweep and one per running experiment, on a terminal's stderr; finished runs are printed above."""
 
     def __init__(self, console: Console, words: str = "Runs") -> None:
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[beside]}", style="dim", markup=False),
+            TextColumn("{task.fields[details]}", style="dim", markup=False),
             console=console,
             transient=True,
         )
-        self._all = self._bar.add_task(words, total=None, beside="")
+        self._all = self._bar.add_task(words, total=None, details="")
         self._tasks: dict[Any, TaskID] = {}  # by configuration
 
     def __enter__(self) -> Self:
@@ -174,54 +174,54 @@ class SweepBars(SweepLines):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the bars away."""
+        """Erase the bars."""
         self._bar.stop()
 
     def changed(self, sweep: "Sweep") -> None:
-        """Move the bars."""
+        """Update the bars."""
         agenda = sweep.agenda
         left = f"about {format_duration(sweep.seconds_left())} left" if agenda.done < agenda.total else ""
-        beside = ", ".join([left] + [f"{len(agenda.failed)} failed"] * bool(agenda.failed))
-        self._bar.update(self._all, completed=agenda.done, total=agenda.total, beside=beside)
+        details = ", ".join([left] + [f"{len(agenda.failed)} failed"] * bool(agenda.failed))
+        self._bar.update(self._all, completed=agenda.done, total=agenda.total, details=details)
         for config in [config for config in self._tasks if config not in sweep.running.values()]:
             self._bar.remove_task(self._tasks.pop(config))
         for worker, config in sweep.running.items():
             if config not in self._tasks:
                 name = f"  {agenda.label(config)}"
-                self._tasks[config] = self._bar.add_task(name, total=None, beside="starting")
+                self._tasks[config] = self._bar.add_task(name, total=None, details="starting")
             done, total = worker.steps
             if total:
-                self._bar.update(self._tasks[config], completed=done, total=total, beside="")
+                self._bar.update(self._tasks[config], completed=done, total=total, details="")
 
     def note(self, words: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def sweep_progress() -> SweepLines:
-    """Bars on a terminal, lines elsewhere."""
+    """Return bars for a sweep on a terminal, lines elsewhere."""
     console = Console(file=sys.stderr)
     return SweepBars(console) if console.is_terminal else SweepLines()
 
 
 class TrialLines(SweepLines):
-    """A line a trial on stderr."""
+    """One line on stderr per finished trial."""
 
     def finished(self, sweep: "Sweep", config: Any) -> None:
-        """How many are done, what was tried, and its figure or how far it came."""
+        """Print how many trials are done, what was tried, and its metric or where it stopped."""
         agenda: Any = sweep.agenda
         tried = next(tried for tried in agenda.tried if tried.key == agenda.key(config))
         by = agenda.searched.search.by
-        figure = f"{by} {format_metric(by, [tried.value])}, {format_duration(tried.seconds)}"
-        ends = {"done": figure, "pruned": f"stopped after epoch {tried.steps}", "failed": f"failed: {tried.why}"}
+        metric = f"{by} {format_metric(by, [tried.value])}, {format_duration(tried.seconds)}"
+        ends = {"done": metric, "pruned": f"stopped after epoch {tried.steps}", "failed": f"failed: {tried.why}"}
         self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {ends.get(tried.state, 'not done')}")
 
 
 class TrialBars(TrialLines, SweepBars):
-    """The same above bars."""
+    """One bar for the search and one per running trial."""
 
 
 def tune_progress() -> SweepLines:
-    """Bars on a terminal, lines elsewhere."""
+    """Return bars for a search on a terminal, lines elsewhere."""
     console = Console(file=sys.stderr)
     return TrialBars(console, "Trials") if console.is_terminal else TrialLines()

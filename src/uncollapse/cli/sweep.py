@@ -218,9 +218,9 @@ def _summary(agenda: "RunQueue", ended: "StopReason") -> str:
     counts = f"{done} of {_runs(agenda.total)} {'is' if done == 1 else 'are'} done, {done - agenda.found} of them now."
     match ended:
         case "interrupted":
-            return f"Interrupted. {counts} The same command goes on from there."
+            return f"Interrupted. {counts} The same command continues from there."
         case "time":
-            return f"The time is over. {counts} The same command goes on from there."
+            return f"The time is over. {counts} The same command continues from there."
     return counts
 
 

@@ -1,4 +1,4 @@
-"""uncollapse train."""
+"""The command `uncollapse train`: run one experiment of a recipe."""
 
 import dataclasses
 import json
@@ -20,57 +20,58 @@ from uncollapse.cli.progress import ProgressBar
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the libraries of a recipe are imported when it is run
     from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.runs.results import Results
 
 FILES, RUN = "Experiment from files", "Run"  # panels of the help
-HELP = "Run an experiment: train a model as a recipe says, and keep the result in a file."
+HELP = "Run an experiment: train a model as a recipe describes, and save the result to a file."
+MODEL = "model"  # folder of the saved model, inside the folder of the run
 
 
 @dataclass(frozen=True)
-class Order:
-    """What `train` is told besides the experiment; its fields are flags.
+class TrainOptions:
+    """The options of `train` that are not part of the experiment; its fields are flags.
 
-    All recipes have them but for `workers`, which only those have that read images.
+    All recipes have them, except `workers`: only recipes that read images have it.
     """
 
     config: Annotated[
-        list[Path] | None, option("FILE", "YAML or JSON with settings; repeatable, flags count more.", FILES)
+        list[Path] | None, option("FILE", "YAML or JSON with settings; repeatable. Flags override it.", FILES)
     ] = None
     pairs: Annotated[
-        list[str] | None, option("KEY=VALUE", "A setting; repeatable, counts more than a file.", FILES, "--set")
+        list[str] | None, option("KEY=VALUE", "One setting; repeatable. Overrides files.", FILES, "--set")
     ] = None
-    seeds: Annotated[int, option("N", "Run so many seeds, counted from --seed.", RUN, min=1)] = 1
-    data_root: Annotated[Path | None, option("DIR", "Folder that has the data sets.", RUN)] = None
-    device: Annotated[str | None, option("DEVICE", "cpu, cuda or mps; the best there is if not given.", RUN)] = None
-    threads: Annotated[int, option("N", "Threads of the processor; figures were made with 1.", RUN, min=1)] = 1
+    seeds: Annotated[int, option("N", "Number of seeds to run, starting from --seed.", RUN, min=1)] = 1
+    data_root: Annotated[Path | None, option("DIR", "Folder with the datasets.", RUN)] = None
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda or mps; the best available if not given.", RUN)] = None
+    threads: Annotated[int, option("N", "CPU threads; the published results used 1.", RUN, min=1)] = 1
     workers: Annotated[
-        int | None, option("N", "Processes that read images ahead; one a free core if not given.", RUN, min=0)
+        int | None, option("N", "Processes that load images; one per free core if not given.", RUN, min=0)
     ] = None
-    resume: Annotated[bool, flag("--resume/--no-resume", "Go on where an earlier run was interrupted.", RUN)] = True
-    again: Annotated[bool, flag("--again", "Run it even if there is a result, and replace that.", RUN)] = False
-    dry_run: Annotated[bool, flag("--dry-run", "Only say what would be run and how long it takes.", RUN)] = False
+    resume: Annotated[bool, flag("--resume/--no-resume", "Continue an interrupted run.", RUN)] = True
+    again: Annotated[bool, flag("--again", "Run even if a result exists, and replace it.", RUN)] = False
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what would run and how long it takes.", RUN)] = False
     results: Annotated[Path, option("DIR", "Folder of all results.", OUTPUT)] = Path("results")
-    runs: Annotated[Path, option("DIR", "Folder of checkpoints and trackers.", OUTPUT)] = Path("runs")
-    keep: Annotated[
-        bool, flag("--keep", "Also keep the trained model, in the folder of the run below --runs.", OUTPUT)
+    runs: Annotated[Path, option("DIR", "Folder for checkpoints and trackers.", OUTPUT)] = Path("runs")
+    save: Annotated[
+        bool, flag("--save", "Also save the trained model, in the folder of the run below --runs.", OUTPUT)
     ] = False
-    track: Annotated[str, option("NAMES", "Log to jsonl, tensorboard, wandb; with commas between.", OUTPUT)] = ""
+    track: Annotated[str, option("NAMES", "Log to jsonl, tensorboard, wandb; separated by commas.", OUTPUT)] = ""
     as_json: Annotated[bool, flag("--json", "Print the records as JSON and nothing else.", OUTPUT)] = False
 
 
 class RecipeCommands(TyperGroup):
-    """A command for each recipe, which is built when it is asked for."""
+    """One command per recipe, built when it is called."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The names of the recipes, none of which is imported for that."""
+        """Complete the names of the recipes without importing any of them."""
         names = TyperGroup(name=self.name, commands={name: TyperCommand(name) for name in options.complete_recipe("")})
         return names.shell_complete(type(ctx)(names, parent=ctx.parent), incomplete)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the recipes."""
+        """Return the names of the recipes."""
         from uncollapse.lab.recipe import RECIPES
 
         return list(RECIPES)
@@ -85,11 +86,20 @@ class RecipeCommands(TyperGroup):
             recipe = RECIPES[cmd_name]
         except KeyError as error:
             raise UsageError(error_sentence(error)) from error
-        return self.built(recipe)
+        return self.build(recipe)
 
-    def built(self, recipe: "Recipe") -> Any:
-        """The command of a recipe, from what the recipe says."""
-        return _command(recipe)
+    def build(self, recipe: "Recipe") -> Any:
+        """Build the command of a recipe; its flags are the fields of the recipe's configuration."""
+
+        def run(**given: Any) -> None:
+            names = [field.name for field in dataclasses.fields(TrainOptions)]
+            asked = TrainOptions(**{name: given[name] for name in names if name in given})
+            named = recipe_flags.named_settings(recipe, given.get("preset"), given.get("quick", False))
+            config = recipe_flags.read_config(given["ctx"], recipe.config, named, asked.config or [], asked.pairs or [])
+            _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(asked.seeds)], asked)
+
+        without = () if recipe.reads_images else ("workers",)
+        return recipe_flags.build_command(recipe, TrainOptions, run, FILES, without=without)
 
 
 train = typer.Typer(
@@ -97,189 +107,170 @@ train = typer.Typer(
 )
 
 
-def _command(recipe: "Recipe") -> Any:
-    """The command whose flags are the fields of the recipe's configuration."""
-
-    def run(**given: Any) -> None:
-        order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order) if field.name in given})
-        named = recipe_flags.named_settings(recipe, given.get("preset"), given.get("quick", False))
-        config = recipe_flags.read_config(given["ctx"], recipe.config, named, order.config or [], order.pairs or [])
-        _train(recipe, [dataclasses.replace(config, seed=config.seed + n) for n in range(order.seeds)], order)
-
-    return recipe_flags.build_command(recipe, Order, run, FILES, without=() if recipe.reads_images else ("workers",))
-
-
-def _train(recipe: "Recipe", wanted: list[Any], order: Order) -> None:
+def _train(recipe: "Recipe", configs: list[Any], asked: TrainOptions) -> None:
     from uncollapse.lab.runs.results import Results
 
-    console.check_folders(order.results, order.runs, order.data_root)
-    results = Results(order.results)
-    if not _takes_part(recipe, order):
+    console.check_folders(asked.results, asked.runs, asked.data_root)
+    results = Results(asked.results)
+    if not _takes_part(recipe, asked):
         return
-    if order.dry_run:
-        outcomes.print_plan([_plan_run(recipe, config, results, order) for config in wanted], as_json=order.as_json)
+    if asked.dry_run:
+        outcomes.print_plan([_plan_run(recipe, config, results, asked) for config in configs], as_json=asked.as_json)
         return
     done: list[Outcome] = []
     try:
-        with ProgressBar() as waiting:
-            for number, config in enumerate(wanted, 1):
-                words = f"Seed {config.seed}" + (f" ({number} of {len(wanted)})" if len(wanted) > 1 else "")
-                done.append(_run(recipe, config, results, order, waiting, words))
+        with ProgressBar() as bar:
+            for number, config in enumerate(configs, 1):
+                words = f"Seed {config.seed}" + (f" ({number} of {len(configs)})" if len(configs) > 1 else "")
+                done.append(_run(recipe, config, results, asked, bar, words))
     except typer.Exit:  # interrupted
-        if done and not order.as_json and distributed.is_launch_rank_zero():
-            outcomes.print_outcomes(_title(recipe, wanted[0]), done)
+        if done and not asked.as_json and distributed.is_launch_rank_zero():
+            outcomes.print_outcomes(_title(recipe, configs[0]), done)
         raise
-    _show(_title(recipe, wanted[0]), done, order)
+    _print(_title(recipe, configs[0]), done, asked)
 
 
-def _takes_part(recipe: "Recipe", order: Order) -> bool:
-    """Whether this process has something to do, if a launcher started several; they then know each other."""
+def _takes_part(recipe: "Recipe", asked: TrainOptions) -> bool:
+    """Return whether this process has something to do. If a launcher started several, they join a group."""
     count = distributed.launch_size()
-    if count == 1 or order.dry_run:
+    if count == 1 or asked.dry_run:
         return distributed.is_launch_rank_zero()
     if not recipe.single_process:
-        distributed.join_group(order.device)
+        distributed.join_group(asked.device)
         return True
     if distributed.is_launch_rank_zero():
         console.print_note(
             f"{recipe.name} cannot be shared by {count} processes: the first one runs it, and the others wait. "
-            "`uncollapse sweep --jobs` runs several at a time."
+            "`uncollapse sweep --jobs` runs several experiments at the same time."
         )
     return not distributed.wait_for_rank_zero()
 
 
-def _show(title: str, done: list[Outcome], order: Order) -> None:
+def _print(title: str, done: list[Outcome], asked: TrainOptions) -> None:
     if not distributed.is_launch_rank_zero():
         return
-    if there := sum(not outcome.new for outcome in done):
-        were, them = ("was", "it") if there == 1 else ("were", "them")
-        console.print_note(
-            f"{there} of {len(done)} {were} there already and {were} not run; --again runs {them} again."
-        )
-    if order.as_json:
+    if existing := sum(not outcome.new for outcome in done):
+        them = "it" if existing == 1 else "them"
+        have = "has a result" if existing == 1 else "have results"
+        console.print_note(f"{existing} of {len(done)} already {have} and did not run; --again runs {them} again.")
+    if asked.as_json:
         typer.echo(json.dumps([outcome.record for outcome in done], ensure_ascii=False))
     else:
         outcomes.print_outcomes(title, done)
 
 
 def _title(recipe: "Recipe", config: Any) -> str:
-    """What all the runs share: the recipe and its settings but for the seed."""
+    """Return what all the runs share: the recipe and its settings, without the seed."""
     first = dataclasses.replace(config, seed=recipe.config().seed)
     return fields.command_line(recipe.name, first).removeprefix("uncollapse train ")
 
 
-def _plan_run(recipe: "Recipe", config: Any, results: "Results", order: Order) -> PlannedRun:
+def _plan_run(recipe: "Recipe", config: Any, results: "Results", asked: TrainOptions) -> PlannedRun:
     from uncollapse.lab.runs.run_one import checkpoint_step
 
     path, there = results.path(recipe, config), results.find(recipe, config) is not None
-    begun = checkpoint_step(_session(recipe, config, order), recipe, config) is not None
-    return PlannedRun(recipe.name_of(config), path, there, recipe.cost(config), begun, order.again)
+    begun = checkpoint_step(_runtime(recipe, config, asked), recipe, config) is not None
+    return PlannedRun(recipe.name_of(config), path, there, recipe.cost(config), begun, asked.again)
 
 
-def _session(recipe: "Recipe", config: Any, order: Order) -> "Runtime":
+def _runtime(recipe: "Recipe", config: Any, asked: TrainOptions) -> "Runtime":
     from uncollapse.lab.engine.runtime import Runtime, spare_cores
     from uncollapse.lab.runs.run_one import with_run_folder
 
-    trackers = tuple(name.strip() for name in order.track.split(",") if name.strip())
-    workers = spare_cores(order.threads) if order.workers is None else order.workers
+    trackers = tuple(name.strip() for name in asked.track.split(",") if name.strip())
+    workers = spare_cores(asked.threads) if asked.workers is None else asked.workers
     runtime = Runtime(
-        order.data_root,
-        resume=order.resume,
-        device=order.device,
-        threads=order.threads,
+        asked.data_root,
+        resume=asked.resume,
+        device=asked.device,
+        threads=asked.threads,
         trackers=trackers,
         workers=workers if recipe.reads_images else 0,
     )
-    runtime = with_run_folder(runtime, recipe, config, order.runs)
-    return dataclasses.replace(runtime, save_to=model_folder(runtime)) if order.keep else runtime
+    runtime = with_run_folder(runtime, recipe, config, asked.runs)
+    if not asked.save or runtime.checkpoints is None:
+        return runtime
+    return dataclasses.replace(runtime, save_to=runtime.checkpoints / MODEL)
 
 
-def _run(recipe: "Recipe", config: Any, results: "Results", order: Order, waiting: ProgressBar, words: str) -> Outcome:
-
-    runtime = _session(recipe, config, order)
-    found = distributed.on_rank_zero(lambda: _find_result(recipe, config, results, order, runtime, waiting))
+def _run(
+    recipe: "Recipe", config: Any, results: "Results", asked: TrainOptions, bar: ProgressBar, words: str
+) -> Outcome:
+    """Run one seed, or find its result. words: how the progress bar calls it."""
+    runtime = _runtime(recipe, config, asked)
+    found = distributed.on_rank_zero(lambda: _find_result(recipe, config, results, asked, runtime, bar))
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
-        runtime = dataclasses.replace(runtime, progress=waiting.training(words), on_stage=waiting.within(words))
+        runtime = dataclasses.replace(runtime, progress=bar.training(words), on_stage=bar.substage(words))
         try:
-            done = _run_locked(recipe, config, results, runtime, order.again)
+            done = _run_locked(recipe, config, results, runtime, asked.again)
         except KeyboardInterrupt as interrupt:
-            if (
-                not interrupt.args and distributed.world_size() > 1
-            ):  # one process alone: the others do not stop by themselves
+            if not interrupt.args and distributed.world_size() > 1:  # the other processes do not stop by themselves
                 raise
-            waiting.note(_interrupt_note(interrupt, config.seed, runtime.checkpoints, order))
+            bar.note(_interrupt_note(interrupt, config.seed, runtime.checkpoints, asked))
             raise typer.Exit(130) from None
     if runtime.save_to is not None:
-        waiting.note(saved_model_note(runtime.save_to, done))
+        bar.note(_saved_model_note(runtime.save_to, done))
     return done
 
 
 def _find_result(
-    recipe: "Recipe", config: Any, results: "Results", order: Order, runtime: "Runtime", waiting: ProgressBar
+    recipe: "Recipe", config: Any, results: "Results", asked: TrainOptions, runtime: "Runtime", bar: ProgressBar
 ) -> dict[str, Any] | None:
-    """The result, if it need not be run; else there are folders for it, and a word if it goes on."""
+    """Return the existing result. If there is none, make the folders and report a checkpoint to continue from."""
     from uncollapse.lab.runs.run_one import checkpoint_step, find_result, remove_leftovers
 
-    found = None if order.again else find_result(recipe, config, results, runtime)
+    found = None if asked.again else find_result(recipe, config, results, runtime)
     if found is not None:
         remove_leftovers(recipe, config, results, runtime.checkpoints)
         return found
-    console.make_folders(results.path(recipe, config).parent, order.runs)
+    console.make_folders(results.path(recipe, config).parent, asked.runs)
     if (step := checkpoint_step(runtime, recipe, config)) is not None:
-        waiting.note(f"Seed {config.seed} goes on from step {step}.")
+        bar.note(f"Seed {config.seed} continues from step {step}.")
     return None
 
 
 def _run_locked(recipe: "Recipe", config: Any, results: "Results", runtime: "Runtime", again: bool) -> Outcome:
-    """Run it while no other command does: a sweep, or this one in another window."""
+    """Run an experiment unless another process is running it, such as a sweep."""
     from uncollapse.io.files import try_lock
     from uncollapse.lab.runs.run_one import run_lock, run_one
 
     path = results.path(recipe, config)
-    with try_lock(run_lock(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as ours:
-        if not distributed.on_rank_zero(lambda: ours):
+    with try_lock(run_lock(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as locked:
+        if not distributed.on_rank_zero(lambda: locked):
             raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
         record, new = run_one(recipe, config, results, runtime, again)
     return Outcome(record, path, new)
 
 
-def _interrupt_note(interrupt: KeyboardInterrupt, seed: int, folder: Path | None, order: Order) -> str:
-    """What was interrupted, and how to go on if something was saved."""
-    whom = [f"with seed {seed}"] if order.seeds > 1 else []
-    where = " ".join(["Interrupted", *whom, *map(str, interrupt.args)]) + "."
+def _interrupt_note(interrupt: KeyboardInterrupt, seed: int, folder: Path | None, asked: TrainOptions) -> str:
+    """Return what was interrupted, and how to continue if a checkpoint was saved."""
+    which = [f"with seed {seed}"] if asked.seeds > 1 else []
+    where = " ".join(["Interrupted", *which, *map(str, interrupt.args)]) + "."
     if folder is None or not any(folder.glob("step-*")):
         return where
-    return f"{where} The same command{'' if order.resume else ' without --no-resume'} goes on from there."
+    return f"{where} The same command{'' if asked.resume else ' without --no-resume'} continues from there."
 
 
-MODEL = "model"
-
-
-def model_folder(runtime: "Runtime") -> Path | None:
-    """Where the model of a run goes: into the folder of the run."""
-    return None if runtime.checkpoints is None else runtime.checkpoints / MODEL
-
-
-def saved_model_note(folder: Path, outcome: Outcome) -> str:
-    """What was kept and where, or why nothing was."""
+def _saved_model_note(folder: Path, outcome: Outcome) -> str:
+    """Return where the model was saved, or why it was not."""
     seed, there = outcome.record["seed"], folder.is_dir()
     if not outcome.new:
         if there and not _is_of_earlier_run(folder, outcome):
-            return f"The model of seed {seed} was kept before: {folder}."
+            return f"The model of seed {seed} was saved before: {folder}."
         if there:
-            return f"The model in {folder} is of an earlier run than this result; --again runs it and keeps that one."
-        return f"The model of seed {seed} was not kept, as its result was there already; --again runs it and keeps it."
+            return f"The model in {folder} is from an earlier run than this result; --again runs it and saves that one."
+        return f"The model of seed {seed} was not saved, as its result already exists; --again runs and saves it."
     if not outcome.record["figures"]:
-        return f"The model of seed {seed} was not kept: {outcome.record.get('ended')}"
+        return f"The model of seed {seed} was not saved: {outcome.record.get('ended')}"
     if not there:
-        return f"The model of seed {seed} was not kept: {outcome.record['recipe']} keeps none."
-    return f"Kept: {folder}."
+        return f"The model of seed {seed} was not saved: {outcome.record['recipe']} does not save models."
+    return f"Saved: {folder}."
 
 
 def _is_of_earlier_run(folder: Path, outcome: Outcome) -> bool:
-    """Whether a model was kept before the run of a result began."""
+    """Return whether a model was saved before the run of this result began."""
     record = outcome.record
     began = datetime.fromisoformat(record["date"]).timestamp() - float(record["seconds"])
     return folder.stat().st_mtime < began - 1

@@ -67,7 +67,7 @@ class TuneCommands(RecipeCommands):
         """The names of the recipes that say what may vary."""
         return _tunable()
 
-    def built(self, recipe: "Recipe") -> Any:
+    def build(self, recipe: "Recipe") -> Any:
         """The command of a recipe, from what the recipe says."""
 
         def run(**given: Any) -> None:
@@ -222,7 +222,7 @@ def _summary(made: "Outcome", trials: int) -> str:
     counts = [f"{count} {word}" for state, word in STATES.items() if (count := _count(ran, state))]
     cost = f"They cost {made.trainings:.1f} whole trainings, {format_duration(made.seconds)}."
     why = {"interrupted": "Interrupted. ", "time": "The time is over. "}.get(made.ended, "")
-    on = " The same command goes on from there." if why else ""
+    on = " The same command continues from there." if why else ""
     over = " There is nothing else to try." if made.used_up else ""
     settled = sum(tried.state != "open" for tried in ran)
     return f"{why}{settled} of {trials} trials: {', '.join(counts) or 'none done'}. {cost}{on}{over}"

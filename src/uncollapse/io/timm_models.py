@@ -34,7 +34,7 @@ def load_timm_model(name: str, *, random_weights: bool, way_out: str = WAY_OUT) 
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has a model as timm keeps it, such as `uncollapse train vit --keep` writes."""
+    """Whether a folder has a model as timm keeps it, such as `uncollapse train vit --save` writes."""
     try:
         facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

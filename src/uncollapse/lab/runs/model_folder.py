@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path.name} is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path.parent} holds no kept model: {error}. Name the folder that `uncollapse train … --keep` told."
+            f"{path.parent} holds no kept model: {error}. Name the folder that `uncollapse train … --save` told."
         ) from error
     return content
 

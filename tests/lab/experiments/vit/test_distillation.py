@@ -142,7 +142,7 @@ def test_what_cannot_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (folder, student, (*CLASSES[:3], "owl", "eel"), "class 3 is 'dog' there and 'owl' here"),
         (str(tmp_path / "empty"), student, CLASSES, "holds no kept model"),
         ("resnet51", student, CLASSES, "timm has no model 'resnet51'"),
-        ("test_vit", student, CLASSES, r"weights of 'test_vit' cannot be fetched .*; name a folder that --keep wrote"),
+        ("test_vit", student, CLASSES, r"weights of 'test_vit' cannot be fetched .*; name a folder that --save wrote"),
     ]
     for name, learner, classes, words in cases:
         with pytest.raises(UsageError, match=words):

@@ -174,7 +174,7 @@ def test_places_without_weights_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.pth").write_text("no weights")
     cases = {
-        "nowhere": "start is scratch, pretrained, a folder that --keep wrote or a file of weights; there is no nowhere",
+        "nowhere": "start is scratch, pretrained, a folder that --save wrote or a file of weights; there is no nowhere",
         tmp_path / "empty": "there is no .*model.safetensors",
         tmp_path / "text.pth": "text.pth",
     }

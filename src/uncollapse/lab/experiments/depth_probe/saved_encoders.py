@@ -26,7 +26,7 @@ class SavedEncoder(NamedTuple):
 
 
 def load_encoder(folder: str | Path) -> SavedEncoder:
-    """The encoder that a run with --keep left in a folder, as `keeping.keep_weights` writes it."""
+    """The encoder that a run with --save left in a folder, as `keeping.keep_weights` writes it."""
     folder = expand_user(folder)
     config = _read_config(folder)
     encoder = (

@@ -53,7 +53,7 @@ class VisionConfig:
     model: str = config_field("deit_tiny_patch16_224", "A vit_… or deit_… of timm.", group=MODEL)
     start: str = config_field(
         SCRATCH,
-        "Weights to begin with: scratch, pretrained (timm's), a folder of --keep or a file of weights.",
+        "Weights to begin with: scratch, pretrained (timm's), a folder of --save or a file of weights.",
         group=MODEL,
     )
     depth: int = config_field(0, "Blocks; 0: the model's own.", minimum=0, group=MODEL)
@@ -66,7 +66,7 @@ class VisionConfig:
     )
     teacher: str = config_field(
         "",
-        "Distilled models: whose answers are learned, a model of timm with published weights or a folder of --keep.",
+        "Distilled models: whose answers are learned, a model of timm with published weights or a folder of --save.",
         group=MODEL,
     )
     init: str = config_field(

@@ -72,7 +72,7 @@ def teacher_of(name: str, student: Any, classes: Sequence[str]) -> Teacher | Non
     if Path(name).is_dir():
         model, known = load_vision_model(name)
     else:
-        way_out = "name a folder that --keep wrote as the teacher."
+        way_out = "name a folder that --save wrote as the teacher."
         model, known = timm_models.load_timm_model(name, random_weights=False, way_out=way_out), ()
     _check_classes(name, model, known, classes)
     return Teacher(model, student)

@@ -48,7 +48,7 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classe
     file = folder / WEIGHTS if folder.is_dir() else folder
     if not file.is_file():
         raise UsageError(
-            f"start is {SCRATCH}, {PUBLISHED}, a folder that --keep wrote or a file of weights; there is no {file}."
+            f"start is {SCRATCH}, {PUBLISHED}, a folder that --save wrote or a file of weights; there is no {file}."
         )
     cured = folder.is_dir() and _has_cure(folder, cure)
     if folder.is_dir():
