@@ -11,12 +11,12 @@ from uncollapse.io.hf_models import Origin
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
 from uncollapse.lab.data.text.glue import TASKS
 from uncollapse.lab.experiments.glue import recipe as glue
-from uncollapse.lab.experiments.glue.config import Data
+from uncollapse.lab.experiments.glue.config import MINILM, Data
 from uncollapse.lab.experiments.glue.training import Training
 
 Steps = Callable[[], None]
 WORDS = 30_000  # of the vocabulary
-PLAIN = glue.Config(model=glue.MINILM, task="rte")
+PLAIN = glue.Config(model=MINILM, task="rte")
 
 
 def training(rounds: int = 3) -> Iterator[Result]:

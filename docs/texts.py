@@ -14,7 +14,8 @@ import boards  # the module beside this one
 from boards import IMAGES, NOT_RUN, RESULTS, Row
 
 from uncollapse.diagnosis.measures import MEASURES
-from uncollapse.lab.experiments.glue.recipe import MINILM, variant
+from uncollapse.lab.experiments.glue.config import MINILM
+from uncollapse.lab.experiments.glue.recipe import variant
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, field_of
 from uncollapse.lab.tables.table_page import plot_group

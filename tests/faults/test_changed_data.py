@@ -139,7 +139,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prope
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
     model = tiny_text.tiny_model(tmp_path / "model")
     root = tiny_text.write_sst2(tmp_path / "data", tiny_text.SENTENCES)
-    config, runtime = sentences.TextConfig(task="sst2", model=str(model), max_length=16), Runtime(data_root=root)
+    config, runtime = sentences.Config(task="sst2", model=str(model), max_length=16), Runtime(data_root=root)
     record = {"data": {"fingerprint": sentences.load(config, runtime, sentences.Origin(str(model))).fingerprint()}}
     assert RECIPES["glue"].same_data(config, runtime, record)
     path = root / "SST-2" / "train.tsv"

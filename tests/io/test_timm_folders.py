@@ -11,7 +11,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io import models
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
-from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.experiments.vit.config import Config
 from uncollapse.lab.runs import saved_models
 
 CLASSES = ("ant", "bee", "cat")
@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {"width": 24, "heads": 2, "depth": 2, "image": 16, "patch
 
 
 def kept(folder: Path, **changes: Any) -> Any:
-    config = VisionConfig(seed=5, **TINY, **changes)
+    config = Config(seed=5, **TINY, **changes)
     vit = vision.build(config, len(CLASSES)).vit.eval()
     saved_models.save_vision_model(Runtime(save_to=folder), vit, config, CLASSES)
     return vit

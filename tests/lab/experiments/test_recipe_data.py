@@ -48,7 +48,7 @@ columns = "layers"
 title = "Depth"
 where = { epochs = 300 }
 metric = "dev"
-chosen = ["scale"]
+choose = ["scale"]
 protocol = "paper"
 open = ["scale"]
 [tables.depth.published]
@@ -157,7 +157,7 @@ def test_wrong_grids(read: Read, old: str, new: str, match: str) -> None:
         ("epochs = 300", "epoch = 300", "epochs"),
         ('protocol = "paper"', 'protocol = "papers"', "paper"),
         ('protocol = "paper"', "protocol = { layers = 0 }", "layers"),
-        ('chosen = ["scale"]', 'chosen = ["scales"]', "scale"),
+        ('choose = ["scale"]', 'choose = ["scales"]', "scale"),
         ('title = "Depth"', "title = 1", "title"),
         ('title = "Depth"', 'titel = "Depth"', "titel|title"),
         ('rows = "norm"', 'rows = "norm+scales"', "scale"),

@@ -14,14 +14,14 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
-from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.experiments.vit.config import Config
 from uncollapse.lab.experiments.vit.patch_losses import PatchLosses
 from uncollapse.lab.runs import saved_models
 
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 
-def trained_vision(config: VisionConfig) -> torch.nn.Module:
+def trained_vision(config: Config) -> torch.nn.Module:
     """A transformer after two steps with whatever losses the settings have; its head of patches is left behind."""
     model = vision.build(config, len(CLASSES)).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -55,7 +55,7 @@ def test_an_exported_transformer_is_timms_own(tmp_path: Path, name: str, form: s
     assert classes == CLASSES
     assert tuple(plain.pretrained_cfg["label_names"]) == CLASSES
     settings = json.loads((tmp_path / "model" / "settings.json").read_text())
-    assert VisionConfig(**settings) == config
+    assert Config(**settings) == config
     drops = [module.drop_prob for module in plain.modules() if type(module).__name__ == "DropPath"]
     assert not any(drops)
 

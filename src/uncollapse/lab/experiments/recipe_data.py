@@ -65,7 +65,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.config.fields import build, parse_values
+from uncollapse.lab.config.fields import parse_values
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.paper_table import PaperTable, Published
 
@@ -106,13 +106,13 @@ class _Table(_Section):
     where: Settings = {}
     metric: str = "test"
     by: str = "validation"
-    chosen: list[str] = []
+    choose: list[str] = []
     free: list[str] = []
     percent: bool = True
-    against: str | int | None = None
-    whole: bool = False
+    baseline: str | int | None = None
+    all_groups: bool = False
     row_name: str = ""
-    row_usual: dict[str, Settings] = {}
+    row_protocol: dict[str, Settings] = {}
     protocol: Settings | str | None = None
     open: list[str] = []
     published: _Published | None = None
@@ -267,7 +267,7 @@ def _tables(file: _File, named: Mapping[str, Settings], row_of: RowOf | None) ->
 
 def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], row_of: RowOf | None) -> PaperTable:
     axes = [part for axis in (table.groups, table.rows, table.columns) for part in axis.split("+")]
-    file.check_fields(at, [*axes, *table.chosen, *table.free, *table.open])
+    file.check_fields(at, [*axes, *table.choose, *table.free, *table.open])
     return PaperTable(
         table.title,
         where=file.settings(at, table.where),
@@ -275,17 +275,17 @@ def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], r
         rows=table.rows,
         columns=table.columns,
         metric=table.metric,
-        choose=tuple(table.chosen),
+        choose=tuple(table.choose),
         by=table.by,
         published=tuple(_published(file, at, table, row_of)),
         percent=table.percent,
-        baseline=table.against,
+        baseline=table.baseline,
         protocol=_protocol(file, at, table, named),
         free=tuple(table.free),
         row_of=row_of,
-        all_groups=table.whole,
+        all_groups=table.all_groups,
         row_name=table.row_name,
-        row_protocol={row: file.settings(at, values) for row, values in table.row_usual.items()},
+        row_protocol={row: file.settings(at, values) for row, values in table.row_protocol.items()},
     )
 
 
@@ -295,10 +295,7 @@ def _protocol(file: _File, at: str, table: _Table, named: Mapping[str, Settings]
         return {}
     asked = table.protocol
     given = _lookup(file, at, named, asked) if isinstance(asked, str) else file.settings(at, asked)
-    try:
-        every = asdict(build(file.config, given))
-    except UsageError as error:
-        raise file.error(at, error) from error
+    every = asdict(file.config()) | given  # not `config(**given)`, which resets settings that its default cure ignores
     return {name: value for name, value in every.items() if name not in table.open}
 
 

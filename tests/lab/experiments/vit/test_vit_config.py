@@ -12,9 +12,9 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields as configs
 from uncollapse.lab.engine.seeding import get_random_state
 from uncollapse.lab.experiments.vit import config as vision
-from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.experiments.vit.config import Config
 
-DEFAULTS = {field.name: field.default for field in fields(VisionConfig)}
+DEFAULTS = {field.name: field.default for field in fields(Config)}
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ DEFAULTS = {field.name: field.default for field in fields(VisionConfig)}
 )
 def test_settings_that_do_nothing_make_no_other_run(idle: dict[str, Any]) -> None:
     acting = {name: idle[name] for name in ("cure", "crop", "mixup", "cutmix") if name in idle}
-    config = VisionConfig(**idle)
-    assert config == VisionConfig(**acting)
-    assert configs.identity("vit", config) == configs.identity("vit", VisionConfig(**acting))
+    config = Config(**idle)
+    assert config == Config(**acting)
+    assert configs.identity("vit", config) == configs.identity("vit", Config(**acting))
     assert all(getattr(config, name) == DEFAULTS[name] for name in idle if name not in acting)
 
 
@@ -53,9 +53,9 @@ def test_settings_that_do_nothing_make_no_other_run(idle: dict[str, Any]) -> Non
     ],
 )
 def test_settings_that_act_stay(acting: dict[str, Any]) -> None:
-    config = VisionConfig(**acting)
+    config = Config(**acting)
     assert {name: getattr(config, name) for name in acting} == acting
-    assert configs.identity("vit", config) != configs.identity("vit", VisionConfig())
+    assert configs.identity("vit", config) != configs.identity("vit", Config())
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_settings_that_act_stay(acting: dict[str, Any]) -> None:
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        configs.build(VisionConfig, values)
+        configs.build(Config, values)
 
 
 def test_settings_that_just_fit() -> None:
-    VisionConfig(lr=1e-5)
-    VisionConfig(lr=0.0)
-    VisionConfig(epochs=6)
-    VisionConfig(epochs=1, warmup=0.0)
+    Config(lr=1e-5)
+    Config(lr=0.0)
+    Config(epochs=6)
+    Config(epochs=1, warmup=0.0)
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_cure_and_the_losses() -> None:

