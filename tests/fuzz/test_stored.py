@@ -25,7 +25,7 @@ from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.tables.markdown import table_json, to_markdown
 from uncollapse.lab.tables.paper_table import build_cells
-from uncollapse.report.page import page
+from uncollapse.report.page import render_page
 
 from .damage import answer, as_json, changed, damaged, few
 
@@ -66,7 +66,7 @@ def test_diagnoses(folder: Path, diagnosis: Diagnosis) -> None:
         if isinstance(found, Diagnosis):
             assert str(found)
             report.difference(diagnosis, found)
-            page([diagnosis, found]) if pages < 40 else None
+            render_page([diagnosis, found]) if pages < 40 else None
             pages += 1
 
     checks(json.loads(raw), raw, check, 240)

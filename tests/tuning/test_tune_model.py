@@ -178,6 +178,6 @@ def test_its_page(model: nn.Module, tmp_path: Path) -> None:
     assert "<script>alert" not in text
     assert "http://" not in text.replace("http://www.w3.org/", "")  # names of formats, which nothing is loaded from
     for heading in ("The best", "What mattered", "How it went", "Parameter by parameter", "All trials"):
-        assert f"<h2>{heading}</h2>" in text
+        assert f">{heading}</h2>" in text
     assert text.count("<svg") >= 4
-    assert "uc.attach(model, &quot;contra_norm&quot;" in text
+    assert "uc.attach(model, &#34;contra_norm&#34;" in text

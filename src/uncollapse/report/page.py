@@ -1,112 +1,93 @@
-"""Diagnoses -> one HTML file that needs nothing else."""
+"""The report: one or several diagnoses as one self-contained HTML page."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from uncollapse import __version__
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io import files
-from uncollapse.report import sections, words
+from uncollapse.report import frame, layer_plots, sections, words
 from uncollapse.report import tracks as tr
-from uncollapse.report.library import asset, packed_plotly, plotly
-from uncollapse.report.markup import Child, Markup, data_script, element, fingerprint
-from uncollapse.report.parts import Part, data_of, parts
 
 SCRIPTS = ("table.js", "figures.js")
+LONG_NAME = 16  # letters of a layer's name that need a wider column
 
 
 def write(diagnoses: Diagnosis | Sequence[Diagnosis], path: str | Path, *, title: str | None = None) -> Path:
     """Write a report: one self-contained HTML page.
 
     Args:
-        diagnoses: one, or several that are laid over each other; the first is the one that others are compared with.
-        path: where to; the file is there as a whole or not at all.
-        title: the heading; the name of the model, or the names of all of them, if not given.
+        diagnoses: One diagnosis, or several that are laid over each other. Others are compared with the first.
+        path: File to write. It is written atomically.
+        title: Heading. Default: the names of the models.
+
+    Returns:
+        The path.
     """
     given = (diagnoses,) if isinstance(diagnoses, Diagnosis) else tuple(diagnoses)
     if not given:
         raise ValueError("A report needs at least one diagnosis, got none.")
-    text = page(given, title).encode("utf-8", errors="replace")  # file names may hold lone surrogates
-    return files.write(Path(path), text)
+    return frame.write_html(render_page(given, title), path)
 
 
-def page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
-    """The page as text."""
-    heading = title or words.join_words(tr.diagnosis_names(diagnoses))
-    data = data_of(diagnoses)
-    found = list(parts(diagnoses, data))
-    scripts = [asset(name) for name in SCRIPTS]
-    body: list[Child] = [
-        element("a", "Skip to the report", href="#main", class_="skip"),
-        _bar(found),
-        element(
-            "main",
-            element("div", element("h1", heading), _subtitle(diagnoses), class_="title"),
-            [part.markup() for part in found],
-            id="main",
-        ),
-        element("footer", element("p", f"Written by uncollapse {__version__}. This page sends and loads nothing.")),
-        data_script("report-data", data),
-        element("script", Markup(packed_plotly()), type="text/plain", id="plotly-packed"),
-        [element("script", Markup(script)) for script in scripts],
-    ]
-    return document(heading, [*scripts, plotly()], body)
-
-
-def document(title: str, scripts: Sequence[str], body: Child) -> str:
-    """The frame of every page that this package writes: style, title, and what the page is allowed to do."""
-    head = [
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy(scripts)),
-        element("meta", name="referrer", content="no-referrer"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{title} · uncollapse"),
-        element("style", Markup(asset("report.css"))),
-    ]
-    return f"<!doctype html>\n{element('html', element('head', head), element('body', body), lang='en')}\n"
-
-
-def top(what: str, links: Sequence[Child], label: str) -> list[Child]:
-    """The link that leads past the bar, to what the page is about, and the bar with links to its parts."""
-    name, nav = element("p", "uncollapse", class_="brand"), element("nav", list(links), aria_label=label)
-    return [
-        element("a", f"Skip to the {what}", href="#main", class_="skip"),
-        element("header", name, nav, class_="bar"),
-    ]
-
-
-def policy(scripts: Sequence[str]) -> str:
-    """What a browser may do with a page: nothing, but for its own style, its own pictures and these scripts.
-
-    Scripts run by their fingerprint only: one that a name smuggles in would not, even if it got into the page. Styles
-    are allowed as they stand, because plotly makes some while it draws and plots have them in their elements; as
-    nothing can be loaded, a style has nowhere to send what it sees. blob: is for pictures that the reader saves.
-    """
-    rules = {
-        "default-src": "'none'",
-        "script-src": " ".join(map(fingerprint, scripts)) or "'none'",
-        "style-src": "'unsafe-inline'",
-        "img-src": "data: blob:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {allowed}" for name, allowed in rules.items())
-
-
-def _bar(found: Sequence[Part]) -> Markup:
-    """What stays at the top: links to the parts, and the choice of the theme."""
-    links = [element("a", part.name.capitalize(), href=f"#{part.name}") for part in found]
-    return element(
-        "header",
-        element("p", "uncollapse", class_="brand"),
-        element("nav", links, aria_label="Parts of the report"),
-        element("button", "Dark theme", type="button", id="theme", hidden=True),
-        class_="bar",
+def render_page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
+    """Return the page as text."""
+    names, data = tr.diagnosis_names(diagnoses), plot_data(diagnoses)
+    return frame.render(
+        "diagnosis.html",
+        scripts=SCRIPTS,
+        allowed=[frame.plotly_source()],
+        title=title or words.join_words(names),
+        subtitle=_subtitle(diagnoses),
+        subject="report",
+        links={name: name.capitalize() for name in _section_names(diagnoses, data)},
+        names=names,
+        data=data,
+        packed_plotly=frame.packed_plotly(),
+        **_context(diagnoses),
     )
 
 
-def _subtitle(diagnoses: Sequence[Diagnosis]) -> Markup:
+def plot_data(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return what the page's script draws. A single layer has no curves."""
+    tracks = tr.build_tracks(diagnoses)
+    return {
+        "names": tr.diagnosis_names(diagnoses),
+        "axis": layer_plots.axis_data(diagnoses, tracks),
+        "groups": layer_plots.measure_groups(diagnoses, tracks) if len(tr.layer_axis(diagnoses)) > 1 else [],
+        "spectra": layer_plots.spectrum_steps(diagnoses),
+        "heatmaps": layer_plots.heatmap_steps(diagnoses),
+    }
+
+
+def _section_names(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> list[str]:
+    """Return the identifiers of the sections that have something to show, the most important first."""
+    plots = {"layers": data["groups"], "spectra": data["spectra"], "tokens": data["heatmaps"]}
+    compared = ["difference"] if len(diagnoses) > 1 else []
+    return ["verdict", *compared, *(name for name, found in plots.items() if found), "numbers", "measures", "about"]
+
+
+def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return what the template shows besides the plots."""
+    layers = [layer for d in diagnoses for layer in d.layers]
+    tracks = tr.build_tracks(diagnoses)
+    return {
+        "diagnoses": diagnoses,
+        "differences": [words.difference(diagnoses[0], d) for d in diagnoses[1:]],
+        "has_baseline": any(track.baseline for track in tracks),
+        "checkboxes": sections.checkboxes(diagnoses, tracks),
+        "measures": sections.measure_names(diagnoses),
+        "several_places": len({layer.place for layer in layers}) > 1,
+        "has_long_names": any(len(layer.name) > LONG_NAME for layer in layers),
+        "glossary": sections.glossary(diagnoses),
+        "facts": sections.facts(diagnoses),
+        "BADGES": sections.BADGES,
+        "summary_line": sections.summary_line,
+        "tiles": sections.tiles,
+        "spread_note": sections.spread_note,
+    }
+
+
+def _subtitle(diagnoses: Sequence[Diagnosis]) -> str:
     if len(diagnoses) == 1:
-        return element("p", sections.subtitle(diagnoses[0]), class_="meta")
-    return element("p", f"{len(diagnoses)} diagnoses; the first is the reference.", class_="meta")
+        return sections.summary_line(diagnoses[0])
+    return f"{len(diagnoses)} diagnoses; the first is the reference."

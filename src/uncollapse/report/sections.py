@@ -1,14 +1,15 @@
-"""The verdicts and their differences: what the page says first, without any script."""
+"""What the sections of a diagnosis report show, as plain values that `templates/diagnosis.html` lays out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from uncollapse.diagnosis.describe import between
-from uncollapse.diagnosis.result import Advice, Diagnosis, Evidence
+from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import tracks as tr
-from uncollapse.report import words
-from uncollapse.report.markup import Markup, element
-from uncollapse.report.sparkline import sparkline
+from uncollapse.report.layer_plots import QUESTIONS, describe_measure
+from uncollapse.report.words import format_number, measure_title
 
 BADGES = {
     "none": "No collapse found",
@@ -17,7 +18,7 @@ BADGES = {
     "both": "Complete and dimensional collapse",
 }
 TILES = ("mean_cosine", "effective_rank", "dataset_rank_share", "attention_similarity", "mean_average_distance")
-MORE_TILES = (
+SINGLE_LAYER_TILES = (
     "dataset_rank",
     "feature_correlation",
     "alignment",
@@ -27,134 +28,171 @@ MORE_TILES = (
 )
 
 
-def verdict(d: Diagnosis, name: str, of: int, *, several: bool) -> Markup:
-    """The verdict of one diagnosis: badge, sentence, main numbers, evidence, cautions, advice."""
-    v = d.verdict
-    facts = ({"Onset": v.onset} if v.onset else {}) | {"Certainty": v.certainty}
-    return element(
-        "article",
-        element("h3", swatch(of), name, class_="card-name") if several else None,
-        element("p", element("span", BADGES[v.kind], class_=f"badge {v.kind}"), class_="badges"),
-        element("p", v.sentence, class_="sentence"),
-        element("p", subtitle(d), class_="meta") if several else None,
-        element("dl", [element("div", element("dt", k), element("dd", x)) for k, x in facts.items()], class_="facts"),
-        tiles(d, of),
-        _grounds(d, name, "h4" if several else "h3"),
-        class_="card verdict",
-    )
+@dataclass(frozen=True)
+class Sparkline:
+    """A curve as small as a word. paths: SVG path data by CSS class."""
+
+    paths: Mapping[str, str]
+    width: int = 120
+    height: int = 32
+
+    @classmethod
+    def of(cls, values: Sequence[float], baseline: Sequence[float]) -> "Sparkline":
+        """Return the values as a line, and the baseline's below it if it has at least two."""
+        finite = [v for v in (*values, *baseline) if math.isfinite(v)]
+        lines = {"baseline": baseline, "line": values}
+        return cls({k: cls._path(v, min(finite), max(finite)) for k, v in lines.items() if len(v) > 1})
+
+    @classmethod
+    def _path(cls, values: Sequence[float], low: float, high: float, margin: int = 3) -> str:
+        """Return the path of a line from the left edge to the right."""
+        points = []
+        for i, value in enumerate(values):
+            x = margin + (cls.width - 2 * margin) * i / (len(values) - 1)
+            y = cls.height - margin - (cls.height - 2 * margin) * (value - low) / ((high - low) or 1)
+            points.append(f"{x:.1f} {y:.1f}")
+        return "M" + "L".join(points)
 
 
-def subtitle(d: Diagnosis) -> str:
-    """Architecture, size, and how much was fed, in a line."""
-    parts = [d.architecture, f"{_size(d.parameters)} parameters" if d.parameters else ""]
+@dataclass(frozen=True)
+class Tile:
+    """A main number of a diagnosis.
+
+    first, last: values at the first and the last layer; first is None if there is only one. interval: how certain the
+    last one is, in words. random: the last value with random weights, None if that was not measured.
+    """
+
+    title: str
+    first: float | None
+    last: float
+    sparkline: Sparkline
+    interval: str
+    random: float | None
+
+
+@dataclass(frozen=True)
+class Checkbox:
+    """A control that shows or hides lines of the curves. dash: the pattern of these lines, as a sample beside it."""
+
+    shows: str
+    label: str
+    checked: bool = True
+    swatch: int | None = None
+    dash: Sequence[int] = ()
+    line_class: str = "sample"
+
+
+def summary_line(d: Diagnosis) -> str:
+    """Return architecture, size, and the amount of data in one line."""
+    parts = [d.architecture, f"{_format_size(d.parameters)} parameters" if d.parameters else ""]
     parts += [d.data, f"{d.tokens:,} tokens"]
     return " · ".join(part for part in parts if part)
 
 
-def swatch(of: int) -> Markup:
-    """The colour and the sign by which the figures know a diagnosis."""
-    return element("span", class_=f"swatch s{of % 6}", aria_hidden="true")
-
-
-def tiles(d: Diagnosis, of: int) -> Markup:
-    """The main numbers, with a small curve where there are several layers."""
+def tiles(d: Diagnosis) -> list[Tile]:
+    """Return the main numbers that were measured."""
     layers = tr.main_layers(d)
-    wanted = TILES if len(layers) > 1 else (*TILES, *MORE_TILES)
-    shown = [m for m in wanted if any(math.isfinite(layer[m]) for layer in layers)]
-    return element("ul", [_tile(d, m, of) for m in shown], class_="tiles") if shown else Markup("")
+    names = TILES if len(layers) > 1 else (*TILES, *SINGLE_LAYER_TILES)
+    return [_tile(d, name) for name in names if any(math.isfinite(layer[name]) for layer in layers)]
 
 
-def differences(diagnoses: Sequence[Diagnosis]) -> Markup:
-    """Each diagnosis beside the first, in sentences."""
-    named = tr.diagnosis_names(diagnoses)
-    pairs = [
-        element(
-            "div",
-            element("h3", swatch(i), named[i], element("span", " beside ", class_="quiet"), swatch(0), named[0]),
-            element("ul", [element("li", text) for text in words.difference(diagnoses[0], d)], class_="sentences"),
-            class_="card",
-        )
-        for i, d in enumerate(diagnoses)
-        if i
-    ]
-    return element("div", pairs, class_="cards")
+def checkboxes(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> list[Checkbox]:
+    """Return the controls of the curves: one per diagnosis and place, the baseline, and the axis if depths differ."""
+    boxes = []
+    if len(diagnoses) > 1:
+        names = tr.diagnosis_names(diagnoses)
+        boxes += [Checkbox(f"of-{i}", name, swatch=i) for i, name in enumerate(names)]
+    if any(track.baseline for track in tracks):
+        boxes.append(Checkbox("baseline", "random weights", dash=tr.RANDOM_DASH, line_class="sample random"))
+    others = {t.place: t.dash for t in tracks if t.place in tr.other_places(diagnoses)}
+    for place, dash in others.items():
+        boxes.append(Checkbox(f"place-{place}", f"at {place}", len(diagnoses) == 1, dash=dash))
+    if not tr.same_layers(diagnoses):
+        boxes.append(Checkbox("depth", "relative depth", False))
+    return boxes
 
 
-def _size(count: int) -> str:
+def measure_names(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return the names of all measures that were taken, known ones first, in their order."""
+    taken = {name for d in diagnoses for layer in d.layers for name in layer.measures}
+    return [*(name for name in MEASURES if name in taken), *sorted(taken - set(MEASURES))]
+
+
+def spread_note(layer: Layer, measure: str) -> str:
+    """Return how certain or how spread a value is, in words; empty if that is not known."""
+    summary, interval = layer.measures.get(measure), layer.intervals.get(measure)
+    if interval is not None:
+        return f"{between(interval)}, over {interval.rows:,} {'pairs' if measure == 'alignment' else 'rows'}"
+    if summary is None or summary.count < 2:
+        return ""
+    return f"± {format_number(summary.std)} over {summary.count:,} sequences"
+
+
+def glossary(diagnoses: Sequence[Diagnosis]) -> dict[str, dict[str, str]]:
+    """Return what each measure that was taken means, grouped by the question it answers."""
+    taken = set(measure_names(diagnoses))
+    groups = {
+        question: {m.title: describe_measure(m) for m in MEASURES.values() if m.group == group and m.name in taken}
+        for group, question in QUESTIONS.items()
+    }
+    return {question: entries for question, entries in groups.items() if entries}
+
+
+def facts(diagnoses: Sequence[Diagnosis]) -> dict[str, dict[str, list[str]]]:
+    """Return model, data, settings and versions by group and key, with one value per diagnosis."""
+    groups: dict[str, list[Mapping[str, object]]] = {
+        "Model and data": [_model_facts(d) for d in diagnoses],
+        "Settings": [d.settings for d in diagnoses],
+        "Versions": [d.versions for d in diagnoses],
+    }
+    return {heading: _rows(columns) for heading, columns in groups.items() if any(columns)}
+
+
+def _tile(d: Diagnosis, measure: str) -> Tile:
+    layers = tr.main_layers(d)
+    values = [layer[measure] for layer in layers if math.isfinite(layer[measure])]
+    random = [layer[measure] for layer in d.baseline if layer.place == tr.main_place(d)]
+    random = [value for value in random if math.isfinite(value)]
+    interval = layers[-1].intervals.get(measure)
+    return Tile(
+        measure_title(measure),
+        values[0] if len(values) > 1 else None,
+        values[-1],
+        Sparkline.of(values, random),
+        between(interval) if interval else "",
+        random[-1] if random else None,
+    )
+
+
+def _rows(columns: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
+    keys = dict.fromkeys(key for column in columns for key in column)
+    return {key: [_format_setting(column.get(key, "–")) for column in columns] for key in keys}
+
+
+def _model_facts(d: Diagnosis) -> dict[str, object]:
+    return {
+        "architecture": d.architecture,
+        "family": d.family,
+        "parameters": f"{d.parameters:,}",
+        "data": d.data,
+        "measured": f"{d.batches:,} batches, {d.sequences:,} sequences, {d.tokens:,} tokens",
+        "created": d.created,
+        "time": f"{d.seconds:.1f} s",
+    }
+
+
+def _format_size(count: int) -> str:
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= limit:
             return f"{count / limit:.3g} {unit}"
     return str(count)
 
 
-def _tile(d: Diagnosis, measure: str, of: int) -> Markup:
-    values = [layer[measure] for layer in tr.main_layers(d) if math.isfinite(layer[measure])]
-    beside = [layer[measure] for layer in d.baseline if layer.place == tr.main_place(d)]
-    random = [value for value in beside if math.isfinite(value)]
-    interval = tr.main_layers(d)[-1].intervals.get(measure)
-    start = element("span", f"{words.format_number(values[0])} → ", class_="quiet") if len(values) > 1 else None
-    return element(
-        "li",
-        element("span", words.measure_title(measure), class_="tile-title"),
-        element("span", start, words.format_number(values[-1]), class_="tile-value"),
-        sparkline(values, random, f"s{of % 6}") if len(values) > 1 else None,
-        element("span", between(interval), class_="quiet") if interval else None,
-        element("span", f"random weights: {words.format_number(random[-1])}", class_="quiet") if random else None,
-    )
-
-
-def _grounds(d: Diagnosis, name: str, heading: str) -> Markup:
-    """Why, how far to trust it, and what to try; nothing where there is nothing to say."""
-    reasons = [_evidence(d.verdict.evidence, name, heading), _cautions(d.verdict.cautions, heading)]
-    columns = [element("div", reasons) if any(reasons) else None, _advice(d.verdict.advice, heading)]
-    return element("div", columns, class_="grounds") if any(columns) else Markup("")
-
-
-def _evidence(evidence: Sequence[Evidence], name: str, heading: str) -> Markup | None:
-    if not evidence:
-        return None
-    heads = ("Layer", "Measure", "Value", "Bound")
-    rows = [
-        element(
-            "tr",
-            element("th", e.layer, scope="row"),
-            element("td", words.measure_title(e.measure), element("small", e.says)),
-            element("td", words.format_number(e.value), class_="number"),
-            element("td", words.format_number(e.bound), class_="number"),
-        )
-        for e in evidence
-    ]
-    head = element("tr", [element("th", h, scope="col", class_="number" if h in heads[2:] else None) for h in heads])
-    table = element("table", element("thead", head), element("tbody", rows), class_="evidence")
-    return element("div", element(heading, "Evidence"), scroller(table, f"Evidence on {name}"))
-
-
-def _cautions(cautions: Sequence[str], heading: str) -> Markup | None:
-    if not cautions:
-        return None
-    items = [element("li", text) for text in cautions]
-    return element("div", element(heading, "Good to know"), element("ul", items, class_="cautions"))
-
-
-def _advice(advice: Sequence[Advice], heading: str) -> Markup | None:
-    if not advice:
-        return None
-    items = [
-        element(
-            "li",
-            element("p", element("strong", a.cure), " at ", element("strong", a.place), ": ", a.reason),
-            element(
-                "div",
-                element("pre", element("code", a.code)),
-                element("button", "Copy", type="button", class_="copy", aria_label=f"Copy the code for {a.cure}"),
-                class_="code",
-            ),
-        )
-        for a in advice
-    ]
-    return element("div", element(heading, "What to try"), element("ol", items, class_="advice"))
-
-
-def scroller(table: Markup, label: str) -> Markup:
-    """Room for a table that is wider than the page; it can be scrolled with the keyboard too."""
-    return element("div", table, class_="scroller", tabindex="0", role="region", aria_label=label)
+def _format_setting(value: object) -> str:
+    if value is None or value == "":
+        return "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_format_setting, value)) or "none"
+    return str(value)

@@ -1,4 +1,4 @@
-"""A search as one HTML page that needs nothing else: the best, what mattered, how it went, all trials."""
+"""HTML page of a search: the best trial, parameter importances, the history, and all trials."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,144 +6,76 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from uncollapse import __version__
-from uncollapse.io import files
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, add_legend_below, inline_svg, new_figure
-from uncollapse.report.library import asset
-from uncollapse.report.markup import Child, Markup, element
-from uncollapse.report.page import document, top
-from uncollapse.report.sections import scroller
+from uncollapse.report import frame
+from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, add_legend_below, new_figure
 from uncollapse.tuning.trial_result import Better, TrialResult, best_trial, format_value
 
-SCRIPT = "table.js"
-MATTERED = (
-    "fANOVA: trees are fitted to the trials that are done, and asked how much of the differences each parameter "
-    "explains by itself; together that is all that single parameters explain. With few trials this is a hint, no more."
-)
-SLICES = "Each point is a trial that was done. Points of a slice differ in the other parameters too."
+STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
+SIZE = (8.4, 3.6)
+ROW = 0.42  # inches of a bar
+GOOD, QUIETLY = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+MOST = 12  # letters of a label below an axis that still lie flat
 
 
 @dataclass(frozen=True)
 class SearchReport:
-    """What a page is made of.
+    """What the page of a search shows.
 
-    figure: what was chosen by. space: see `space.facts`. shares: see `importance`. line: what to copy. sentences: what
-    is to be said of it at the top.
+    metric: name of the value that trials are compared by. space: see `space.facts`. importances: see
+    `trial_result.parameter_importances`. line: code or command to copy. sentences: findings, shown first.
     """
 
     title: str
-    figure: str
+    metric: str
     better: Better
-    tried: Sequence[TrialResult]
+    trials: Sequence[TrialResult]
     space: Sequence[Mapping[str, Any]]
-    shares: Mapping[str, float]
+    importances: Mapping[str, float]
     line: str = ""
     sentences: Sequence[str] = field(default_factory=tuple)
 
 
 def write_search_page(search: SearchReport, path: str | Path) -> Path:
-    """Write the page; the file is there as a whole or not at all."""
-    return files.write(Path(path), render_search_page(search).encode("utf-8", errors="replace"))
+    """Write the page of a search as one self-contained file."""
+    return frame.write_html(render_search_page(search), path)
 
 
 def render_search_page(search: SearchReport) -> str:
-    """The page as text."""
-    parts = list(_parts(search))
-    links = [element("a", heading, href=f"#{name}") for name, heading, _ in parts]
-    script = asset(SCRIPT)
-    body: list[Child] = [
-        *top("results", links, "Parts of the page"),
-        element(
-            "main",
-            element("div", element("h1", search.title), element("p", _counts(search), class_="meta"), class_="title"),
-            [element("section", element("h2", heading), content, id=name) for name, heading, content in parts],
-            id="main",
-        ),
-        element("footer", element("p", f"Written by uncollapse {__version__}. This page sends and loads nothing.")),
-        element("script", Markup(script)),
-    ]
-    return document(search.title, [script], body)
-
-
-def _parts(search: SearchReport) -> Iterator[tuple[str, str, Child]]:
-    """The name, the heading and the content of each part that has something to show."""
-    said_first: list[Child] = [element("p", sentence, class_="sentence") for sentence in search.sentences]
-    if search.line:
-        wraps = "white-space: pre-wrap; overflow-wrap: anywhere; margin-top: 0.6rem"
-        said_first.append(element("pre", element("code", search.line), style=wraps))
-    yield "best", "The best", element("div", said_first, class_="card")
-    if (bars := draw_importances(search.shares)) is not None:
-        yield "mattered", "What mattered", [_lead(MATTERED), _card(bars, "Shares of the differences by parameter.")]
-    went = _card(draw_history(search.tried, search.figure, search.better), "The figure of each trial.")
-    steps = draw_curves(search.tried, search.figure)
-    yield "history", "How it went", [went, None if steps is None else _card(steps, "The figure of each trial by step.")]
-    cut = list(draw_slices(search.tried, search.figure, search.space))
-    if cut:
-        cards = [_card(picture, f"The figure of each trial over {name}.") for name, picture in cut]
-        yield "slices", "Parameter by parameter", [_lead(SLICES), *cards]
-    yield "trials", "All trials", _table(search)
+    """Return the page as text."""
+    importance_plot = draw_importances(search.importances)
+    slice_plots = dict(draw_slices(search.trials, search.metric, search.space))
+    links = {
+        "best": "The best",
+        "importance": "What mattered" if importance_plot else "",
+        "history": "How it went",
+        "slices": "Parameter by parameter" if slice_plots else "",
+        "trials": "All trials",
+    }
+    return frame.render(
+        "search.html",
+        scripts=("table.js",),
+        title=search.title,
+        subtitle=_counts(search),
+        subject="results",
+        links={name: heading for name, heading in links.items() if heading},
+        sentences=search.sentences,
+        line=search.line,
+        importance_plot=importance_plot,
+        history_plot=draw_history(search.trials, search.metric, search.better),
+        curve_plot=draw_curves(search.trials, search.metric),
+        slice_plots=slice_plots,
+        metric=search.metric,
+        fields=list(dict.fromkeys(name for trial in search.trials for name in trial.settings)),
+        trials=search.trials,
+        best=best_trial(search.trials, search.better),
+        format_value=format_value,
+    )
 
 
 def _counts(search: SearchReport) -> str:
-    states = [each.state for each in search.tried if not each.idle]
-    words = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
-    counted = [f"{states.count(state)} {said_so}" for state, said_so in words.items() if state in states]
-    return f"{len(states)} trials: {', '.join(counted)}. Chosen by {search.figure}, {search.better} is better."
-
-
-def _lead(text: str) -> Markup:
-    return element("p", text, class_="lead")
-
-
-def _card(figure: Any, words: str) -> Markup:
-    drawn = element(
-        "div", Markup(inline_svg(figure)), role="img", aria_label=words, style="min-width: 32rem; max-width: 58rem"
-    )
-    return element("div", drawn, class_="card", style="margin-top: 1rem; overflow-x: auto")
-
-
-def _table(search: SearchReport) -> list[Child]:
-    """Every trial; the headings are buttons that sort."""
-    fields = list(dict.fromkeys(name for each in search.tried for name in each.settings))
-    heads = ["Trial", search.figure, "State", "Steps", "Seconds", *fields]
-    winner = best_trial(search.tried, search.better)
-    table = element(
-        "table",
-        element("caption", "All trials", class_="hidden"),
-        element("thead", element("tr", [_head(head, number) for number, head in enumerate(heads)])),
-        element("tbody", [_row(each, fields, each is winner) for each in search.tried]),
-        id="numbers-table",
-    )
-    csv = element("button", "Download as CSV", type="button", id="csv", class_="action", hidden=True)
-    return [element("div", csv, class_="tools"), scroller(table, "All trials")]
-
-
-def _head(head: str, column: int) -> Markup:
-    button = element("button", head, element("span", class_="arrow", aria_hidden="true"), type="button")
-    return element("th", button, scope="col", aria_sort="none" if column else "ascending")
-
-
-def _row(tried: TrialResult, fields: Sequence[str], is_best: bool) -> Markup:
-    value = "nan" if tried.value is None else repr(tried.value)
-    shown = "–" if tried.value is None else f"{tried.value:.4g}"
-    state = "known already" if tried.idle else tried.state
-    tag = element("span", "best", class_="tag") if is_best else None
-    return element(
-        "tr",
-        element("th", str(tried.number), " ", tried.role or None, tag, scope="row", data_v=str(tried.number)),
-        element("td", shown, data_v=value, class_="number"),
-        element("td", state, title=tried.why or None),
-        element("td", str(tried.steps), class_="number"),
-        element("td", f"{tried.seconds:.1f}", data_v=repr(tried.seconds), class_="number"),
-        [element("td", format_value(tried.settings[name]) if name in tried.settings else "–") for name in fields],
-        class_="onset" if is_best else None,
-    )
-
-
-SIZE = (8.4, 3.6)
-ROW = 0.42  # inches of a bar
-GOOD, QUIETLY = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}
-MOST = 12  # letters of a label below an axis that still lie flat
+    states = [trial.state for trial in search.trials if not trial.idle]
+    counts = [f"{states.count(state)} {words}" for state, words in STATES.items() if state in states]
+    return f"{len(states)} trials: {', '.join(counts)}. Chosen by {search.metric}, {search.better} is better."
 
 
 def draw_history(tried: Sequence[TrialResult], figure: str, better: Better) -> Any:

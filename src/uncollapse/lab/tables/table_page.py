@@ -1,4 +1,4 @@
-"""A board as one HTML page that needs nothing else: its tables, and a picture of each."""
+"""HTML page and plots of a paper table: one table and one plot per group, and more plots of the results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,25 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uncollapse import __version__
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.io.files import write
 from uncollapse.lab.tables import markdown
 from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, inline_svg, new_figure, save_figure, series_colour
-from uncollapse.report.markup import Child, Markup, element
-from uncollapse.report.page import document, top
-from uncollapse.report.sections import scroller, swatch
+from uncollapse.report import frame
+from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, new_figure, save_figure, series_colour
 
-ONE_LINE = "white-space: nowrap"  # a wide table is scrolled rather than squeezed
-BETTER, WORSE = "--none", "--complete"  # what the style sheet calls the colours of good and bad news
+BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colours of the style sheet
+SIZE = (8.4, 4.0)
+SHIFT = 0.03  # columns between our points and the paper's, so that both error bars can be seen
 
 
 @dataclass(frozen=True)
 class ResultPlot:
-    """A picture of results as a matplotlib figure. caption: what it shows, in words."""
+    """A plot of results as a matplotlib figure. caption: what it shows, in words."""
 
     title: str
     caption: str
@@ -32,118 +29,70 @@ class ResultPlot:
 
 
 def write_page(
-    board: PaperTable, records: Iterable[Record], path: str | Path, pictures: Iterable[ResultPlot] = ()
+    table: PaperTable, records: Iterable[Record], path: str | Path, plots: Iterable[ResultPlot] = ()
 ) -> Path:
-    """Write the tables of a board, each with its picture, and more pictures, as one self-contained HTML page."""
-    return write(Path(path), render_page(board, build_cells(board, records), tuple(pictures)))
+    """Write a table, a plot per group and more plots as one self-contained HTML page."""
+    return frame.write_html(render_page(table, build_cells(table, records), tuple(plots)), path)
 
 
-def render_page(board: PaperTable, made: Sequence[TableCell], pictures: Sequence[ResultPlot] = ()) -> str:
-    """The page as text."""
-    groups = markdown.group_cells(made)
-    links = [element("a", str(group), href=f"#group-{i}") for i, group in enumerate(groups)]
-    links += [element("a", each.title, href=f"#picture-{i}") for i, each in enumerate(pictures)]
-    body: list[Child] = [
-        *top("tables", links, "Tables"),
-        element(
-            "main",
-            element(
-                "div", element("h1", board.title), element("p", markdown.coverage(made), class_="meta"), class_="title"
-            ),
-            element("p", markdown.legend(board, made), class_="lead"),
-            [_group(board, i, group, rows) for i, (group, rows) in enumerate(groups.items())],
-            [_picture(i, each) for i, each in enumerate(pictures)],
-            _notes(markdown.cell_notes(board, made)),
-            id="main",
-        ),
-        element("footer", element("p", f"Written by uncollapse {__version__}. This page sends and loads nothing.")),
-    ]
-    return document(board.title, (), body)
-
-
-def _group(board: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Markup:
-    said = f"The same numbers as lines over {board.columns}, the paper's dashed."
-    return element(
-        "section",
-        element("h2", f"{board.groups} {group}"),
-        scroller(_table(board, rows), f"Results on {group}"),
-        _card(draw_group(board, group, rows), said, "58rem"),
-        id=f"group-{number}",
+def render_page(table: PaperTable, made: Sequence[TableCell], plots: Sequence[ResultPlot] = ()) -> str:
+    """Return the page as text."""
+    groups = [_group(table, i, name, rows) for i, (name, rows) in enumerate(group_cells(made).items())]
+    links = {group["id"]: group["name"] for group in groups}
+    return frame.render(
+        "table.html",
+        title=table.title,
+        subtitle=markdown.coverage(made),
+        subject="tables",
+        links=links | {f"plot-{i}": plot.title for i, plot in enumerate(plots)},
+        legend=markdown.legend(table, made),
+        corner=markdown.corner_label(table),
+        columns=table.columns,
+        groups=groups,
+        plots=plots,
+        notes=markdown.cell_notes(table, made),
     )
 
 
-def _picture(number: int, picture: ResultPlot) -> Markup:
-    said = element("p", picture.caption, class_="lead")
-    card = _card(picture.figure, picture.caption, "none")
-    return element("section", element("h2", picture.title), said, card, id=f"picture-{number}")
+def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> dict[str, Any]:
+    """Return what the template shows of a group."""
+    return {
+        "id": f"group-{number}",
+        "name": str(group),
+        "heading": f"{table.groups} {group}",
+        "columns": [str(cell.column) for cell in next(iter(rows.values()))],
+        "rows": {str(row): [_cell(table, cell) for cell in along] for row, along in rows.items()},
+        "figure": draw_group(table, group, rows),
+    }
 
 
-def _card(figure: Any, said: str, widest: str) -> Markup:
-    style = f"min-width: 32rem; max-width: {widest}"
-    drawn = element("div", Markup(inline_svg(figure)), role="img", aria_label=said, style=style)
-    return element("div", drawn, class_="card", style="margin-top: 1rem; overflow-x: auto")
+def _cell(table: PaperTable, cell: TableCell) -> dict[str, str]:
+    """Return our number and its colour, the paper's, and the settings that were chosen."""
+    colour = NEUTRAL if cell.near else {True: BETTER, False: WORSE, None: NEUTRAL}[cell.reached]
+    paper, choice = markdown.format_published(table, cell), markdown.format_choice(cell)
+    return {"ours": markdown.format_marked(table, cell), "colour": colour, "paper": paper, "choice": choice}
 
 
-def _table(board: PaperTable, rows: Mapping[Any, Sequence[TableCell]]) -> Markup:
-    columns = [str(cell.column) for cell in next(iter(rows.values()))]
-    head = element(
-        "tr",
-        element("th", markdown.corner_label(board), scope="col", style=ONE_LINE),
-        [element("th", column, scope="col", class_="number") for column in columns],
-    )
-    body = [
-        element(
-            "tr",
-            element("th", swatch(i), str(row), scope="row", style=ONE_LINE),
-            [_cell(board, cell) for cell in along],
-        )
-        for i, (row, along) in enumerate(rows.items())
-    ]
-    return element("table", element("thead", head), element("tbody", body))
-
-
-def _cell(board: PaperTable, cell: TableCell) -> Markup:
-    """Ours, below it the paper's, and what was chosen."""
-    colour = "--ink" if cell.near else {True: BETTER, False: WORSE, None: "--ink"}[cell.reached]
-    lines = [element("span", markdown.format_marked(board, cell), style=f"color: var({colour}); font-weight: 600")]
-    paper, chosen = markdown.format_published(board, cell), markdown.format_choice(cell)
-    lines += [element("small", "paper ", paper)] if paper else []
-    lines += [element("small", chosen)] if chosen else []
-    stacked = [[line, element("br")] for line in lines[:-1]]
-    return element("td", stacked, lines[-1], class_="number", style=ONE_LINE)
-
-
-def _notes(notes: Sequence[str]) -> Markup | None:
-    if not notes:
-        return None
-    items = [element("li", note) for note in notes]
-    return element("section", element("h2", "Good to know"), element("ul", items, class_="sentences"), id="notes")
-
-
-SIZE = (8.4, 4.0)
-ASIDE = 0.03  # of the room of a column: so that the error bars of ours and of the paper's are both seen
-
-
-def plot_group(board: PaperTable, records: Iterable[Record], group: Any, path: str | Path) -> Path:
+def plot_group(table: PaperTable, records: Iterable[Record], group: Any, path: str | Path) -> Path:
     """Draw the table of a group, with error bars of one standard deviation. path: ends in .png, .svg or .pdf."""
-    tables = group_cells(build_cells(board, records))
+    tables = group_cells(build_cells(table, records))
     if group not in tables:
         hint = did_you_mean(group, tables)
-        raise UsageError(f"No table is for {board.groups} {group}.{hint} There are: {', '.join(map(str, tables))}.")
-    return save_figure(draw_group(board, group, tables[group]), path)
+        raise UsageError(f"No table is for {table.groups} {group}.{hint} There are: {', '.join(map(str, tables))}.")
+    return save_figure(draw_group(table, group, tables[group]), path)
 
 
-def draw_group(board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Any:
+def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Any:
     """The picture of a table as a matplotlib figure."""
-    figure, (axes,) = new_figure(f"{board.groups} {group}", SIZE)
+    figure, (axes,) = new_figure(f"{table.groups} {group}", SIZE)
     for number, (row, along) in enumerate(rows.items()):
         _draw_row(axes, number, str(row), along)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
     if len(columns) == 1:
         axes.set_xlim(-0.5, 0.5)  # else its tick lies at the edge, far from its points
-    axes.set_xlabel(board.columns, color=INK, parse_math=False)
-    axes.set_ylabel(f"{board.metric.replace('_', ' ')}{', %' if board.percent else ''}", color=INK, parse_math=False)
+    axes.set_xlabel(table.columns, color=INK, parse_math=False)
+    axes.set_ylabel(f"{table.figure.replace('_', ' ')}{', %' if table.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     lines, labels = axes.get_legend_handles_labels()
     if labels:
@@ -161,8 +110,8 @@ def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> 
     look = {"color": series_colour(number), "marker": marker, "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
     dashed = {"linestyle": (0, (4, 3)), "linewidth": 1.2, "markerfacecolor": "none"}
     for points, shift, label, style in (
-        (paper, ASIDE, f"{name}, paper", dashed),
-        (ours, -ASIDE, name, {"linewidth": 2}),
+        (paper, SHIFT, f"{name}, paper", dashed),
+        (ours, -SHIFT, name, {"linewidth": 2}),
     ):
         if any(points):
             means, spreads = zip(*(point or (math.nan, None) for point in points), strict=True)  # a gap, not a bridge
