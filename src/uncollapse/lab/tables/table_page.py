@@ -35,22 +35,22 @@ def write_page(
     return frame.write_html(render_page(table, build_cells(table, records), tuple(plots)), path)
 
 
-def render_page(table: PaperTable, made: Sequence[TableCell], plots: Sequence[ResultPlot] = ()) -> str:
+def render_page(table: PaperTable, cells: Sequence[TableCell], plots: Sequence[ResultPlot] = ()) -> str:
     """Return the page as text."""
-    groups = [_group(table, i, name, rows) for i, (name, rows) in enumerate(group_cells(made).items())]
+    groups = [_group(table, i, name, rows) for i, (name, rows) in enumerate(group_cells(cells).items())]
     links = {group["id"]: group["name"] for group in groups}
     return frame.render(
         "table.html",
         title=table.title,
-        subtitle=markdown.coverage(made),
+        subtitle=markdown.coverage(cells),
         subject="tables",
         links=links | {f"plot-{i}": plot.title for i, plot in enumerate(plots)},
-        legend=markdown.legend(table, made),
+        legend=markdown.legend(table, cells),
         corner=markdown.corner_label(table),
         columns=table.columns,
         groups=groups,
         plots=plots,
-        notes=markdown.cell_notes(table, made),
+        notes=markdown.cell_notes(table, cells),
     )
 
 
@@ -74,39 +74,39 @@ def _cell(table: PaperTable, cell: TableCell) -> dict[str, str]:
 
 
 def plot_group(table: PaperTable, records: Iterable[Record], group: Any, path: str | Path) -> Path:
-    """Draw the table of a group, with error bars of one standard deviation. path: ends in .png, .svg or .pdf."""
-    tables = group_cells(build_cells(table, records))
-    if group not in tables:
-        hint = did_you_mean(group, tables)
-        raise UsageError(f"No table is for {table.groups} {group}.{hint} There are: {', '.join(map(str, tables))}.")
-    return save_figure(draw_group(table, group, tables[group]), path)
+    """Plot one group of a table, with error bars of one standard deviation. path: ends in .png, .svg or .pdf."""
+    groups = group_cells(build_cells(table, records))
+    if group not in groups:
+        hint = did_you_mean(group, groups)
+        raise UsageError(f"The table has no {table.groups} {group}.{hint} It has: {', '.join(map(str, groups))}.")
+    return save_figure(draw_group(table, group, groups[group]), path)
 
 
 def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Any:
-    """The picture of a table as a matplotlib figure."""
+    """Return a matplotlib figure of one group: the metric over the columns, one line per row, the paper's dashed."""
     figure, (axes,) = new_figure(f"{table.groups} {group}", SIZE)
     for number, (row, along) in enumerate(rows.items()):
         _draw_row(axes, number, str(row), along)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
     if len(columns) == 1:
-        axes.set_xlim(-0.5, 0.5)  # else its tick lies at the edge, far from its points
+        axes.set_xlim(-0.5, 0.5)  # keeps the single tick next to its points
     axes.set_xlabel(table.columns, color=INK, parse_math=False)
-    axes.set_ylabel(f"{table.figure.replace('_', ' ')}{', %' if table.percent else ''}", color=INK, parse_math=False)
+    axes.set_ylabel(f"{table.metric.replace('_', ' ')}{', %' if table.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     lines, labels = axes.get_legend_handles_labels()
     if labels:
-        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}  # beside: lines may be anywhere inside
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}  # outside: lines may be anywhere inside
         for text in axes.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place).get_texts():
             text.set_parse_math(False)
     return figure
 
 
 def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> None:
-    """One row: ours where it was run, the paper's where it has a number."""
+    """Draw one row: our results, and the paper's as a dashed line."""
     ours = [None if cell.mean is None else (cell.mean, cell.std) for cell in along]
     paper = [None if cell.published is None else (cell.published.mean, cell.published.std) for cell in along]
-    marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # other pairs once the colours are used up
+    marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # new pairs once all colours are used
     look = {"color": series_colour(number), "marker": marker, "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
     dashed = {"linestyle": (0, (4, 3)), "linewidth": 1.2, "markerfacecolor": "none"}
     for points, shift, label, style in (
@@ -114,6 +114,6 @@ def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> 
         (ours, -SHIFT, name, {"linewidth": 2}),
     ):
         if any(points):
-            means, spreads = zip(*(point or (math.nan, None) for point in points), strict=True)  # a gap, not a bridge
+            means, deviations = zip(*(point or (math.nan, None) for point in points), strict=True)  # NaN leaves a gap
             at = [column + shift for column in range(len(points))]
-            axes.errorbar(at, means, yerr=[spread or 0.0 for spread in spreads], label=label, **look, **style)
+            axes.errorbar(at, means, yerr=[std or 0.0 for std in deviations], label=label, **look, **style)
