@@ -96,9 +96,9 @@ def test_files_with_wild_values(folder: Path, values: dict[str, Any]) -> None:
     [
         (LAUGHS, "line 2, refers to another value"),
         ("a: &a [*a]\n", "refers to another value"),
-        ("a: " + "[" * 5000, "lists within lists without end"),
-        ("a: !!python/object/apply:os.system [echo]\n", "is no YAML"),
-        ("layers: 0x" + "f" * 5000, "layers is a whole number.* got something endless"),
+        ("a: " + "[" * 5000, "nested"),
+        ("a: !!python/object/apply:os.system [echo]\n", "YAML"),
+        ("layers: 0x" + "f" * 5000, "layers is a whole number.* too long"),
         ("layers: " + "9" * 5000, "cannot be read"),
         ("date: 2001-99-99", "cannot be read"),
         ("#" * (LARGEST + 1), "more than 65,536 bytes"),
@@ -114,8 +114,8 @@ def test_yaml_that_would_run_or_never_end(folder: Path, content: str, words: str
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[" * 50_000, "lists within lists"),
-        ('{"layers": ' + "9" * 5000 + "}", "a number that is too long"),
+        ("[" * 50_000, "nested"),
+        ('{"layers": ' + "9" * 5000 + "}", "too long"),
         ('{"layers": 1, "layers": 2}', "'layers' twice"),
         ('{"scale": NaN}', "scale is a number"),
         ('{"a\\u0000b": 1}', "There is no setting"),

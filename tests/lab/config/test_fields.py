@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.lab.slope import Config
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config import fields
+from uncollapse.lab.config import field_types, fields
 from uncollapse.lab.config.config_files import read_config_file
 from uncollapse.lab.config.fields import config_field
 
@@ -52,46 +53,59 @@ def test_values_get_the_type_of_their_field(name: str, text: Any, value: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+    ("name", "value", "words"),
     [
-        ("epochs", "1.5", "epochs is a whole number, got '1.5'."),
-        ("epochs", 1.5, "epochs is a whole number, got '1.5'."),
-        ("epochs", True, "epochs is a whole number, got 'true'."),
-        ("epochs", None, "epochs is a whole number, got 'none'."),
-        ("slope", "steep", "slope is a number, got 'steep'."),
-        ("slope", "nan", "slope is a number, got 'nan'."),
-        ("slope", 10**400, "slope is a number, got '1" + "0" * 197 + "…."),
-        ("shape", "lin", "shape is one of line, none, got 'lin'. Did you mean 'line'?"),
-        ("shape", False, "shape is one of line, none, got 'false'. In a file, put text that looks like something else"),
-        ("noise", "some", "noise is a number or none, got 'some'."),
-        ("steps", "1,x", "steps is whole numbers with commas between, got '1,x'."),
-        ("steps", 3, "steps is whole numbers with commas between, got '3'."),
-        ("precision", "bf17", "precision is one of no, bf16, got 'bf17'. Did you mean 'bf16'?"),
-        ("bias", "maybe", "bias is true or false, got 'maybe'."),
-        ("slop", 1, "There is no setting 'slop'. Did you mean 'slope'? There are: slope, epochs, "),
-        ("slope", 10, "slope must lie within [-9, 9], got 10.0."),  # the configuration's own check
+        ("epochs", "1.5", "epochs is a whole number, got '1.5'"),
+        ("epochs", 1.5, "whole number"),
+        ("epochs", True, "got 'true'"),
+        ("epochs", None, "got 'none'"),
+        ("slope", "steep", "a number"),
+        ("slope", "nan", "got 'nan'"),
+        ("slope", 10**400, "got '1" + "0" * 197 + "…"),
+        ("shape", "lin", "one of line, none, got 'lin'. Did you mean 'line'?"),
+        ("shape", False, "quotes"),
+        ("noise", "some", "a number or none"),
+        ("steps", "1,x", "commas"),
+        ("steps", 3, "commas"),
+        ("precision", "bf17", "Did you mean 'bf16'?"),
+        ("bias", "maybe", "true or false"),
+        ("slop", 1, "Did you mean 'slope'? There are: slope, epochs, "),
+        ("slope", 10, "[-9, 9]"),  # the configuration's own check
     ],
 )
-def test_what_is_wrong_is_told(name: str, value: Any, sentence: str) -> None:
-    with pytest.raises(UsageError) as error:
+def test_bad_values(name: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
         fields.build(Config, {name: value})
-    assert str(error.value).startswith(sentence)
 
 
 @dataclass(frozen=True)
 class Words:
     pair: tuple[int, float] = config_field((1, 1.0), "Two numbers.")
     names: tuple[str, ...] = config_field((), "Some.", choices=("a", "b"))
-    rest: str | int | None = "x"  # declared without `setting`
+    share: float | None = config_field(0.5, "A share.", minimum=0, maximum=1)
+    shares: tuple[float, ...] = config_field((), "Some shares.", minimum=0, maximum=1)
+    rest: str | int | None = "x"  # declared without `config_field`
     seed: int = 0
 
 
 def test_tuples_of_a_length_and_with_choices() -> None:
-    assert fields.build(Words, {"pair": "2,3", "names": "b,a", "rest": 3}) == Words((2, 3.0), ("b", "a"), 3)
-    with pytest.raises(UsageError, match="pair is 2 whole numbers with commas between, got '2'"):
+    assert fields.build(Words, {"pair": "2,3", "names": "b,a", "rest": 3}) == Words((2, 3.0), ("b", "a"), rest=3)
+    with pytest.raises(UsageError, match="pair is 2 whole numbers"):
         fields.build(Words, {"pair": "2"})
-    with pytest.raises(UsageError, match="names is some of a, b with commas between, got 'a,c'"):
+    with pytest.raises(UsageError, match="some of a, b"):
         fields.build(Words, {"names": "a,c"})
+
+
+def test_bounds() -> None:
+    assert fields.build(Words, {"share": "1", "shares": "0,1"}) == Words(share=1.0, shares=(0.0, 1.0))
+    assert fields.build(Words, {"share": "none"}).share is None
+    for name, value in (("share", 1.5), ("share", "-0.1"), ("shares", "0.5,1.5")):
+        with pytest.raises(UsageError, match=f"{name} is .* from 0 to 1, got"):
+            fields.build(Words, {name: value})
+
+
+def test_a_union_reads_its_first_member_that_fits() -> None:
+    assert (field_types.parse("5", int | str), field_types.parse("5", str | int)) == (5, "5")
 
 
 def test_the_identity_is_of_what_differs_from_the_defaults() -> None:
@@ -160,24 +174,24 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "words"),
     [
-        ("a.toml", "", r"A configuration is a file that ends in \.yaml, \.yml, \.json, got .*a\.toml"),
+        ("a.toml", "", r"\.yaml, \.yml, \.json, got .*a\.toml"),
         (".", None, r"ends in \.yaml, \.yml, \.json, got '[^']*'\.$"),
-        ("a.yaml", "a: 1\nb: [1\n", r"a\.yaml, line 3, is no YAML: expected"),
-        ("a.yaml", "a: 1\nb: 2\na: 3\n", r"a\.yaml has 'a' in line 1 and again in line 3; leave one"),
-        ("a.yaml", "- 1\n- 2\n", r"a\.yaml must have names with values, such as 'layers: 16', got '\[1, 2\]'"),
-        ("a.yaml", "1: 2\n", r"a\.yaml must have names with values"),
-        ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", r"a\.yaml, line 1, is no YAML: could not determine"),
-        ("a.json", '{"a": 1,\n}', r"a\.json, line \d, is no JSON: "),
-        ("a.json", '{"a": 1, "a": 2}', r"a\.json has 'a' twice; leave one"),
-        ("a.json", "[]", r"a\.json must have names with values"),
-        ("a.json", b"\xff\xfe\xff", r"a\.json is no text in UTF-8"),
-        ("a.json", None, r"The configuration .*a\.json cannot be read: No such file"),
+        ("a.yaml", "a: 1\nb: [1\n", r"a\.yaml, line 3.*YAML"),
+        ("a.yaml", "a: 1\nb: 2\na: 3\n", "line 1 and again in line 3"),
+        ("a.yaml", "- 1\n- 2\n", r"names with values.*got '\[1, 2\]'"),
+        ("a.yaml", "1: 2\n", "names with values"),
+        ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", r"a\.yaml, line 1.*YAML"),
+        ("a.json", '{"a": 1,\n}', r"a\.json, line \d.*JSON"),
+        ("a.json", '{"a": 1, "a": 2}', "'a' twice"),
+        ("a.json", "[]", "names with values"),
+        ("a.json", b"\xff\xfe\xff", "UTF-8"),
+        ("a.json", None, r"a\.json.*No such file"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str | bytes | None, sentence: str) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str | bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(UsageError, match=words):
         read_config_file(tmp_path / name)

@@ -1,4 +1,4 @@
-"""What an experiment is told: a frozen dataclass, made from flags, files and key=value, with an identity of its own."""
+"""Experiment configuration: frozen dataclasses that are built from flags, files and key=value, and their identity."""
 
 import dataclasses
 import hashlib
@@ -10,25 +10,12 @@ from typing import Any, get_args, get_type_hints
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config.field_types import as_text, describe_type, parse, quote, to_json
 
-__all__ = [
-    "ConfigField",
-    "build",
-    "changed_fields",
-    "command_line",
-    "config_field",
-    "config_fields",
-    "identity",
-    "parse_values",
-    "reset_idle",
-    "set_fields",
-]
-
-DIGITS = 10  # of an identity: a million configurations share one with a chance below one in two
+DIGITS = 10  # of an identity: among a million configurations, two share one with a probability below one half
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigField:
-    """A field of a configuration, with all that a flag needs. group: the heading above it in the help."""
+    """A field of a configuration, with everything that a flag needs. group: its heading in the help text."""
 
     name: str
     annotation: Any
@@ -41,36 +28,25 @@ class ConfigField:
 
     @property
     def flag(self) -> str:
-        """How it is written on the command line."""
+        """Its name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def allowed(self) -> str:
-        """What it may be, in words."""
-        bounds = [
-            f"{word} {as_text(value)}"
-            for word, value in (("from", self.minimum), ("to", self.maximum))
-            if value is not None
-        ]
-        return " ".join([describe_type(self.annotation, self.choices), *bounds])
+        """The values that it accepts, in words."""
+        lower = [] if self.minimum is None else [f"from {as_text(self.minimum)}"]
+        upper = [] if self.maximum is None else [f"to {as_text(self.maximum)}"]
+        return " ".join([describe_type(self.annotation, self.choices), *lower, *upper])
 
-    def read(self, value: Any) -> Any:
-        """The value in the field's type, from text or from what a file has; a UsageError if it is not allowed."""
+    def parse(self, value: Any) -> Any:
+        """Return the value in the field's type, from text or from a file; UsageError if it is not allowed."""
         try:
-            return self._bounded(parse(value, self.annotation, self.choices))
+            return parse(value, self.annotation, self.choices, self.minimum, self.maximum)
         except ValueError as error:
             hint = did_you_mean(quote(value), self.choices or get_args(self.annotation))
-            if not isinstance(value, str) and isinstance(self.default, str):  # YAML has `no` for false
-                hint = " In a file, put text that looks like something else in quotes."
+            if not isinstance(value, str) and isinstance(self.default, str):  # YAML reads `no` as false
+                hint = " In a file, put text that looks like another type in quotes."
             raise UsageError(f"{self.name} is {self.allowed}, got {quote(value)}.{hint}") from error
-
-    def _bounded(self, value: Any) -> Any:
-        for number in value if isinstance(value, tuple) else (value,):
-            if self.minimum is not None and number is not None and number < self.minimum:
-                raise ValueError(number)
-            if self.maximum is not None and number is not None and number > self.maximum:
-                raise ValueError(number)
-        return value
 
 
 def config_field(
@@ -82,19 +58,26 @@ def config_field(
     maximum: float | None = None,
     group: str | None = None,
 ) -> Any:
-    """A field of a configuration: its default, what it does, its choices if these are all, its least and most value.
+    """Return a dataclass field of a configuration.
 
-    group: what it belongs to, in a configuration with many fields; the help has a panel for each.
+    Args:
+        default: Its default; every field of a configuration has one.
+        help: What it does, for the help text.
+        choices: All allowed values; None allows every value of the annotated type.
+        minimum: Smallest allowed number.
+        maximum: Largest allowed number.
+        group: Heading in the help text, for a configuration with many fields.
 
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Config:
-    ...     layers: int = config_field(2, "Graph convolutions.")
-    ...     norm: str = config_field("none", "What follows each layer.", choices=("none", "layer"))
-    ...     seed: int = config_field(0, "Of all that is random.")
-    >>> build(Config, {"layers": "16"})
-    Config(layers=16, norm='none', seed=0)
-    >>> command_line("gcn-depth", Config(norm="layer", seed=3))
-    'uncollapse train gcn-depth --norm layer --seed 3'
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Config:
+        ...     layers: int = config_field(2, "Number of graph convolutions.", minimum=1)
+        ...     norm: str = config_field("none", "Normalization after each layer.", choices=("none", "layer"))
+        ...     seed: int = config_field(0, "Random seed.")
+        >>> build(Config, {"layers": "16"})
+        Config(layers=16, norm='none', seed=0)
+        >>> command_line("gcn-depth", Config(norm="layer", seed=3))
+        'uncollapse train gcn-depth --norm layer --seed 3'
     """
     facts = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "group": group}
     return dataclasses.field(default=default, metadata=facts)
@@ -126,30 +109,32 @@ def set_fields(config: Any, **values: Any) -> None:
 
 
 def config_fields(config_class: type) -> dict[str, ConfigField]:
-    """The fields of a configuration by name, in their order."""
-    kinds = get_type_hints(config_class)
+    """Return the fields of a configuration by name, in their order."""
+    annotations = get_type_hints(config_class)
     found = {}
     for field in dataclasses.fields(config_class):
         facts = dict(field.metadata)
-        found[field.name] = ConfigField(field.name, kinds[field.name], field.default, facts.pop("help", ""), **facts)
+        found[field.name] = ConfigField(
+            field.name, annotations[field.name], field.default, facts.pop("help", ""), **facts
+        )
     return found
 
 
 def parse_values(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the names of their fields and in their types; a UsageError for what the configuration does not have."""
-    known, read_values = config_fields(config_class), {}
+    """Return values by field name and in the fields' types; UsageError for an unknown field or a bad value."""
+    known, parsed = config_fields(config_class), {}
     for given, value in values.items():
         name = given.replace("-", "_")
         if name not in known:
             raise UsageError(
                 f"There is no setting {quote(given)}.{did_you_mean(name, known)} There are: {', '.join(known)}."
             )
-        read_values[name] = known[name].read(value)
-    return read_values
+        parsed[name] = known[name].parse(value)
+    return parsed
 
 
 def parse_pairs(config_class: type, pairs: Iterable[str]) -> dict[str, Any]:
-    """Values by name from text such as "layers=16"."""
+    """Return values by field name from text such as "layers=16"."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -160,22 +145,23 @@ def parse_pairs(config_class: type, pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def build(config_class: type, values: Mapping[str, Any]) -> Any:
-    """A configuration from values by name; the others have their defaults.
+    """Build a configuration from values by name; the other fields have their defaults.
 
     Args:
-        config_class: a frozen dataclass whose fields all have a default.
-        values: in the field's type, or as text: "16", "0.5", "true", "none", "2,4,8". A dash counts as an underscore.
+        config_class: A frozen dataclass whose fields all have a default.
+        values: In the fields' types, or as text: "16", "0.5", "true", "none", "2,4,8". A dash in a name is read as an
+            underscore.
     """
     try:
         return config_class(**parse_values(config_class, values))
     except UsageError:
         raise
-    except ValueError as error:  # what the configuration itself checks
+    except ValueError as error:  # from the configuration's own checks
         raise UsageError(str(error)) from error
 
 
 def changed_fields(config: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
+    """Return the fields that differ from their defaults."""
     return {
         name: getattr(config, name)
         for name, field in config_fields(type(config)).items()
@@ -184,7 +170,7 @@ def changed_fields(config: Any) -> dict[str, Any]:
 
 
 def identity(recipe: str, config: Any) -> str:
-    """Ten hexadecimal digits that stand for a recipe with this configuration.
+    """Return ten hexadecimal digits that identify a recipe with this configuration.
 
     Only fields that differ from their defaults count, so a new field with a default leaves old results valid.
     """
@@ -195,7 +181,7 @@ def identity(recipe: str, config: Any) -> str:
 
 
 def command_line(recipe: str, config: Any) -> str:
-    """The command line that repeats a run; fields with their defaults are left out."""
+    """Return the command that repeats a run; fields at their defaults are left out."""
     known, words = config_fields(type(config)), ["uncollapse", "train", recipe]
     for name, value in changed_fields(config).items():
         flag = known[name].flag

@@ -81,7 +81,7 @@ def parse_dimension(text: str, config: type) -> Dimension:
         parse_values(config, {name: words})  # which says what there is
     setting = config_fields(config)[name]
     if TO not in words:
-        return OneOf(name, tuple(dict.fromkeys(setting.read(word.strip()) for word in words.split(","))))
+        return OneOf(name, tuple(dict.fromkeys(setting.parse(word.strip()) for word in words.split(","))))
     if float not in union_members(setting.annotation):
         raise UsageError(f"{name} is {setting.allowed}: write its values with commas between, got {words!r}.")
     low, high = (_end(setting, word) for word in words.split(TO, 1))
@@ -89,7 +89,7 @@ def parse_dimension(text: str, config: type) -> Dimension:
 
 
 def _end(setting: ConfigField, word: str) -> float:
-    value = setting.read(word.strip())
+    value = setting.parse(word.strip())
     if value is None:
         raise UsageError(f"{setting.name} varies between two numbers, got none.")
     return float(value)
