@@ -48,7 +48,7 @@ else:
 # `diagnose` runs the batches through the model and measures the tokens after every block.
 
 # %%
-d = uc.diagnose(model, batches, labels=uc.Labels(model="MiniLM"))
+d = uc.diagnose(model, batches, labels=uc.Labels("MiniLM"))
 print(d)
 
 # %% [markdown]

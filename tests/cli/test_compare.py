@@ -18,8 +18,8 @@ Run = Callable[..., Result]
 @pytest.fixture
 def pair(run: Run, tmp_path: Path) -> tuple[Path, Path]:
     x = torch.randn(8, 24, 16, generator=torch.Generator().manual_seed(0))
-    uc.diagnose_activations([x, x], labels=uc.Labels(model="model")).save(tmp_path / "before.json")
-    uc.diagnose_activations([x, torch.ones_like(x)], labels=uc.Labels(model="model")).save(tmp_path / "after.json")
+    uc.diagnose_activations([x, x], labels=uc.Labels("model")).save(tmp_path / "before.json")
+    uc.diagnose_activations([x, torch.ones_like(x)], labels=uc.Labels("model")).save(tmp_path / "after.json")
     return tmp_path / "before.json", tmp_path / "after.json"
 
 

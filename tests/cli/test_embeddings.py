@@ -30,7 +30,7 @@ def rows(run: Run, tmp_path: Path) -> torch.Tensor:
 
 def test_numbers_are_those_of_the_rows_in_memory(run: Run, rows: torch.Tensor) -> None:
     result = run("embeddings", "x.npy", "--json")
-    expected = uc.diagnose_rows(rows.split(4096), labels=uc.Labels(model="x"))
+    expected = uc.diagnose_rows(rows.split(4096), labels=uc.Labels("x"))
     assert Diagnosis.from_json(result.stdout).layers == expected.layers
     whole = uc.effective_rank(rows.double(), center=True)
     assert expected.layers[0]["dataset_rank"] == pytest.approx(float(whole), rel=1e-9)

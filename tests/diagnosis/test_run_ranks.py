@@ -36,12 +36,12 @@ def batches(seed: int = 1) -> list[torch.Tensor]:
 
 
 def measured(gather: bool) -> Diagnosis:
-    return uc.diagnose(model(), batches(), pairs=batches(2), labels=uc.Labels(model="tiny"), gather=gather)
+    return uc.diagnose(model(), batches(), pairs=batches(2), labels=uc.Labels("tiny"), gather=gather)
 
 
 def few(gather: bool) -> Diagnosis:
     """One batch, which only the first process has."""
-    return uc.diagnose(model(), batches()[:1], labels=uc.Labels(model="tiny"), gather=gather, plan=uc.Plan(baseline=3))
+    return uc.diagnose(model(), batches()[:1], labels=uc.Labels("tiny"), gather=gather, plan=uc.Plan(baseline=3))
 
 
 def main(folder: Path) -> None:

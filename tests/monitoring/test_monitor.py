@@ -176,7 +176,7 @@ def test_rule_compares_with_the_first_measurement(tmp_path: Path) -> None:
     rules = [Rule("effective_rank", 1, falls_by=0.5, then="stop"), Rule("mean_cosine", 0, above=0.9)]
     model, monitor = (
         encoder(),
-        Monitor([batch()], every=1, rules=rules, folder=tmp_path, labels=uc.Labels(model="tiny")),
+        Monitor([batch()], every=1, rules=rules, folder=tmp_path, labels=uc.Labels("tiny")),
     )
     monitor.step(model, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "monitor.jsonl"]
@@ -206,7 +206,7 @@ def test_compare_reads_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         every=1,
         rules=[Rule("mean_cosine", "any", rises_by=0.1)],
         folder=tmp_path,
-        labels=uc.Labels(model="tiny"),
+        labels=uc.Labels("tiny"),
     )
     monitor.step(model, 0)
     collapse(model)
