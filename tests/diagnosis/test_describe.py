@@ -22,7 +22,7 @@ def layer(tokens: int = 5000, dim: int = 128, **values: float) -> Layer:
 
 
 def test_both_numbers_in_plain_words() -> None:
-    assert list(describe.sentences(layer(), 2, 2)) == [
+    assert list(describe.describe_embeddings(layer(), 2, 2)) == [
         "Alignment 0.312 (95 %: 0.304 to 0.320) over 5,000 pairs: their mean squared distance, beside 1.860 for two "
         "rows at random.",
         "Uniformity −3.41 (95 %: −3.45 to −3.37), 13 % from the optimum −3.938 of 128 dimensions, over 1,024 of 5,000 "
@@ -33,14 +33,14 @@ def test_both_numbers_in_plain_words() -> None:
 def test_without_pairs_it_is_said_how_to_make_them() -> None:
     full = layer()
     bare = replace(full, measures={k: v for k, v in full.measures.items() if k != "alignment"})
-    first = next(describe.sentences(bare, 2, 2))
+    first = next(describe.describe_embeddings(bare, 2, 2))
     assert first == describe.NO_PAIRS
     assert all(words in first for words in ("--pairs FILE", "pairs=", "paraphrases", "augmentations", "queries"))
 
 
 def test_other_settings_and_no_intervals() -> None:
     plain = replace(layer(SAMPLE, 1, uniformity_gap=4.25), intervals={})
-    assert list(describe.sentences(plain, 3, 1)) == [
+    assert list(describe.describe_embeddings(plain, 3, 1)) == [
         "Alignment 0.312 over 1,024 pairs, distances to the power of 1.",
         "Uniformity −3.410, 4.2 % from the optimum −0.693 of 1 dimension, over 1,024 rows, with t = 3.",
     ]
@@ -50,16 +50,16 @@ def test_other_settings_and_no_intervals() -> None:
     ("gap", "says"), [(-0.01, ", 0.0 % from the"), (-0.4, ", 0.4 % below the"), (0.2, "0.2 % from")]
 )
 def test_samples_below_the_optimum(gap: float, says: str) -> None:
-    told = list(describe.sentences(layer(uniformity_gap=gap), 2, 2))[1]
+    told = list(describe.describe_embeddings(layer(uniformity_gap=gap), 2, 2))[1]
     assert says in told
     assert ("by chance" in told) == (gap == -0.4)
 
 
 def test_digits_follow_the_interval() -> None:
     made = Interval(0.0917, 0.09132, 0.09219, 0.9, 10, 5)
-    assert describe.between(made) == "90 %: 0.0913 to 0.0922"
-    assert describe.between(replace(made, low=-0.0000001, high=0.0)) == "90 %: 0.000000 to 0.000000"
-    assert describe.between(replace(made, low=0.0, high=0.0)) == "90 %: 0.000 to 0.000"
+    assert describe.format_interval(made) == "90 %: 0.0913 to 0.0922"
+    assert describe.format_interval(replace(made, low=-0.0000001, high=0.0)) == "90 %: 0.000000 to 0.000000"
+    assert describe.format_interval(replace(made, low=0.0, high=0.0)) == "90 %: 0.000 to 0.000"
 
 
 def test_the_random_distance_is_that_of_all_pairs() -> None:

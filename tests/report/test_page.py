@@ -13,7 +13,7 @@ import torch
 
 import uncollapse as uc
 from uncollapse import report
-from uncollapse.diagnosis.describe import between
+from uncollapse.diagnosis.describe import format_interval
 from uncollapse.report.page import render_page
 
 pytest.importorskip("plotly")
@@ -133,7 +133,7 @@ def test_intervals_stand_below_their_values() -> None:
     d = uc.diagnose_rows(x.split(500), pairs=x.flip(1).split(500), draws=50)
     html = render_page([d])
     for name, over in {"uniformity": "1,024 rows", "alignment": "1,500 pairs"}.items():
-        said = between(d.layers[0].intervals[name])
+        said = format_interval(d.layers[0].intervals[name])
         assert f'<span class="quiet">{said}</span>' in html
         assert f'title="{said}, over {over}"' in html
     assert "Distance to the optimum (%)" in Outline(html).text

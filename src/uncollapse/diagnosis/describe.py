@@ -14,13 +14,13 @@ NO_PAIRS = (
 )
 
 
-def sentences(layer: Layer, t: float, alpha: float) -> Iterator[str]:
+def describe_embeddings(layer: Layer, t: float, alpha: float) -> Iterator[str]:
     """What is told about the rows of a layer; uniformity was taken with t, alignment with alpha."""
     yield _alignment(layer, alpha) if "alignment" in layer.measures else NO_PAIRS
     yield _uniformity(layer, t)
 
 
-def between(interval: Interval) -> str:
+def format_interval(interval: Interval) -> str:
     """An interval in words: "95 %: −3.45 to −3.37"."""
     low, high = (_number(end, _digits(interval)) for end in (interval.low, interval.high))
     return f"{100 * interval.level:g} %: {low} to {high}"
@@ -51,7 +51,7 @@ def _value(layer: Layer, measure: str) -> str:
     interval = layer.intervals.get(measure)
     if interval is None:
         return _number(layer[measure])
-    return f"{_number(layer[measure], _digits(interval))} ({between(interval)})"
+    return f"{_number(layer[measure], _digits(interval))} ({format_interval(interval)})"
 
 
 def _digits(interval: Interval) -> int:

@@ -35,8 +35,8 @@ from uncollapse.diagnosis.stats.streaming import (
     check_keys,
     chunks,
     flat_rows,
-    inner_state,
     named_state,
+    nested_state,
     read_integer,
     read_number,
 )
@@ -169,7 +169,7 @@ class RowStatistics:
         settings |= {"t": self.t, "alpha": self.alpha, "level": level, "draws": draws}
         subject = Subject("embeddings", "embeddings", False, (OUTPUT,))
         found = build(Measured((layer,), settings=settings, seconds=seconds), subject, labels)
-        cautions = (*describe.sentences(layer, self.t, self.alpha), *found.verdict.cautions)
+        cautions = (*describe.describe_embeddings(layer, self.t, self.alpha), *found.verdict.cautions)
         return replace(found, verdict=replace(found.verdict, cautions=cautions))
 
     def _layer(self, name: str, bootstrap: Bootstrap | None) -> Layer:
@@ -207,12 +207,12 @@ class RowStatistics:
         """Return the statistics that `state()` described, to be continued or merged. ValueError if it is invalid."""
         check_keys({name: value for name, value in state.items() if name.partition(".")[0] not in PARTS}, HEAD)
         t, alpha, seed = read_number(state, "t"), read_number(state, "alpha"), read_integer(state, "seed")
-        sample = Reservoir.from_state(inner_state(state, "sample"))
+        sample = Reservoir.from_state(nested_state(state, "sample"))
         statistics = cls(sample.dim, t=t, alpha=alpha, seed=seed)
         statistics._sample, sizes = sample, {(sample.dim, sample.count)}
-        statistics._distances = ScalarStats.from_state(inner_state(state, "distances"))
+        statistics._distances = ScalarStats.from_state(nested_state(state, "distances"))
         if statistics._moments is not None:
-            statistics._moments = Moments.from_state(inner_state(state, "moments"))
+            statistics._moments = Moments.from_state(nested_state(state, "moments"))
             sizes.add((statistics._moments.dim, statistics._moments.count))
         if len(sizes) > 1 or statistics._distances.count not in (0, sample.count) or sample.size != SAMPLE:
             raise ValueError("The parts of the state are not of the same rows: this is not a state of RowStatistics.")

@@ -53,6 +53,6 @@ class MonitorCallback(TrainerCallback):
         self.trainer.log(dict(values))
 
 
-def callback(monitor: "Monitor", trainer: Any) -> MonitorCallback:
+def make_callback(monitor: "Monitor", trainer: Any) -> MonitorCallback:
     """The callback for a trainer."""
     return MonitorCallback(monitor, trainer)

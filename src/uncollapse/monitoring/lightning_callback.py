@@ -56,7 +56,7 @@ class Hooks:
             trainer.save_checkpoint(folder / f"collapse-step={step}.ckpt")
 
 
-def callback(monitor: "Monitor") -> Any:
+def make_callback(monitor: "Monitor") -> Any:
     """The callback of a monitor. Lightning is imported here, where it is asked for."""
     torchvision_ops.declare()
     try:

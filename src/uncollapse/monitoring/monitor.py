@@ -125,13 +125,13 @@ class Monitor:
 
         if self.folder is None:
             self.folder = Path(trainer.args.output_dir) / "collapse"
-        trainer.add_callback(hf_callback.callback(self, trainer))
+        trainer.add_callback(hf_callback.make_callback(self, trainer))
 
     def lightning(self) -> Any:
         """Return a callback for `lightning.pytorch.Trainer(callbacks=[…])`; it logs to the trainer's loggers."""
         from uncollapse.monitoring import lightning_callback
 
-        return lightning_callback.callback(self)
+        return lightning_callback.make_callback(self)
 
     @property
     def met(self) -> dict[str, int]:

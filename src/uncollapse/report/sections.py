@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uncollapse.diagnosis.describe import between
+from uncollapse.diagnosis.describe import format_interval
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import tracks as tr
@@ -122,7 +122,7 @@ def spread_note(layer: Layer, measure: str) -> str:
     """Return how certain or how spread a value is, in words; empty if that is not known."""
     summary, interval = layer.measures.get(measure), layer.intervals.get(measure)
     if interval is not None:
-        return f"{between(interval)}, over {interval.rows:,} {'pairs' if measure == 'alignment' else 'rows'}"
+        return f"{format_interval(interval)}, over {interval.rows:,} {'pairs' if measure == 'alignment' else 'rows'}"
     if summary is None or summary.count < 2:
         return ""
     return f"± {format_number(summary.std)} over {summary.count:,} sequences"
@@ -159,7 +159,7 @@ def _tile(d: Diagnosis, measure: str) -> Tile:
         values[0] if len(values) > 1 else None,
         values[-1],
         Sparkline.of(values, random),
-        between(interval) if interval else "",
+        format_interval(interval) if interval else "",
         random[-1] if random else None,
     )
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum, exact
+from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum, exact_total
 
 SPREAD = (
     100  # bits between the last bits of the largest and the smallest term: with 53 of their own, 159 hold ten terms
@@ -76,11 +76,11 @@ def test_any_tree_of_merges_is_the_exact_sum_and_has_the_same_bits(data) -> None
 def test_each_part_is_the_nearest_number_to_what_is_left(numbers: list[float]) -> None:
     padded = torch.tensor(numbers + [0.0] * (PARTS - len(numbers)), dtype=torch.float64)
     left = value(padded)
-    for part in exact(padded[:, None])[:, 0].tolist():
+    for part in exact_total(padded[:, None])[:, 0].tolist():
         assert part == nearest(left)
         left -= Fraction(part)
     assert left == 0
-    assert all(bit == 0 for bit in bits(exact(padded[:, None])[-1:]) if padded.abs().max() == 0)
+    assert all(bit == 0 for bit in bits(exact_total(padded[:, None])[-1:]) if padded.abs().max() == 0)
 
 
 def test_blocks_of_a_large_tensor_are_summed_alike() -> None:

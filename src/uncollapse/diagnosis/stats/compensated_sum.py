@@ -58,11 +58,11 @@ class CompensatedSum:
         both = torch.cat([self.parts, other.parts.to(self.parts.device)])
         merged = both.new_empty(PARTS, *both.shape[1:])
         for part in _blocks(both[0]):
-            merged[:, part] = exact(both[:, part])
+            merged[:, part] = exact_total(both[:, part])
         return CompensatedSum(merged)
 
 
-def exact(numbers: Tensor) -> Tensor:
+def exact_total(numbers: Tensor) -> Tensor:
     """The total of numbers (k, ...) as three that it has no other form of, (3, ...), k ≥ 3.
 
     Each of the three is the float64 nearest to what those before it leave of the total.

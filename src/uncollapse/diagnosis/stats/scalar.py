@@ -9,7 +9,7 @@ from torch import Tensor
 from uncollapse.diagnosis.result import Summary
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
-from uncollapse.diagnosis.stats.streaming import inner_state, named_state
+from uncollapse.diagnosis.stats.streaming import named_state, nested_state
 from uncollapse.metrics.bootstrap import Bootstrap, Interval, mean_interval
 
 VALUES = 4096  # numbers kept for quantiles
@@ -76,7 +76,7 @@ class ScalarStats:
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
         """The spread that `state()` described. ValueError if it is invalid."""
         found = cls._of(
-            Moments.from_state(inner_state(state, "moments")), Reservoir.from_state(inner_state(state, "sample"))
+            Moments.from_state(nested_state(state, "moments")), Reservoir.from_state(nested_state(state, "sample"))
         )
         if (found._moments.dim, found._sample.dim) != (1, 1) or found._moments.count != found._sample.count:
             raise ValueError("The moments and the sample of a spread are of the same numbers: this is no state of one.")

@@ -57,7 +57,7 @@ def named_state(states: Mapping[str, Mapping[str, Tensor | int]]) -> dict[str, T
     return {f"{owner}.{name}": value for owner, state in states.items() for name, value in state.items()}
 
 
-def inner_state(state: Mapping[str, Tensor | int], owner: str) -> dict[str, Tensor | int]:
+def nested_state(state: Mapping[str, Tensor | int], owner: str) -> dict[str, Tensor | int]:
     """What `named_state` was given under this name; empty if there is none."""
     begin = f"{owner}."
     return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
