@@ -1,1 +1,1 @@
-"""Measure a model or a set of embeddings layer by layer, and judge what was measured."""
+"""Measure a model or embeddings layer by layer, and decide whether and where the representations collapse."""

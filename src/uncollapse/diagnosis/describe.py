@@ -1,4 +1,4 @@
-"""Alignment and uniformity of embeddings in sentences: how large, how sure, how far from the optimum."""
+"""Describe alignment and uniformity of embeddings in sentences: value, interval, distance to the optimum."""
 
 import math
 from collections.abc import Iterator
@@ -15,23 +15,23 @@ NO_PAIRS = (
 
 
 def describe_embeddings(layer: Layer, t: float, alpha: float) -> Iterator[str]:
-    """What is told about the rows of a layer; uniformity was taken with t, alignment with alpha."""
+    """Yield sentences about the rows of a layer; uniformity was measured with t, alignment with alpha."""
     yield _alignment(layer, alpha) if "alignment" in layer.measures else NO_PAIRS
     yield _uniformity(layer, t)
 
 
 def format_interval(interval: Interval) -> str:
-    """An interval in words: "95 %: −3.45 to −3.37"."""
+    """Return an interval as text: "95 %: −3.45 to −3.37"."""
     low, high = (_number(end, _digits(interval)) for end in (interval.low, interval.high))
     return f"{100 * interval.level:g} %: {low} to {high}"
 
 
 def _alignment(layer: Layer, alpha: float) -> str:
-    said = f"Alignment {_value(layer, 'alignment')} over {layer.tokens:,} pairs"
+    text = f"Alignment {_value(layer, 'alignment')} over {layer.tokens:,} pairs"
     if alpha != 2:
-        return f"{said}, distances to the power of {alpha:g}."
+        return f"{text}, distances to the power of {alpha:g}."
     apart = _number(2 - 2 * layer["mean_cosine"])  # ‖x − y‖² of unit rows is 2 − 2 cos
-    return f"{said}: their mean squared distance, beside {apart} for two rows at random."
+    return f"{text}: their mean squared distance, compared with {apart} for two random rows."
 
 
 def _uniformity(layer: Layer, t: float) -> str:
@@ -43,8 +43,8 @@ def _uniformity(layer: Layer, t: float) -> str:
     rows = f"{count:,} rows" if count == layer.tokens else f"{count:,} of {layer.tokens:,} rows"
     sharpness = "" if t == 2 else f", with t = {t:g}"
     beyond = " A sample can lie below it by chance." if gap <= -0.05 else ""
-    said = f"Uniformity {_value(layer, 'uniformity')}, {where} {optimum} of {dimensions}"
-    return f"{said}, over {rows}{sharpness}.{beyond}"
+    text = f"Uniformity {_value(layer, 'uniformity')}, {where} {optimum} of {dimensions}"
+    return f"{text}, over {rows}{sharpness}.{beyond}"
 
 
 def _value(layer: Layer, measure: str) -> str:
@@ -55,7 +55,7 @@ def _value(layer: Layer, measure: str) -> str:
 
 
 def _digits(interval: Interval) -> int:
-    """Digits after the point: as many as the interval leaves sure, and at least two."""
+    """Return how many decimals are significant given the interval, at least two."""
     half = (interval.high - interval.low) / 2
     return min(6, max(2, -math.floor(math.log10(half)))) if half > 0 else 3
 

@@ -1,6 +1,6 @@
-"""What a diagnosis measures at each layer: names, titles and directions, which the report and the tables read.
+"""List what a diagnosis measures at each layer: names, titles and directions, for reports and tables.
 
-A measure of a sequence (an image, a graph) is averaged over sequences; one of the dataset is taken over all tokens.
+A measure of a sequence (an image, a graph) is averaged over sequences. A measure of the dataset covers all tokens.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Group = Literal["similarity", "rank", "spread", "attention", "graph", "outliers"
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a layer has.
+    """A number that is measured at a layer.
 
-    `short` heads a column in a terminal. `better`: which direction is further from collapse, None where neither is.
+    short: the column title in a terminal. better: which direction is further from collapse, None if neither is.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Measure:
 
 
 def _of(name: str, title: str, short: str, scope: Scope, group: Group, says: str, metric: str | None = None) -> Measure:
-    """A measure with the facts of a registered metric, that of its own name unless another is given."""
+    """Return a measure with the facts of a registered metric, the one of the same name unless another is given."""
     facts = METRICS[metric or name]
     return Measure(name, title, short, scope, group, facts.better, facts.bounds, says)
 

@@ -1,4 +1,4 @@
-"""The result of a measurement, layer by layer: frozen, printed as a table, stored as JSON."""
+"""The result of a diagnosis, layer by layer: frozen, printed as a table, stored as JSON."""
 
 import dataclasses
 import io
@@ -21,7 +21,7 @@ from uncollapse.metrics.bootstrap import Interval
 from uncollapse.registry import RENDERERS
 
 SCHEMA = 1
-SHOWN = (  # measures of the table for a terminal, where they were taken
+SHOWN = (  # columns of the table for a terminal, if they were measured
     "mean_cosine",
     "robust_cosine",
     "effective_rank",
@@ -41,10 +41,10 @@ Certainty = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True)
 class Summary:
-    """A measure of one layer over what was measured.
+    """A measure of one layer, summarised over the data.
 
-    A measure of each sequence has mean, deviation (population) and the quantiles 5, 25, 50, 75 and 95 % over `count`
-    sequences; one of the whole dataset has its value as `mean`, no deviation and no quantiles, and count 1.
+    A measure of each sequence has the mean, the (population) standard deviation and the quantiles 5, 25, 50, 75 and
+    95 % over `count` sequences. A measure of the whole dataset has its value as `mean`, no quantiles, and count 1.
     """
 
     mean: float
@@ -58,11 +58,11 @@ class Layer:
     """What was measured at one place of one block.
 
     name: "embed", "block 0" …, "final". place: "block" is the residual stream after the block. path: of the module.
-    dim: features. tokens: how many real tokens were seen. measures: name -> summary; the names are those of
+    dim: features. tokens: how many real tokens were seen. measures: name -> summary, with the names of
     `diagnosis.measures.MEASURES`. spectrum: singular values of all tokens, minus their mean, over their sum, largest
     first (at most 256, evenly spaced by rank if there are more; `spectrum_ranks` holds their ranks, from 1).
-    heatmap: cosines between the tokens of the example sequence (at most 48 × 48), for reports. intervals: how sure
-    some measures are, by name; of embeddings only, see `diagnose_rows`.
+    heatmap: cosines between the tokens of the example sequence (at most 48 × 48), for reports. intervals: the
+    confidence intervals of some measures, for embeddings only, see `diagnose_rows`.
     """
 
     name: str
@@ -76,14 +76,19 @@ class Layer:
     heatmap: tuple[tuple[float, ...], ...] = ()
     intervals: Mapping[str, Interval] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """The name of the layer, with its place unless that is after the block: "block 9 attention.residual"."""
+        return self.name if self.place == OUTPUT else f"{self.name} {self.place}"
+
     def __getitem__(self, measure: str) -> float:
-        """The mean of a measure, NaN where it was not taken."""
+        """Return the mean of a measure, NaN if it was not measured."""
         return self.measures[measure].mean if measure in self.measures else math.nan
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One number that speaks for the verdict: a measure at a layer beside the bound that it crosses."""
+    """One number behind the verdict: a measure at a layer, and the bound that it is compared with."""
 
     layer: str
     measure: str
@@ -107,8 +112,8 @@ class Verdict:
     """What the measures mean.
 
     kind: none, complete (tokens are alike), dimensional (tokens are apart and span few dimensions), or both.
-    onset: name of the first layer from which on it holds, None for none. certainty: how sure, `cautions` say why.
-    sentence: the whole in one or two sentences.
+    onset: name of the first collapsed layer, None if there is none. certainty: see `cautions` for the reasons.
+    sentence: the verdict in one or two sentences.
     """
 
     kind: Kind
@@ -126,11 +131,11 @@ class Verdict:
 
     @property
     def sure(self) -> str:
-        """How sure it is, in words."""
+        """The certainty as a sentence."""
         return f"Certainty: {self.certainty}."
 
     def lines(self) -> tuple[str, ...]:
-        """All of it as text: what was found, how sure that is, what to know and what to try."""
+        """Return everything as lines of text: the finding, its certainty, the cautions and the advice."""
         tips = (line for tip in self.advice for line in (f"→ {tip.reason}", f"  {tip.code}"))
         return (self.sentence, self.sure, *(f"· {caution}" for caution in self.cautions), *tips)
 
@@ -139,11 +144,11 @@ class Verdict:
 class Diagnosis:
     """A model measured layer by layer.
 
-    model: its name as the user knows it. architecture: class name. family: backbone. parameters: their number.
-    data: what was fed, in words. batches, sequences, tokens: how much of it. layers: in the order of the model, after
-    each block; layers of other places follow in the same order with their place. baseline: the same for a randomly
-    initialised model of the same architecture, on fewer batches; empty if not measured. example: the tokens of the
-    heat maps, as text. settings: what the measurement was asked to do. versions, created, seconds: for repeating it.
+    model: its name. architecture: class name. family: name of the backbone. parameters: their number. data: what the
+    model read, in words. batches, sequences, tokens: how many. layers: in the order of the model, after each block;
+    layers at other places follow in the same order. baseline: the layers of a randomly initialised model of the same
+    architecture, on fewer batches; empty if not measured. example: the tokens of the heat maps, as text. settings: how
+    it was measured. versions, created, seconds: for repeating it.
     """
 
     model: str
@@ -165,31 +170,31 @@ class Diagnosis:
     schema: int = SCHEMA
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON that `load` reads back exactly; a file of this name is never half written."""
+        """Write JSON that `load` reads back exactly; the file is never half written."""
         return files.write(Path(path), self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote. ValueError if it is something else."""
+        """Read a diagnosis that `save` wrote. ValueError for anything else."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no diagnosis that can be read: {error}") from error
+            raise ValueError(f"{path} is not a readable diagnosis: {error}") from error
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """Return the diagnosis as JSON."""
         return json.dumps(dataclasses.asdict(self), allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The diagnosis that `to_json` wrote. ValueError if the text is something else."""
+        """Return the diagnosis that `to_json` wrote. ValueError for any other text."""
         return cls.of(typed_json.parse(text))
 
     @classmethod
     def of(cls, state: Any) -> Self:
-        """The diagnosis that a value of JSON describes. ValueError if it is something else."""
+        """Return the diagnosis that a value of JSON describes. ValueError if it does not fit."""
         if not isinstance(state, dict) or "schema" not in state:
-            raise ValueError("it has no schema, so it was not written by Diagnosis.save.")
+            raise ValueError("it has no schema, so Diagnosis.save did not write it.")
         if state["schema"] != SCHEMA:
             got = str(state["schema"])[:20]
             raise ValueError(f"it has schema {got}, and this version of uncollapse reads {SCHEMA}.")
@@ -201,7 +206,7 @@ class Diagnosis:
         return found
 
     def report(self, path: str | Path = "report.html", *others: "Diagnosis") -> Path:
-        """Write the page that shows it, with other diagnoses laid over it; needs the extra `report`."""
+        """Write an HTML report, with other diagnoses for comparison; needs the extra `report`."""
         return RENDERERS["page"]([self, *others], path)
 
     def plot(self, measure: str = "effective_rank", path: str | Path = "plot.png") -> Path:
@@ -209,7 +214,7 @@ class Diagnosis:
         return RENDERERS["plot"](self, measure, path)
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row a layer and a column a measure; pandas must be installed."""
+        """Return a pandas DataFrame with one row per layer and one column per measure; needs pandas."""
         try:
             import pandas
         except ImportError as error:
@@ -222,12 +227,12 @@ class Diagnosis:
         return pandas.DataFrame(rows)
 
     def table(self) -> Table:
-        """The main measures as a table for a terminal."""
+        """Return the main measures as a table for a terminal."""
         shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
         title = f"{self.model} on {self.data}" if self.data else self.model
         title = "\nwith ".join([title, *self.settings.get("cures", ())])
         table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
-        if len(self.layers) == 1:  # upright: many columns would not fit into a narrow terminal
+        if len(self.layers) == 1:  # transposed: many columns do not fit into a narrow terminal
             table.add_column("measure", no_wrap=True)
             table.add_column(Text(self.layers[0].name), justify="right")
             for name in shown:
@@ -237,8 +242,7 @@ class Diagnosis:
         for name in shown:
             table.add_column(MEASURES[name].short, justify="right")
         for layer in self.layers:
-            label = layer.name if layer.place == "block" else f"{layer.name} {layer.place}"
-            table.add_row(Text(label), *(_number(layer[name]) for name in shown))
+            table.add_row(Text(layer.label), *(_number(layer[name]) for name in shown))
         return table
 
     def __rich__(self) -> Group:
@@ -252,17 +256,19 @@ class Diagnosis:
 
 
 def _check(found: Diagnosis) -> None:
-    """Raise ValueError if the parts of a diagnosis that was read do not fit each other."""
+    """Raise ValueError if the parts of a diagnosis do not fit together."""
     if not any(layer.place == OUTPUT for layer in found.layers):
         raise ValueError("it has no layer after a block")
     for layer in (*found.layers, *found.baseline):
         if len(layer.spectrum) != len(layer.spectrum_ranks):
-            raise ValueError(f"{layer.name} has {len(layer.spectrum)} singular values and other ranks of them")
+            raise ValueError(
+                f"{layer.name} has {len(layer.spectrum)} singular values but {len(layer.spectrum_ranks)} ranks"
+            )
         if any(len(row) != len(layer.heatmap) for row in layer.heatmap):
-            raise ValueError(f"{layer.name} has a heat map that is no square")
+            raise ValueError(f"{layer.name} has a heat map that is not square")
     cures = found.settings.get("cures", [])
     if not isinstance(cures, list) or not all(isinstance(cure, str) for cure in cures):
-        raise ValueError("its settings have cures that are no list of texts")
+        raise ValueError("the cures in its settings are not a list of texts")
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A monitor as a callback of the HuggingFace Trainer."""
+"""Use a monitor as a callback of the HuggingFace Trainer."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ class MonitorCallback(TrainerCallback):
 
     def __init__(self, monitor: "Monitor", trainer: Any) -> None:
         self.monitor, self.trainer = monitor, trainer
-        self._training = False  # evaluations before and after the training are not part of it
-        self._owed = False  # a checkpoint that a rule asks for
+        self._training = False  # evaluations before and after the training are not measured
+        self._owed = False  # a rule asks for a checkpoint
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Take up the run, and measure the model as it comes."""
+        """Start or resume the run, and measure the initial model."""
         self._training = True
         due = self.monitor.every is None or self.monitor.is_due(state.global_step)
         self._visit(state, control, given["model"], due=due, start=True)
@@ -30,12 +30,12 @@ class MonitorCallback(TrainerCallback):
         self._visit(state, control, given["model"], due=self.monitor.is_due(state.global_step))
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Measure beside the trainer's evaluation, if the monitor has no steps of its own."""
+        """Measure at the trainer's evaluation, if the monitor has no steps of its own."""
         if self._training and self.monitor.every is None:
             self._visit(state, control, given["model"], due=True)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Evaluations from here on are not measured."""
+        """Stop measuring at evaluations."""
         self._training = False
 
     def _visit(
@@ -43,10 +43,10 @@ class MonitorCallback(TrainerCallback):
     ) -> None:
         step, epoch, wanted = state.global_step, state.epoch, control.should_log
         record = self.monitor.visit(model, step, done=step, due=due, start=start, epoch=epoch, log=(self._log,))
-        control.should_log = wanted  # logging takes this flag down, and the trainer's own values are still to come
+        control.should_log = wanted  # logging clears this flag, but the trainer still has to log its own values
         control.should_training_stop = control.should_training_stop or self.monitor.should_stop
         self._owed = self._owed or (record is not None and record.save)
-        if self._owed and not start:  # the trainer forgets what is asked for before its first step
+        if self._owed and not start:  # the trainer ignores requests before its first step
             control.should_save, self._owed = True, False
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
@@ -54,5 +54,5 @@ class MonitorCallback(TrainerCallback):
 
 
 def make_callback(monitor: "Monitor", trainer: Any) -> MonitorCallback:
-    """The callback for a trainer."""
+    """Return the callback for a trainer."""
     return MonitorCallback(monitor, trainer)

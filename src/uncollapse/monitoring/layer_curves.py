@@ -7,7 +7,7 @@ from typing import Any
 
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
-from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.errors import did_you_mean
 
 Curves = Mapping[str, Mapping[str, float]]  # measure -> layer -> value
@@ -21,21 +21,15 @@ def check_measures(measures: Sequence[str]) -> None:
         raise ValueError(f"No measure is named {unknown[0]!r}.{hint} There are: {', '.join(MEASURES)}.")
 
 
-def layer_label(layer: Layer) -> str:
-    """Return "block 9", or "block 9 attention.residual" for a place other than after the block."""
-    return layer.name if layer.place == OUTPUT else f"{layer.name} {layer.place}"
-
-
 def layer_values(diagnosis: Diagnosis) -> dict[str, dict[str, float]]:
     """Return every measure of every layer: layer -> measure -> value."""
-    return {layer_label(layer): {name: layer[name] for name in layer.measures} for layer in diagnosis.layers}
+    return {layer.label: {name: layer[name] for name in layer.measures} for layer in diagnosis.layers}
 
 
 def curves(diagnosis: Diagnosis, measures: Sequence[str]) -> Curves:
     """Return the given measures over the layers that have them."""
     found = {
-        name: {layer_label(layer): layer[name] for layer in diagnosis.layers if name in layer.measures}
-        for name in measures
+        name: {layer.label: layer[name] for layer in diagnosis.layers if name in layer.measures} for name in measures
     }
     missing = [name for name, curve in found.items() if not curve]
     if missing:

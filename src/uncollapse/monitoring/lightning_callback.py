@@ -1,4 +1,4 @@
-"""A monitor as a callback of Lightning's Trainer."""
+"""Use a monitor as a callback of Lightning's Trainer."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ class Hooks:
         self._loaded = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take up the run, and measure the model as it comes."""
+        """Start or resume the run, and measure the initial model."""
         if self._loaded is not None:
             self.monitor.load_state_dict(self._loaded)
             self._loaded = None
@@ -34,16 +34,16 @@ class Hooks:
         self._visit(trainer, pl_module, due=self.monitor.is_due(trainer.global_step))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Measure beside a validation of the training, if the monitor has no steps of its own."""
+        """Measure at a validation of the training, if the monitor has no steps of its own."""
         if self.monitor.every is None and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._visit(trainer, pl_module, due=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into the trainer's checkpoints."""
+        """Return what goes into the trainer's checkpoints."""
         return self.monitor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint if a training starts from it; tests and validations load one, too."""
+        """Remember a loaded state for a training that starts from it; tests and validations load one, too."""
         self._loaded = state_dict
 
     def _visit(self, trainer: Any, model: Any, *, due: bool, start: bool = False) -> None:
@@ -57,7 +57,7 @@ class Hooks:
 
 
 def make_callback(monitor: "Monitor") -> Any:
-    """The callback of a monitor. Lightning is imported here, where it is asked for."""
+    """Return the callback of a monitor. Lightning is imported only here."""
     torchvision_ops.declare()
     try:
         from lightning.pytorch import Callback
@@ -69,7 +69,7 @@ def make_callback(monitor: "Monitor") -> Any:
 
         @property
         def state_key(self) -> str:
-            """Under which the state is in checkpoints."""
+            """The key of the state in checkpoints."""
             return "uncollapse.Monitor"
 
     return MonitorCallback(monitor)

@@ -9,7 +9,6 @@ from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Layer
 from uncollapse.errors import NotFiniteError, did_you_mean
-from uncollapse.monitoring.layer_curves import layer_label
 
 FINITE = "finite"  # not a measure: met when a layer has NaN or infinite values
 ACTIONS = ("warn", "stop", "save")
@@ -138,8 +137,8 @@ class Rule:
     def check(self, layers: Sequence[Layer], reference: Mapping[str, Mapping[str, float]]) -> str | None:
         """Return what happened, as a sentence, if the rule holds for these layers. reference: the first values."""
         for layer in self.select(layers):
-            first = reference.get(layer_label(layer), {}).get(self.measure, math.nan)
-            sentence = self._describe(layer_label(layer), layer[self.measure], first)
+            first = reference.get(layer.label, {}).get(self.measure, math.nan)
+            sentence = self._describe(layer.label, layer[self.measure], first)
             if sentence is not None:
                 return sentence
         return None

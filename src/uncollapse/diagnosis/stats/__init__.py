@@ -1,1 +1,1 @@
-"""Statistics of a stream of rows that merge exactly over processes."""
+"""Gather statistics of a stream of rows that merge exactly over processes."""

@@ -1,9 +1,9 @@
-"""Sums of float64 tensors that do not lose what rounding takes, and that merge exactly.
+"""Add float64 tensors without losing what rounding takes; sums merge exactly.
 
-A sum is kept as a few numbers of falling size whose total it is. While it is added to, there are two: the value, and
-the remainder that the value lost to rounding. Merging gives three, and these are the exact total: the nearest float64
-to it, the nearest to the rest, and what is then left. A total has one such form only, so any order and nesting of
-merges gives the same bits.
+A sum is stored as a few numbers of decreasing size. While terms are added there are two: the value, and the remainder
+that the value lost to rounding. Merging gives three, which are the exact total: the float64 nearest to it, the one
+nearest to the rest, and what is left. A total has only one such form, so any order and nesting of merges gives the
+same bits.
 """
 
 from typing import Self
@@ -11,18 +11,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
-PARTS = 3  # numbers that hold a merged sum
-RANGE = 53 * PARTS  # bits between the largest and the smallest that a merged sum holds
-BLOCK = 1 << 15  # numbers that are added at a time, so that the passes over them stay in the cache
-PASSES = 32  # at most, until six numbers no longer change; four are usual
+PARTS = 3  # numbers that store a merged sum
+RANGE = 53 * PARTS  # bits between the largest and the smallest that a merged sum can store
+BLOCK = 1 << 15  # numbers added at a time, so that the passes over them stay in the cache
+PASSES = 32  # at most, until six numbers no longer change; usually four
 
 
 class CompensatedSum:
     """A sum of tensors of one shape, in compensated float64.
 
-    `add` rounds: the remainder is a float64 too. `merge` is exact, to the last bit and in any order and nesting, while
-    the smallest bit of any part is at least 2⁻¹⁵⁹ of the largest total on the way: sums whose sizes differ by up to
-    2¹⁰⁶ (10³¹) are always within that. Beyond it the smallest bits are dropped. Numbers must stay below 1e300.
+    `add` rounds: the remainder is a float64 too. `merge` is exact to the last bit, in any order and nesting, as long as
+    the smallest bit of any part is at least 2⁻¹⁵⁹ of the largest intermediate total: sums whose sizes differ by up to
+    2¹⁰⁶ (10³¹) always satisfy this. Beyond it the smallest bits are dropped. Numbers must stay below 1e300.
 
     >>> import torch
     >>> first, second = Sum(torch.zeros(2, 1).double()), Sum(torch.zeros(2, 1).double())
@@ -38,7 +38,7 @@ class CompensatedSum:
 
     @classmethod
     def zero(cls, *shape: int, device: torch.device | str | None = None) -> Self:
-        """The sum of no tensors."""
+        """Return an empty sum."""
         with torch.inference_mode(False):  # so that it can be added to outside of inference mode as well
             return cls(torch.zeros(2, *shape, dtype=torch.float64, device=device or "cpu"))
 
@@ -54,7 +54,7 @@ class CompensatedSum:
             _add(value[part], remainder[part], term[part])
 
     def merge(self, other: "CompensatedSum") -> "CompensatedSum":
-        """Both sums together, exactly, as a new one on this one's device."""
+        """Return the exact total of both sums, as a new object on this one's device."""
         both = torch.cat([self.parts, other.parts.to(self.parts.device)])
         merged = both.new_empty(PARTS, *both.shape[1:])
         for part in _blocks(both[0]):
@@ -63,9 +63,9 @@ class CompensatedSum:
 
 
 def exact_total(numbers: Tensor) -> Tensor:
-    """The total of numbers (k, ...) as three that it has no other form of, (3, ...), k ≥ 3.
+    """Return the total of numbers (k, ...) as three numbers in their unique form, (3, ...), k ≥ 3.
 
-    Each of the three is the float64 nearest to what those before it leave of the total.
+    Each of the three is the float64 nearest to what the ones before it leave of the total.
     """
     parts = list(numbers.clone())
     for first in range(PARTS):
@@ -87,26 +87,26 @@ def _settle(parts: list[Tensor], first: int) -> None:
 
 
 def _break_tie(parts: list[Tensor], first: int) -> None:
-    """Where the next part is exactly half a last bit, the part behind it decides to which side the total rounds."""
+    """Where the next part is exactly half a last bit, let the part after it decide in which direction to round."""
     if len(parts) < first + 3:
         return
-    half, behind = parts[first + 1], parts[first + 2]
+    half, after = parts[first + 1], parts[first + 2]
     other = parts[first] + 2 * half  # the neighbour on the other side, if it is a tie
-    wrong = (other - parts[first] == 2 * half) & (half.sign() * behind.sign() > 0)
+    wrong = (other - parts[first] == 2 * half) & (half.sign() * after.sign() > 0)
     if bool(wrong.any()):
         parts[first] = torch.where(wrong, other, parts[first])
         parts[first + 1] = torch.where(wrong, -half, half)
 
 
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Knuth's TwoSum: the rounded sum of a and b, and what rounding took."""
+    """Return the rounded sum of a and b, and what rounding took (Knuth's TwoSum)."""
     total = a + b
     seen = total - a
     return total, (a - (total - seen)).add_(b - seen)
 
 
 def _add(value: Tensor, remainder: Tensor, term: Tensor) -> None:
-    """value + remainder += term in place; what rounding took is carried from the remainder into the value."""
+    """Add term to value + remainder in place, carrying what rounding took from the remainder into the value."""
     total, lost = _two_sum(value, term)
     remainder += lost
     torch.add(total, remainder, out=value)
@@ -114,6 +114,6 @@ def _add(value: Tensor, remainder: Tensor, term: Tensor) -> None:
 
 
 def _blocks(x: Tensor) -> list[slice]:
-    """Slices of the first dimension, of about BLOCK numbers each."""
+    """Return slices of the first dimension, of about BLOCK numbers each."""
     step = max(1, BLOCK * x.shape[0] // max(1, x.numel()))
     return [slice(start, start + step) for start in range(0, x.shape[0], step)]

@@ -1,9 +1,9 @@
-"""Mergeable statistics of a stream of vectors.
+"""Gather the moments of a stream of vectors, which can be merged.
 
-A model's tokens do not fit into memory; their count, sum and Gram matrix do, and give the spectrum of all rows stacked,
-their ranks, mean cosine and correlations. Parts that were measured apart are merged afterwards, exactly. Sums are
-float64 and compensated (`sums.py`), so that a sum over many small updates is as good as one over a few large ones.
-Without that, a long stream of identical rows seems to vary.
+The tokens of a model do not fit into memory; their count, sum and Gram matrix do, and give the spectrum of all rows,
+their ranks, mean cosine and correlations. Moments that were gathered separately are merged exactly. Sums are float64
+and compensated (`compensated_sum.py`), so a sum over many small updates is as accurate as one over a few large ones.
+Otherwise a long stream of identical rows would seem to vary.
 """
 
 from collections.abc import Mapping
@@ -24,30 +24,30 @@ from uncollapse.diagnosis.stats.streaming import (
 from uncollapse.metrics.spectrum import rank_from_singular_values
 from uncollapse.pairwise.numerics import check_positive
 
-LARGEST = 1e140  # entries up to here: their squares can be summed without overflow
-BEYOND = 1e300  # no sum gets there
-SMALLEST = 1e-140  # rows no longer than this have no direction: the squares of their entries vanish
-# Relative rounding of a sum of squares. Identical rows are the worst case, they round alike: up to 126 eps were seen.
+LARGEST = 1e140  # largest entry whose squares can be summed without overflow
+BEYOND = 1e300  # larger than any sum
+SMALLEST = 1e-140  # rows no longer than this have no direction: the squares of their entries underflow
+# Relative rounding of a sum of squares. Identical rows are the worst case, as they round alike: up to 126 eps seen.
 NOISE = 256 * torch.finfo(torch.float64).eps
 NARROWEST = 64  # columns of a block of the Gram matrix, at least: narrower products are slow
 SUMS = ("sum", "gram", "unit_sum")
 
 
 class Moments:
-    """Count, sum and Gram matrix of a stream of vectors, in compensated float64; parts can be merged.
+    """Count, sum and Gram matrix of a stream of vectors, in compensated float64; moments can be merged.
 
         count = n     sum = Σ_i x_i     gram = Σ_i x_i x_iᵀ     unit_sum = Σ_i x_i/‖x_i‖ over nonzero rows (unit_count)
 
     The singular values of the stacked rows are the square roots of the eigenvalues of the Gram matrix; the mean cosine
     follows from Σ_{i≠j} cos(x_i, x_j) = ‖Σ_i x_i/‖x_i‖‖² − n (closed form of the feature similarity in ContraNorm,
     arXiv 2303.06562). Forming the Gram matrix squares the condition: singular values below 2.4e-7 of the largest
-    cannot be told from 0 and are given as 0. Centred values are differences, gram − n·mean·meanᵀ, with a relative error
-    of about 1e-16·(mean/std)²; their noise is that of the uncentred matrix. Everything derived is a float64 tensor, and
-    raises ValueError while no row has come.
+    cannot be distinguished from 0 and are returned as 0. Centred values are differences, gram − n·mean·meanᵀ, with a
+    relative error of about 1e-16·(mean/std)²; their noise is that of the uncentred matrix. Everything derived is a
+    float64 tensor, and raises ValueError before the first row.
 
     Args:
         dim: the number of features d.
-        device: where the sums live; the CPU unless given.
+        device: where the sums are stored; the CPU if not given.
 
     Attributes:
         count, unit_count: ints. sum, unit_sum: (d,). gram: (d, d). All tensors are float64.
@@ -91,12 +91,12 @@ class Moments:
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the real rows of x.
 
-        Rows are cast to float64 some at a time, so the memory beside x stays bounded. An update of few rows costs about
-        as much as one of a hundred. NaN, infinite and huge entries (beyond 1e140) of real rows raise ValueError, and
+        Rows are cast to float64 some at a time, so the additional memory stays bounded. An update of a few rows costs
+        about as much as one of a hundred. NaN, infinite and huge entries (beyond 1e140) of real rows raise ValueError, and
         nothing is added. Rows no longer than 1e-140 count as zero rows.
 
         Args:
-            x: (..., d) of any float dtype, on any device. It may have no rows.
+            x: (..., d) of any float dtype, on any device, with any number of rows.
             mask: (...) bool, True = real. Other rows may hold anything.
         """
         flat = flat_rows(x, mask, self.dim)
@@ -114,12 +114,12 @@ class Moments:
         self._sums["unit_sum"].add(torch.where(pointing, 1 / length, 0.0) @ rows)
 
     def merge(self, other: "Moments") -> "Moments":
-        """The moments of both streams together, as a new object on this one's device.
+        """Return the moments of both streams, as a new object on this one's device.
 
-        Merging is exact: the sums of the parts are added without rounding, so any order and nesting of merges gives the
-        same bits; sums may differ in size by 10³¹ and more (see `sums.Sum`). The split of a stream into batches changes
-        sums by up to 1e-13 of their norm, the rounding inside a matrix product; where rows are integers and sums stay
-        below 2⁵³ it changes nothing. Another dim is a ValueError.
+        Merging is exact: sums are added without rounding, so any order and nesting of merges gives the same bits; sums
+        may differ in size by 10³¹ and more (see `CompensatedSum`). The split of a stream into batches changes
+        sums by up to 1e-13 of their norm, the rounding inside a matrix product; if rows are integers and sums stay
+        below 2⁵³ it changes nothing. ValueError for another dim.
         """
         if self.dim != other.dim:
             raise ValueError(f"Moments to merge need the same dim, got {self.dim} and {other.dim}.")
@@ -137,23 +137,23 @@ class Moments:
         return f"Moments(dim={self.dim}, count={self.count})"
 
     def mean(self) -> Tensor:
-        """The mean row, sum/n, (d,)."""
+        """Return the mean row, sum/n, (d,)."""
         self._check_filled()
         return self.sum / self.count
 
     def variance(self) -> Tensor:
-        """Σ_i (x_ij − mean_j)²/n of each feature j, (d,); what cannot be told from a constant feature is 0."""
+        """Return Σ_i (x_ij − mean_j)²/n of each feature j, (d,); 0 for what looks like a constant feature."""
         self._check_filled()
         spread = self._scatter(center=True).diagonal()
         return torch.where(spread > NOISE * self.gram.diagonal(), spread, 0.0) / self.count
 
     def covariance(self, center: bool = True) -> Tensor:
-        """Σ_i (x_i − mean)(x_i − mean)ᵀ/n, (d, d); without `center`, gram/n."""
+        """Return Σ_i (x_i − mean)(x_i − mean)ᵀ/n, (d, d); without `center`, gram/n."""
         self._check_filled()
         return self._scatter(center) / self.count
 
     def spectrum(self, center: bool = False) -> Tensor:
-        """Singular values of the stacked rows (minus their mean with `center`), descending, (min(n, d),).
+        """Return the singular values of the stacked rows (minus their mean with `center`), descending, (min(n, d),).
 
         Values at the noise of the Gram matrix (see the class) are 0: identical rows have rank 1, and 0 with `center`.
         """
@@ -163,46 +163,46 @@ class Moments:
         return torch.where(values > NOISE * scale, values, 0.0).sqrt()
 
     def effective_rank(self, center: bool = False) -> Tensor:
-        """exp(−Σ p log p) of the singular values p = σ/Σσ (ContraNorm, arXiv 2303.06562); 0 if all are 0."""
+        """Return exp(−Σ p log p) of the singular values p = σ/Σσ (ContraNorm, arXiv 2303.06562); 0 if all are 0."""
         return rank_from_singular_values(self.spectrum(center))
 
     def stable_rank(self, center: bool = False) -> Tensor:
-        """Σσ²/σ₁²; 0 if all singular values are 0."""
+        """Return Σσ²/σ₁²; 0 if all singular values are 0."""
         return self._relative_spectrum(center).square().sum()
 
     def participation_ratio(self, center: bool = False) -> Tensor:
-        """(Σσ²)²/Σσ⁴; 0 if all singular values are 0."""
+        """Return (Σσ²)²/Σσ⁴; 0 if all singular values are 0."""
         squares = self._relative_spectrum(center).square()
         return _ratio(squares.sum().square(), squares.square().sum())
 
     def mean_cosine(self) -> Tensor:
-        """Mean of cos(x_i, x_j) over i ≠ j, (‖unit_sum‖² − unit_count)/(n(n−1)); 0 for one row and for zero rows."""
+        """Return the mean of cos(x_i, x_j) over i ≠ j, (‖unit_sum‖² − unit_count)/(n(n−1)); 0 for one row."""
         self._check_filled()
         if self.count == 1:
             return self.sum.new_zeros(())
         return (self.unit_sum.square().sum() - self.unit_count) / (self.count * (self.count - 1))
 
     def feature_correlation(self) -> Tensor:
-        """Mean absolute off-diagonal correlation of the features; constant features count as 0, and so does d = 1."""
+        """Return the mean absolute off-diagonal correlation of the features; 0 for constant features and d = 1."""
         spread = self.variance()
         inverse = torch.where(spread > 0, spread.rsqrt(), 0.0)
         correlation = (self.covariance() * inverse * inverse[:, None]).abs().clamp(max=1).fill_diagonal_(0)
         return correlation.sum() / max(1, self.dim * (self.dim - 1))
 
     def outlier_share(self, k: int = 3) -> Tensor:
-        """Share of the total variance in the k features of largest variance; 0 without variance, k > d is d."""
+        """Return the share of the total variance in the k features of largest variance; 0 without variance."""
         check_positive(k, "k")
         spread = self.variance()
         return _ratio(spread.topk(min(k, self.dim)).values.sum(), spread.sum())
 
     def state(self) -> dict[str, Tensor | int]:
-        """A copy of everything, for storage: ints, and sums (2, ...) or, after a merge, (3, ...), as in `sums.Sum`."""
+        """Return a copy of everything, for storage: ints, and sums (2, ...) or, after a merge, (3, ...)."""
         sums = {name: total.parts.clone() for name, total in self._sums.items()}
         return {"count": self.count, "unit_count": self.unit_count, **sums}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
-        """The moments that `state()` described; ints may come as one-element tensors. ValueError if it is invalid."""
+        """Return the moments that `state()` described; ints may be one-element tensors. ValueError if it is invalid."""
         check_keys(state, ("count", "unit_count", *SUMS))
         total = read_tensor(state, "sum", torch.float64, (None, None))
         sums = {name: _read_sum(state, name, shape) for name, shape in _shapes(total.shape[1]).items()}
@@ -230,7 +230,7 @@ class Moments:
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """XᵀX of rows (n, d), the blocks below the diagonal by symmetry: a third less work."""
+    """Return XᵀX of rows (n, d), with the blocks below the diagonal by symmetry: a third less work."""
     dim = rows.shape[1]
     step = max(NARROWEST, -(-dim // 4))
     gram = rows.new_empty(dim, dim)
@@ -249,7 +249,7 @@ def _read_sum(state: Mapping[str, Tensor | int], name: str, shape: tuple[int, ..
     parts = read_tensor(state, name, torch.float64, (None, *shape))
     if not 2 <= len(parts) <= PARTS or bool((parts.abs() > BEYOND).any()):
         raise ValueError(
-            f"{name} holds a sum as 2 to {PARTS} numbers of at most {BEYOND:g}: this is no state of Moments."
+            f"{name} must hold a sum as 2 to {PARTS} numbers of at most {BEYOND:g}: this is not a state of Moments."
         )
     return CompensatedSum(parts.clone())
 

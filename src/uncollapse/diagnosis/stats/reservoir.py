@@ -1,4 +1,4 @@
-"""A uniform sample of a stream of vectors, for what is not a moment."""
+"""Draw a uniform sample of a stream of vectors, for measures that are not moments."""
 
 import math
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ SEEDS = 2**32  # torch's CPU generator reads 32 bits of its seed
 
 
 class Reservoir:
-    """A uniform sample of at most `size` rows of a stream, for what is not a moment (uniformity); parts can be merged.
+    """A uniform sample of at most `size` rows of a stream, for measures such as uniformity; samples can be merged.
 
     Each real row draws a random priority in the order of the stream, and the `size` rows of smallest priority stay: a
     sample without replacement in which every set of `size` rows is equally likely (bottom-k sampling). The same seed
-    and the same stream give the same sample, whatever the batch sizes. Give each part that will be merged its own seed:
-    parts with the same seed would have the same priorities.
+    and the same stream give the same sample, whatever the batch sizes. Samples that will be merged need different
+    seeds: with the same seed they would have the same priorities.
 
     Args:
         size: the number of rows to keep. Memory is `size` rows and one chunk of 1,024.
@@ -35,7 +35,7 @@ class Reservoir:
 
     Attributes:
         count: the number of real rows seen. rows: (m, d) float32 on the CPU, m = min(size, count), in random order.
-        seeds: those of all merged parts.
+        seeds: those of all merged samples.
 
     >>> import torch
     >>> stream = torch.arange(100.0).reshape(50, 2)
@@ -52,22 +52,22 @@ class Reservoir:
         check_positive(size, "size")
         check_positive(dim, "dim")
         if not 0 <= seed < SEEDS:
-            raise ValueError(f"seed is at least 0 and below 2**32, got {seed}.")
+            raise ValueError(f"seed must be at least 0 and below 2**32, got {seed}.")
         self.size = size
         self.dim = dim
         self.seeds = frozenset([seed])
         self.count = 0
         self.rows = torch.zeros(0, dim)
-        self._priorities = torch.zeros(0, dtype=torch.float64)  # (m,) ascending, one a row
+        self._priorities = torch.zeros(0, dtype=torch.float64)  # (m,) ascending, one per row
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Show the real rows of x to the sample.
+        """Add the real rows of x to the stream.
 
         NaN, infinite and huge entries (beyond float32) of real rows raise ValueError, and nothing is changed.
 
         Args:
-            x: (..., d) of any float dtype, on any device. It may have no rows.
+            x: (..., d) of any float dtype, on any device, with any number of rows.
             mask: (...) bool, True = real. Other rows may hold anything and draw no priority.
         """
         flat = flat_rows(x, mask, self.dim)
@@ -81,17 +81,17 @@ class Reservoir:
                 self._keep_smallest(rows[entering.to(rows.device)].to("cpu", torch.float32), priorities[entering])
 
     def merge(self, other: "Reservoir") -> "Reservoir":
-        """A uniform sample of both streams together, as a new object: the smallest priorities of the union.
+        """Return a uniform sample of both streams, as a new object: the smallest priorities of the union.
 
         Any order and nesting of merges gives the same sample. Later updates draw from the smallest seed's generator.
-        ValueError for another size or dim, and if a seed occurs on both sides.
+        ValueError for another size or dim, or a seed that occurs on both sides.
         """
         if (self.size, self.dim) != (other.size, other.dim):
             raise ValueError(f"Reservoirs to merge need the same size and dim, got {self} and {other}.")
         if shared := self.seeds & other.seeds:
             raise ValueError(
                 f"Reservoirs to merge need different seeds, got {min(shared)} on both sides: their priorities are the "
-                "same, so the union would not be a uniform sample. Give each part its own seed."
+                "same, so the union would not be a uniform sample. Give each sample its own seed."
             )
         first = self if min(self.seeds) < min(other.seeds) else other
         merged = Reservoir(self.size, self.dim)
@@ -106,7 +106,7 @@ class Reservoir:
         return f"Reservoir(size={self.size}, dim={self.dim}, count={self.count})"
 
     def state(self) -> dict[str, Tensor | int]:
-        """A copy of everything, for storage, including the state of the generator."""
+        """Return a copy of everything, for storage, including the state of the generator."""
         return {
             "size": self.size,
             "count": self.count,
@@ -118,17 +118,17 @@ class Reservoir:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
-        """The reservoir that `state()` described, to be continued. ValueError if it does not fit."""
+        """Return the reservoir that `state()` described, to be continued. ValueError if it is invalid."""
         check_keys(state, ("size", "count", "rows", "priorities", "seeds", "generator"))
         size, count = read_integer(state, "size"), read_integer(state, "count")
         check_positive(size, "size")
         seeds = frozenset(read_tensor(state, "seeds", torch.int64, (None,)).tolist())
         if not seeds or min(seeds) < 0 or max(seeds) >= SEEDS:
-            raise ValueError(f"seeds holds at least one number from 0 to below 2**32, got {sorted(seeds)}.")
+            raise ValueError(f"seeds must hold at least one number from 0 to below 2**32, got {sorted(seeds)}.")
         rows = read_tensor(state, "rows", torch.float32, (min(size, count), None))
         priorities = read_tensor(state, "priorities", torch.float64, (len(rows),))
         if bool(((priorities < 0) | (priorities >= 1)).any()):
-            raise ValueError("priorities are from 0 to below 1, got others: this is no state of a Reservoir.")
+            raise ValueError("priorities must be from 0 to below 1: this is not a state of a Reservoir.")
         reservoir = cls(size, rows.shape[1], min(seeds))
         reservoir.seeds, reservoir.count = seeds, count
         reservoir._keep_smallest(rows, priorities)
@@ -136,12 +136,12 @@ class Reservoir:
             reservoir._generator.set_state(read_tensor(state, "generator", torch.uint8, (None,)).clone())
         except RuntimeError as error:
             raise ValueError(
-                "generator is not a state of torch's CPU generator: this is no state of a Reservoir."
+                "generator is not a state of torch's CPU generator: this is not a state of a Reservoir."
             ) from error
         return reservoir
 
     def _keep_smallest(self, rows: Tensor, priorities: Tensor) -> None:
-        with torch.inference_mode(False):  # the sample may be used outside of inference mode
+        with torch.inference_mode(False):  # so that the sample can be used outside of inference mode
             union = torch.cat([self._priorities, priorities])
             self._priorities, order = union.sort(stable=True)
             self._priorities, order = self._priorities[: self.size].clone(), order[: self.size]

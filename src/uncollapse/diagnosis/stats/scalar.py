@@ -1,4 +1,4 @@
-"""Mean, deviation and quantiles of a stream of numbers."""
+"""Gather the mean, standard deviation and quantiles of a stream of numbers."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -12,16 +12,16 @@ from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.streaming import named_state, nested_state
 from uncollapse.metrics.bootstrap import Bootstrap, Interval, mean_interval
 
-VALUES = 4096  # numbers kept for quantiles
+VALUES = 4096  # numbers sampled for quantiles
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class ScalarStats:
-    """Mean, deviation and quantiles of a stream of numbers; quantiles come from a uniform sample of 4,096."""
+    """Mean, standard deviation and quantiles of a stream of numbers; quantiles are those of a sample of 4,096."""
 
     def __init__(self, seed: int) -> None:
         self._moments, self._sample = Moments(1), Reservoir(VALUES, 1, seed)
-        self._waiting: list[Tensor] = []  # a few values at a time are not worth the work of adding them
+        self._waiting: list[Tensor] = []  # values are added many at a time, which is faster
 
     def update(self, values: Tensor) -> None:
         """Add values (...)."""
@@ -38,46 +38,48 @@ class ScalarStats:
 
     @property
     def count(self) -> int:
-        """How many numbers there were."""
+        """The number of values seen."""
         self._flush()
         return self._moments.count
 
     def merge(self, other: "ScalarStats") -> "ScalarStats":
-        """Both streams together, as a new object; parts need different seeds, as those of `Reservoir` do."""
+        """Return the statistics of both streams, as a new object; the seeds must differ, as in `Reservoir`."""
         self._flush()
         other._flush()
         return self._of(self._moments.merge(other._moments), self._sample.merge(other._sample))
 
     @classmethod
     def _of(cls, moments: Moments, sample: Reservoir) -> Self:
-        spread = cls(0)
-        spread._moments, spread._sample = moments, sample
-        return spread
+        stats = cls(0)
+        stats._moments, stats._sample = moments, sample
+        return stats
 
     def summary(self) -> Summary:
-        """What a diagnosis stores."""
+        """Return the summary that a diagnosis stores."""
         self._flush()
         mean, deviation = float(self._moments.mean()), float(self._moments.variance().sqrt())
         wanted = torch.tensor(QUANTILES, dtype=torch.float64)
         quantiles = torch.quantile(self._sample.rows[:, 0].double(), wanted).tolist()
         return Summary(mean, deviation, tuple(quantiles), self._moments.count)
 
-    def interval(self, most: float, asked: Bootstrap) -> Interval:
-        """The interval of the mean of numbers from 0 to `most`; every number counts, the sample tells their shape."""
+    def interval(self, most: float, bootstrap: Bootstrap) -> Interval:
+        """Return the interval of the mean of numbers from 0 to `most`; the sample gives their distribution."""
         found = self.summary()
-        return mean_interval(self._sample.rows[:, 0], found.mean, found.std, found.count, most, asked)
+        return mean_interval(self._sample.rows[:, 0], found.mean, found.std, found.count, most, bootstrap)
 
     def state(self) -> dict[str, Tensor | int]:
-        """A copy of everything, for storage."""
+        """Return a copy of everything, for storage."""
         self._flush()
         return named_state({"moments": self._moments.state(), "sample": self._sample.state()})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
-        """The spread that `state()` described. ValueError if it is invalid."""
+        """Return the statistics that `state()` described. ValueError if it is invalid."""
         found = cls._of(
             Moments.from_state(nested_state(state, "moments")), Reservoir.from_state(nested_state(state, "sample"))
         )
         if (found._moments.dim, found._sample.dim) != (1, 1) or found._moments.count != found._sample.count:
-            raise ValueError("The moments and the sample of a spread are of the same numbers: this is no state of one.")
+            raise ValueError(
+                "The moments and the sample must be of the same numbers: this is not a state of ScalarStats."
+            )
         return found

@@ -1,4 +1,4 @@
-"""Batches of a stream as checked rows, and the stored states of what was gathered from them."""
+"""Read a stream as checked chunks of rows, and read and write the stored states of its statistics."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from uncollapse.errors import NotFiniteError
 from uncollapse.pairwise import numerics
 
-CHUNK = 1024  # rows that are taken together: bounds the memory, and the rounding inside one matrix product
+CHUNK = 1024  # rows per chunk: bounds the memory, and the rounding inside one matrix product
 
 
 def flat_rows(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
-    """x as rows (n, d) and mask as (n,), checked."""
+    """Return x as rows (n, d) and mask as (n,), checked."""
     numerics.check_float(x, "x")
     if x.ndim == 0 or x.shape[-1] != dim:
         raise ValueError(f"x must have shape (..., {dim}), got {tuple(x.shape)}.")
@@ -24,7 +24,7 @@ def flat_rows(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor 
 
 
 def chunks(flat: tuple[Tensor, Tensor | None]) -> Iterator[Tensor]:
-    """The real rows, at most CHUNK at a time."""
+    """Yield the real rows, at most CHUNK at a time."""
     x, mask = flat
     for start in range(0, x.shape[0], CHUNK):
         part = slice(start, start + CHUNK)
@@ -34,63 +34,63 @@ def chunks(flat: tuple[Tensor, Tensor | None]) -> Iterator[Tensor]:
 
 
 def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
-    """Raise if a real entry is NaN, infinite or beyond `largest`."""
+    """Raise NotFiniteError if a real entry is NaN, infinite or beyond `largest`."""
     limit = min(largest, torch.finfo(flat[0].dtype).max)
     if limit < largest and all(bool(rows.sum().isfinite()) for rows in chunks(flat)):
-        return  # one pass: a sum is finite only if all its terms are, and no finite entry is beyond the limit
+        return  # one pass suffices: a sum is finite only if all terms are, and finite entries are within the limit
     bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in chunks(flat))  # NaN is not ≤ anything
     if bad > 0:
         raise NotFiniteError(
-            f"x is finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
-            "Mask these rows or look for their cause. Nothing was added."
+            f"x must be finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
+            "Mask these rows or find the cause. Nothing was added."
         )
 
 
 def check_keys(state: Mapping[str, Tensor | int], names: tuple[str, ...]) -> None:
-    """Raise unless the state has these keys and no others."""
+    """Raise ValueError unless the state has exactly these keys."""
     if set(state) != set(names):
-        raise ValueError(f"The state has the keys {', '.join(names)}, got {', '.join(sorted(state)) or 'none'}.")
+        raise ValueError(f"The state must have the keys {', '.join(names)}, got {', '.join(sorted(state)) or 'none'}.")
 
 
 def named_state(states: Mapping[str, Mapping[str, Tensor | int]]) -> dict[str, Tensor | int]:
-    """Several states as one: `count` of `moments` is called `moments.count`."""
+    """Join several states: `count` of `moments` becomes `moments.count`."""
     return {f"{owner}.{name}": value for owner, state in states.items() for name, value in state.items()}
 
 
 def nested_state(state: Mapping[str, Tensor | int], owner: str) -> dict[str, Tensor | int]:
-    """What `named_state` was given under this name; empty if there is none."""
+    """Return the state that `named_state` stored under this name; empty if there is none."""
     begin = f"{owner}."
     return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
 
 
 def read_integer(state: Mapping[str, Tensor | int], name: str) -> int:
-    """An integer of the state, also where storage made a tensor of it."""
+    """Return an integer of the state, which storage may have turned into a tensor."""
     value = state[name]
     if isinstance(value, Tensor) and value.numel() == 1 and value.dtype == torch.int64:
         value = int(value)
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is an integer of at least 0, got {value!r}.")
+        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
     return value
 
 
 def read_number(state: Mapping[str, Tensor | int], name: str) -> float:
-    """A number of the state, which storage keeps as a tensor."""
+    """Return a number of the state, which is stored as a tensor."""
     return float(read_tensor(state, name, torch.float64, ()))
 
 
 def read_tensor(
     state: Mapping[str, Tensor | int], name: str, dtype: torch.dtype, shape: tuple[int | None, ...]
 ) -> Tensor:
-    """A tensor of the state, finite and of the expected dtype and shape (None: any size)."""
+    """Return a tensor of the state, finite and of the expected dtype and shape (None: any size)."""
     value = state[name]
     if not isinstance(value, Tensor) or value.dtype != dtype or value.ndim != len(shape):
-        raise ValueError(f"{name} is a tensor of {dtype} with {len(shape)} dimensions, got {_described(value)}.")
+        raise ValueError(f"{name} must be a tensor of {dtype} with {len(shape)} dimensions, got {_describe(value)}.")
     if any(want not in (None, got) for want, got in zip(shape, value.shape, strict=True)):
-        raise ValueError(f"{name} has the shape {shape} (None: any), got {tuple(value.shape)}.")
+        raise ValueError(f"{name} must have the shape {shape} (None: any), got {tuple(value.shape)}.")
     if not bool(value.isfinite().all()):
         raise NotFiniteError(f"{name} has entries that are NaN or infinite: this state cannot be used.")
     return value
 
 
-def _described(value: Tensor | int) -> str:
+def _describe(value: Tensor | int) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
