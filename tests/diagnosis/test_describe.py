@@ -23,8 +23,8 @@ def layer(tokens: int = 5000, dim: int = 128, **values: float) -> Layer:
 
 def test_both_numbers_in_plain_words() -> None:
     assert list(describe.describe_embeddings(layer(), 2, 2)) == [
-        "Alignment 0.312 (95 %: 0.304 to 0.320) over 5,000 pairs: their mean squared distance, beside 1.860 for two "
-        "rows at random.",
+        "Alignment 0.312 (95 %: 0.304 to 0.320) over 5,000 pairs: their mean squared distance, compared with "
+        "1.860 for two random rows.",
         "Uniformity −3.41 (95 %: −3.45 to −3.37), 13 % from the optimum −3.938 of 128 dimensions, over 1,024 of 5,000 "
         "rows.",
     ]
@@ -67,4 +67,4 @@ def test_the_random_distance_is_that_of_all_pairs() -> None:
     told = uc.diagnose_rows([x], pairs=[x]).verdict.cautions[0]
     unit = torch.nn.functional.normalize(x, dim=-1)
     apart = torch.cdist(unit, unit).square().sum() / (300 * 299)
-    assert f"beside {apart:.3f} for two rows at random" in told
+    assert f"compared with {apart:.3f} for two random rows" in told

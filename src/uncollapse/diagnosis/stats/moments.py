@@ -92,8 +92,8 @@ class Moments:
         """Add the real rows of x.
 
         Rows are cast to float64 some at a time, so the additional memory stays bounded. An update of a few rows costs
-        about as much as one of a hundred. NaN, infinite and huge entries (beyond 1e140) of real rows raise ValueError, and
-        nothing is added. Rows no longer than 1e-140 count as zero rows.
+        about as much as one of a hundred. NaN, infinite and huge entries (beyond 1e140) of real rows raise ValueError,
+        and nothing is added. Rows no longer than 1e-140 count as zero rows.
 
         Args:
             x: (..., d) of any float dtype, on any device, with any number of rows.
