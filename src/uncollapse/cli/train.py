@@ -58,7 +58,7 @@ class TrainOptions:
     save: Annotated[
         bool, flag("--save", "Also save the trained model, in the folder of the run below --runs.", OUTPUT)
     ] = False
-    track: Annotated[str, option("NAMES", "Log to jsonl, tensorboard, wandb; separated by commas.", OUTPUT)] = ""
+    track: Annotated[str, option("NAMES", "Log to jsonl, tensorboard, wandb, trackio (comma-separated).", OUTPUT)] = ""
     as_json: Annotated[bool, flag("--json", "Print the records as JSON and nothing else.", OUTPUT)] = False
 
 

@@ -64,14 +64,14 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert text.tensor_proto.string_val[0].decode() == "    layers: 16\n    norm: pair"
 
 
-class FakeWandb(ModuleType):
-    """As much of W&B as is used."""
+class FakeLibrary(ModuleType):
+    """As much of wandb and of trackio as Accelerate's trackers call; neither is installed for the tests."""
 
     class Error(Exception):
         pass
 
-    def __init__(self) -> None:
-        super().__init__("wandb")
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.calls: list[Any] = []
 
     def init(self, **options: Any) -> Any:
@@ -79,21 +79,21 @@ class FakeWandb(ModuleType):
             raise self.Error("no key")
         self.calls.append(options)
         return SimpleNamespace(
-            id=options["id"] or f"id{len(self.calls)}",
-            log=lambda figures, step: self.calls.append((step, figures)),
+            id=options.get("id") or f"id{len(self.calls)}",
+            log=lambda metrics, step: self.calls.append((step, metrics)),
             finish=lambda: self.calls.append("finish"),
         )
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
-    fake = FakeWandb()
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+    fake = FakeLibrary("wandb")
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return fake
 
 
-def test_wandb(tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb(tmp_path: Path, wandb: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = open_trackers(["wandb"], tmp_path, "cora-L16", {"layers": 16})
     trackers.log(10, {"loss": float("inf")})
     trackers.close()
@@ -103,41 +103,57 @@ def test_wandb(tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
     wandb.calls.clear()
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     open_trackers(["wandb"], tmp_path, "cora-L16", {}, step=10)
-    assert (wandb.calls[0]["id"], wandb.calls[0]["project"]) == ("id1", "theirs")  # the same run goes on
+    assert (wandb.calls[0]["id"], wandb.calls[0]["project"]) == ("id1", "theirs")  # the same run resumes
     open_trackers(["wandb"], tmp_path, "cora-L16", {}, step=0)
     assert wandb.calls[1]["id"] is None  # another run
 
 
-def test_wandb_that_cannot_start(tmp_path: Path, wandb: FakeWandb) -> None:
-    with pytest.raises(UsageError, match=r"could not start: no key.*wandb login.*WANDB_MODE=offline"):
+def test_wandb_that_cannot_start(tmp_path: Path, wandb: FakeLibrary) -> None:
+    with pytest.raises(UsageError, match=r"no key.*wandb login"):
         open_trackers(["wandb"], tmp_path, "refused", {})
 
 
-@pytest.mark.parametrize("found", [None, ModuleType("wandb")])  # not there; a folder of that name
-def test_without_wandb_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: object) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", found)
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio = FakeLibrary("trackio")
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
+    trackers = open_trackers(["trackio"], tmp_path, "cora-L16", {"layers": 16})
+    trackers.log(10, {"loss": 0.5})
+    trackers.close()
+    options = {"project": "uncollapse", "name": "cora-L16", "config": {"layers": 16}}
+    assert trackio.calls == [options | {"resume": "never"}, (10, {"loss": 0.5}), "finish"]
+    open_trackers(["trackio"], tmp_path, "cora-L16", {}, step=10)
+    assert trackio.calls[-1]["resume"] == "allow"
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("found", [None, ModuleType("empty")])  # not installed; a folder of that name
+def test_a_missing_library_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, found: object
+) -> None:
+    monkeypatch.setitem(sys.modules, name, found)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UsageError, match="pip install wandb"):
-        open_trackers(["jsonl", "wandb"], tmp_path, "run", {})
+    with pytest.raises(UsageError, match=f"pip install {name}"):
+        open_trackers(["jsonl", name], tmp_path, "run", {})
     assert lines(tmp_path) == [{"step": 1}]
 
 
 def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UsageError, match=r"tensorboard is required: pip install .uncollapse\[train\]"):
+    with pytest.raises(UsageError, match=r"uncollapse\[train\]"):
         open_trackers(["tensorboard"], tmp_path, "run", {})
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"No tracker is named 'mlflow'. There are: wandb, tensorboard, jsonl"):
+    with pytest.raises(UsageError, match=r"'mlflow'.*wandb, trackio, tensorboard, jsonl"):
         open_trackers(["jsonl", "mlflow"], tmp_path, "run", {})
-    with pytest.raises(UsageError, match="A folder is needed to write to for jsonl"):
+    with pytest.raises(UsageError, match="folder"):
         open_trackers(["jsonl"], None, "run", {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tracker_that_opened_is_closed_when_the_next_does_not(
-    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wandb: FakeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -147,7 +163,7 @@ def test_a_tracker_that_opened_is_closed_when_the_next_does_not(
 
 def test_all_are_closed_when_one_fails() -> None:
     class Failing:
-        def log(self, step: int, figures: object) -> None: ...
+        def log(self, step: int, metrics: object) -> None: ...
 
         def close(self) -> None:
             closed.append(self)

@@ -22,7 +22,7 @@ class Runtime:
 
     data_root: folder of the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume: start
     from them. save_seconds: time between two checkpoints. device: cpu, cuda or mps; None lets Accelerate decide.
-    threads: CPU threads; another number changes the last digits of sums. trackers: "jsonl", "tensorboard", "wandb",
+    threads: CPU threads; another number changes the last digits of sums. trackers: names of `trackers.TRACKERS`,
     which write to `tracker_folder`. progress: called after each step. save_to: folder for the trained model; None saves
     none. workers: processes that load images ahead of training. on_on_stage: called with a short description of what
     happens before and after training. should_prune: asked after each evaluation but the last; a run that it stops
