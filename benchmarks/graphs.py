@@ -16,7 +16,7 @@ from benchmarks.targets import SETUP, Result, faster, smaller
 from uncollapse.lab.data.graph.csbm import csbm
 from uncollapse.lab.data.graph.datasets import Graph, load_graph, to_undirected
 from uncollapse.lab.data.graph.splits import split_by_count
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import use_threads
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
 from uncollapse.lab.models.deep_gcn import adjacency, sparse_features
 

@@ -22,9 +22,8 @@ from torch_geometric.nn import GCNConv
 import uncollapse as uc
 from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.task import Task, TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
 
 NAMES = {"plain": "as it is", "mended": "with ContraNorm"}
 

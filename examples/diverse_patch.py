@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import use_threads
 from uncollapse.lab.experiments.vit.digits import Config as Vit
 from uncollapse.lab.experiments.vit.digits import accuracy, build, digits
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 CLASSES = 10
 OUT = Path("results/diverse_patch.json")

@@ -26,10 +26,9 @@ import torch
 from experiments import keeping, smiles
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
-from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.glue import recipe as glue
-from uncollapse.lab.runs.records import round_metrics
+from uncollapse.lab.runs.results import round_metrics
 from uncollapse.lab.tables.significance import compare
 
 MODEL = "rxnmapper's ALBERT"  # what a result says instead of the folder that is made of it

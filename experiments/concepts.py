@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 import uncollapse as uc
 from experiments import keeping
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import use_threads
 from uncollapse.lab.experiments.sphere import point_sets
-from uncollapse.lab.runs.records import round_metrics
+from uncollapse.lab.runs.results import round_metrics
 
 LEANING = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.9, 0.44]])  # a plane through the middle of the sphere, seen aslant
 TO_THE_RIGHT = torch.tensor([[1.0, 0.0]])

@@ -9,7 +9,7 @@ from typing import Any
 
 from uncollapse.errors import UsageError
 from uncollapse.io import files
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 LIBRARIES = ("transformers", "tokenizers", "accelerate", "scikit-learn", "scipy")
 

@@ -25,8 +25,8 @@ from experiments import keeping
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, quality, some
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
-from uncollapse.lab.engine.threads import use_threads
-from uncollapse.lab.runs.records import fingerprint, round_metrics
+from uncollapse.lab.engine.runtime import use_threads
+from uncollapse.lab.runs.results import fingerprint, round_metrics
 
 
 @dataclass(frozen=True)

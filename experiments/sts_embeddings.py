@@ -25,10 +25,10 @@ from uncollapse import backbones
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded_texts import length_buckets
 from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.runtime import use_threads
 from uncollapse.lab.engine.schedules import linear
 from uncollapse.lab.engine.task import Task, TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
-from uncollapse.lab.runs.records import fingerprint, round_metrics
+from uncollapse.lab.runs.results import fingerprint, round_metrics
 
 
 @dataclass(frozen=True)

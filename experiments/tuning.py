@@ -23,8 +23,7 @@ from uncollapse.io import files
 from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES, Recipe
-from uncollapse.lab.runs.records import build_record
-from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.results import Results, build_record
 from uncollapse.lab.runs.run_one import run_one, with_run_folder
 from uncollapse.lab.runs.sweep import Limits, Sweep
 from uncollapse.lab.search.trials import TrialLimits

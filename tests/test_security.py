@@ -22,8 +22,7 @@ from uncollapse.io.planetoid import read_matrix
 from uncollapse.lab.config.fields import build
 from uncollapse.lab.data.image import image_files
 from uncollapse.lab.data.text import running_text
-from uncollapse.lab.engine.checkpoint_files import STATE, _digest
-from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.engine.checkpoints import STATE, Checkpoints, _digest
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import run_folder

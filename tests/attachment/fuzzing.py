@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import uncollapse as uc
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 from .tiny_models import BLOCKS, MODELS, Tiny, build
 

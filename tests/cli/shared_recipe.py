@@ -18,7 +18,7 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.recipe import RECIPES, Recipe
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 NAME = "shared"
 

@@ -19,8 +19,7 @@ from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record
-from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.results import Results, build_record
 from uncollapse.lab.runs.run_one import with_run_folder
 from uncollapse.lab.runs.run_queue import RunQueue
 from uncollapse.lab.runs.sweep import Sweep

@@ -14,7 +14,7 @@ from tests.lab.sweep_recipe import registered
 from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import safetensors.torch
 
-from uncollapse.lab.engine.checkpoint_files import STATE, read_files
+from uncollapse.lab.engine.checkpoints import STATE, read_files
 
 TIMES = ("seconds", "date", "created", "pace", "state")  # differ from run to run; the monitor's state has its seconds
 

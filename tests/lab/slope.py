@@ -13,7 +13,7 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.recipe import Recipe
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 NAME = "slope"
 runs: list[int] = []  # seeds of the runs that were begun

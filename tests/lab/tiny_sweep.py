@@ -11,7 +11,7 @@ from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES, Recipe
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record
+from uncollapse.lab.runs.results import build_record
 
 NAME = "tiny-sweep"
 PAUSE = 0.02  # seconds

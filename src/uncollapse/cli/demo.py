@@ -48,7 +48,7 @@ def demo(
     out: Annotated[Path, option("DIR", "Folder for the reports and diagnoses.")] = Path("demo"),
 ) -> None:
     """Diagnose a real model, and train a deep one with and without ContraNorm; takes a few minutes."""
-    from uncollapse.lab.engine.threads import use_threads
+    from uncollapse.lab.engine.runtime import use_threads
 
     with use_threads():
         run_demo(out)

@@ -96,6 +96,23 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def replace_folder(new: Path, target: Path, old: Path) -> None:
+    """Rename a complete folder to `target`.
+
+    A folder cannot be replaced atomically: an existing target is first renamed to `old`, and back if the second rename
+    fails. The caller removes `old` afterwards.
+    """
+    if target.exists():
+        os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except BaseException:
+        if old.exists():
+            os.rename(old, target)
+        raise
+    sync_folder(target.parent)
+
+
 def _new_part(folder: Path) -> tuple[Path, IO[bytes]]:
     """A new file, locked while it is open: it is in use. Its name is short, whatever that of the file is."""
     while True:

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.engine.devices import build_accelerator
+from uncollapse.lab.engine.step import build_accelerator
 
 pytest.importorskip("accelerate")
 

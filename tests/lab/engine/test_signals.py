@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from uncollapse import distributed
-from uncollapse.lab.engine import signals
-from uncollapse.lab.engine.signals import Interrupts
+from uncollapse.lab.engine import runtime
+from uncollapse.lab.engine.runtime import Interrupts
 
 
 def test_the_second_signal_acts_at_once() -> None:
@@ -18,8 +18,8 @@ def test_the_second_signal_acts_at_once() -> None:
 
 
 def test_an_echo_of_a_launcher_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 10.5, 10.0 + signals.ECHO])
-    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    clock = iter([10.0, 10.5, 10.0 + runtime.ECHO])
+    monkeypatch.setattr(runtime.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(distributed, "launched", lambda: 2)
     told: list[str] = []
     with Interrupts(told.append) as heard:

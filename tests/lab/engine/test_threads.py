@@ -2,7 +2,7 @@
 
 import torch
 
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import use_threads
 
 
 def test_threads_are_left_as_found() -> None:

@@ -9,8 +9,7 @@ import pytest
 from tests.lab.sweep_recipe import registered
 
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record
-from uncollapse.lab.runs.results import Results
+from uncollapse.lab.runs.results import Results, build_record
 from uncollapse.lab.runs.run_queue import RunQueue
 
 

@@ -19,9 +19,8 @@ from uncollapse import distributed
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine import sharding
 from uncollapse.lab.engine.checkpoints import Checkpoint, Checkpoints
-from uncollapse.lab.engine.runtime import PrunedError, Runtime
+from uncollapse.lab.engine.runtime import Interrupts, PrunedError, Runtime
 from uncollapse.lab.engine.seeding import get_random_state, set_random_state, use_seed
-from uncollapse.lab.engine.signals import Interrupts
 from uncollapse.lab.engine.snapshot import TrainingState, restore, take_snapshot
 from uncollapse.lab.engine.step import Stepper
 from uncollapse.lab.engine.task import History, Skippable, Task, TrainingOptions

@@ -18,10 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.task import History
-from uncollapse.lab.engine.threads import use_threads
-from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.runs.results import build_record, round_metrics
 
 Config = TypeVar("Config", contravariant=True)
 Result = TypeVar("Result", covariant=True)

@@ -11,8 +11,7 @@ import torch
 from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import NotFiniteError
-from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.moco import training as momentum
 from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
 from uncollapse.lab.experiments.moco.training import MomentumConfig

@@ -16,7 +16,7 @@ from uncollapse.lab.experiments.vit import distillation
 from uncollapse.lab.experiments.vit.mixing import Mixed
 from uncollapse.lab.experiments.vit.patch_losses import WithPatchHead
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 DISTILLED = "deit_tiny_distilled_patch16_224"
 

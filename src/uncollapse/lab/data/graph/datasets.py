@@ -14,7 +14,7 @@ from uncollapse.io.files import expand_user, user_cache
 from uncollapse.lab.data.graph import arxiv, heterophilous
 from uncollapse.lab.data.graph.csbm import csbm
 from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_count
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 __all__ = ["NAMES", "NORMALISATIONS", "SPLITS", "Graph", "GraphSource", "load_graph", "to_undirected"]
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from uncollapse.errors import UsageError, file_errors, import_optional
 from uncollapse.io.tensor_files import check_unpacked
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 PAGE = "cs.nyu.edu/~silberman/datasets/nyu_depth_v2.html"
 AT_ONCE, PIXELS = 16, 2**24  # pictures that are read together, and their pixels

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.io.images import UnreadableError
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 __all__ = ["ImageSet", "ImageSource", "Images", "UnreadableError", "split_images"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uncollapse.io import files
 from uncollapse.lab.data.text.glue import Examples
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 POOL = 50  # batches whose examples are sorted by length together
 CHUNK = 10_000  # examples that the tokenizer sees at a time: what it gives takes far more room than the ids

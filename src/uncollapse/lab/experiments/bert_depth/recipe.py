@@ -24,7 +24,7 @@ from uncollapse.lab.experiments.training_run import record_of, with_threads
 from uncollapse.lab.models.text_classifier import build_deepened, build_random
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.records import round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import round_metrics, summarize_diagnosis
 from uncollapse.registry import CURES
 
 NAME = "bert-depth"

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.lab.config.fields import config_field, identity
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import History
-from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive import recipe as contrast
@@ -34,7 +33,7 @@ from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, round_metrics, summarize_diagnosis
 from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import PAPER as PAPER

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig, data_fingerprint
 from uncollapse.lab.experiments.contrastive.config import cost as cost
@@ -27,7 +26,7 @@ from uncollapse.lab.experiments.contrastive.training import (
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
 from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER

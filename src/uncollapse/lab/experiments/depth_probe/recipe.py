@@ -13,15 +13,14 @@ from typing import Any
 
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.task import TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.depth_probe import training as depth_probing
 from uncollapse.lab.experiments.depth_probe.training import RENDERED, DepthConfig, DepthTraining
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.runs.results import build_record, round_metrics
 from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 

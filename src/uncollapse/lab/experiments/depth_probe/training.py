@@ -22,7 +22,7 @@ from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments.contrastive.config import DATA, MEAN, MODEL, STD, TRAINING
 from uncollapse.lab.experiments.depth_probe import saved_encoders
 from uncollapse.lab.models.image_encoder import LEAST_SIDE, DepthHead, SmallAlexNet
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 RANDOM, RENDERED = "random", "rendered"
 SIDE, SCENES = 64, 300  # of a random encoder's pictures, and how many are rendered, where it is not said

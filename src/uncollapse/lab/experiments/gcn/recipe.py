@@ -18,16 +18,15 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.data.graph import datasets, splits
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task, TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.models import deep_gcn
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN, sparse_features
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
 from uncollapse.losses import uniform_loss
 from uncollapse.registry import CURES

@@ -20,7 +20,7 @@ from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.models.text_classifier import parse_place
 from uncollapse.lab.models.text_classifier import put_cure as cure
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 from uncollapse.lab.search.variables import Search
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.trial_result import attach_line

@@ -26,7 +26,7 @@ from uncollapse.lab.engine.sharding import shard_slice
 from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.glue.config import Config, Data
 from uncollapse.lab.models.text_classifier import UniformLoss, logits_on_cpu
-from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.pairwise import all_ranks
 
 DIAGNOSED = 64  # sentences

@@ -12,8 +12,7 @@ from typing import Any
 from torch import nn
 
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import data_fingerprint
@@ -26,7 +25,7 @@ from uncollapse.lab.experiments.moco.training import cost as cost
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, round_metrics, summarize_diagnosis
 from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 

@@ -15,7 +15,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
 from uncollapse.lab.models.sentence_encoder import KINDS, POOLINGS, Encoders, SentenceEncoder
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 
 SPLIT_SEED = 0  # the documents that are held back are the same for every seed of a run
 LONGEST = 1000  # sentences of a document; longer ones are cut, so that a part of a single file can be held back

@@ -17,9 +17,8 @@ from uncollapse.io import files
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.vocabulary import known_word_share
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.task import History, TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.contrastive.objectives import formula, objective_slug
 from uncollapse.lab.experiments.sentences import config as sentence_pairs
 from uncollapse.lab.experiments.sentences import probes
@@ -29,7 +28,7 @@ from uncollapse.lab.experiments.sentences.training import PairTraining
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.lab.tables.paper_table import PaperTable, Published
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
-from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
@@ -33,7 +32,7 @@ from uncollapse.lab.experiments.sphere.infonce_limit import (
 from uncollapse.lab.models.image_encoder import SmallAlexNet
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.runs.results import build_record, round_metrics
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import freeze
 from uncollapse.metrics.hypersphere import PAPER as PAPER

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from uncollapse.lab.config.fields import config_field
-from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.threads import use_threads
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.sphere import point_sets
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, round_metrics
+from uncollapse.lab.runs.results import build_record, round_metrics
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.metrics.hypersphere import PAPER as PAPER
 from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum

@@ -22,14 +22,13 @@ from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit as train_task
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.task import Task, TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import CURES

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.io import timm_models
 from uncollapse.lab.experiments.vit.mixing import Mixed
-from uncollapse.lab.runs.records import fingerprint
+from uncollapse.lab.runs.results import fingerprint
 from uncollapse.lab.runs.saved_models import load_vision_model
 
 

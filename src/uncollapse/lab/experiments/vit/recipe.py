@@ -13,9 +13,8 @@ from torch import nn
 
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
-from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.task import TrainingOptions
-from uncollapse.lab.engine.threads import use_threads
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import Config as VisionConfig
 from uncollapse.lab.experiments.vit.config import Data
@@ -33,7 +32,7 @@ from uncollapse.lab.experiments.vit.training import Training, without_slow_atten
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.records import build_record, fingerprint, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import build_record, fingerprint, round_metrics, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import CURES, LOSSES
