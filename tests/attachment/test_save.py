@@ -160,12 +160,12 @@ def test_loaded_with_the_model_that_it_lies_beside(tmp_path: Path) -> None:
     cured = trained(model)
     model.save_pretrained(tmp_path)
     uc.save_cure(model, tmp_path)
-    loaded = io.load_model(str(tmp_path)).model.eval()
+    loaded = io.load_model(str(tmp_path), load_cure=uc.load_cure).model.eval()
     assert torch.equal(output(loaded), cured)
-    random = io.load_model(str(tmp_path), random_weights=True).model
+    random = io.load_model(str(tmp_path), random_weights=True, load_cure=uc.load_cure).model
     scales = [p for a in uc.attachments(random) for cure in a.cures.values() for p in cure.parameters()]
     assert len(scales) == 3
     assert all(bool((scale == 0.5).all()) for scale in scales)
     (tmp_path / "uncollapse.safetensors").unlink()
-    with pytest.raises(io.UsageError, match="The cure beside the model cannot be loaded"):
-        io.load_model(str(tmp_path))
+    with pytest.raises(io.UsageError, match="cure saved with the model"):
+        io.load_model(str(tmp_path), load_cure=uc.load_cure)

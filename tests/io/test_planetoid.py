@@ -1,5 +1,6 @@
 """Planetoid's raw files: the same as PyG, and nothing in them runs."""
 
+import hashlib
 import os
 import pickle
 import random
@@ -13,7 +14,6 @@ import torch
 from tests.io import raw_planetoid as raw
 
 from uncollapse.io import UsageError, planetoid
-from uncollapse.io import planetoid as pickles
 
 FOLDER = os.environ.get("UNCOLLAPSE_DATA")
 
@@ -46,10 +46,41 @@ def test_nodes_of_citeseer_that_are_in_no_file(tmp_path: Path) -> None:
     assert not ours.test[[511, 514]].any()
 
 
-@pytest.mark.skipif(FOLDER is None, reason="UNCOLLAPSE_DATA names the folder that has the data sets")
+@pytest.mark.skipif(FOLDER is None, reason="UNCOLLAPSE_DATA names the folder that has the datasets")
 @pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
-def test_real_files_are_the_same_as_pyg(name: str) -> None:
-    assert_same_as_pyg(Path(str(FOLDER)) / "planetoid" / name / "raw", name)
+def test_public_files_give_the_same_tensors_in_both_ways(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read_with_pyg, names = Path(str(FOLDER)) / "planetoid" / name / "raw", planetoid._read_with_pyg, []
+
+    def spy(contents: Any, name: str) -> planetoid.Citations:
+        names.append(name)
+        return read_with_pyg(contents, name)
+
+    monkeypatch.setattr(planetoid, "_read_with_pyg", spy)
+    assert_same_as_pyg(folder, name)
+    assert names == [name]
+    monkeypatch.setattr(planetoid, "_are_public", lambda contents: False)
+    assert_same_as_pyg(folder, name)
+    assert names == [name]
+
+
+def test_pyg_reads_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file with another SHA-256 is enough, and so is a machine without PyG."""
+    raw.write(tmp_path / "raw")
+    contents = {name: (tmp_path / "raw" / name).read_bytes() for name in planetoid.file_names("cora")}
+    assert not planetoid._are_public(contents)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    table = tmp_path / "data" / "planetoid.sha256"
+    table.parent.mkdir()
+    table.write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()), encoding="ascii")
+    monkeypatch.setattr(planetoid, "files", lambda package: tmp_path)
+    assert planetoid._are_public(contents)
+    monkeypatch.setattr(planetoid, "_read_with_pyg", lambda *_: pytest.fail("PyG was asked"))
+    monkeypatch.setattr(planetoid, "find_spec", lambda name: None)
+    assert len(planetoid.read_planetoid(tmp_path / "raw", "cora").x) == 518
+    monkeypatch.undo()
+    monkeypatch.setattr(planetoid, "files", lambda package: tmp_path)
+    for name in contents:
+        assert not planetoid._are_public(contents | {name: contents[name] + b" "})
 
 
 def test_arrays_by_columns_and_values_twice_in_a_place(tmp_path: Path) -> None:
@@ -62,7 +93,7 @@ def test_arrays_by_columns_and_values_twice_in_a_place(tmp_path: Path) -> None:
     (tmp_path / "raw/ind.cora.x").write_bytes(raw.whole(raw.sparse_of((6, 5), indptr=ends, **parts)))
     ours = assert_same_as_pyg(tmp_path / "raw", "cora")
     assert ours.y[:4].tolist() == [0, 1, 2, 0]
-    assert pickles.read_matrix(tmp_path / "raw/ind.cora.x")[0].tolist() == [0.0, 2.5, 0.0, 0.0, 0.0]
+    assert planetoid.read_matrix(tmp_path / "raw/ind.cora.x")[0].tolist() == [0.0, 2.5, 0.0, 0.0, 0.0]
 
 
 class Evil:
@@ -117,8 +148,8 @@ def test_a_matrix_that_is_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     path = Path("ind.cora.x")
     path.write_bytes(raw.whole(PROGRAMS[program]))
-    with pytest.raises(UsageError, match=r"ind\.cora\.x is not a valid file"):
-        pickles.read_matrix(path)
+    with pytest.raises(UsageError, match=r"ind\.cora\.x is not a valid"):
+        planetoid.read_matrix(path)
     assert list(Path().iterdir()) == [path]
 
 
@@ -126,8 +157,8 @@ def test_a_matrix_that_is_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_programs_of_every_protocol(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "ind.cora.graph"
     path.write_bytes(pickle.dumps({0: [Evil(tmp_path / "ran")]}, protocol))
-    with pytest.raises(UsageError, match="which it may not have"):
-        pickles.read_neighbours(path)
+    with pytest.raises(UsageError, match="not allowed"):
+        planetoid.read_neighbours(path)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -137,13 +168,13 @@ def test_neighbours_that_are_none(tmp_path: Path) -> None:
     cases = {
         "more neighbours than bytes": table,
         "no dictionary of lists": b"}" + raw.integer(0) + TWO + b"s",
-        "no integers": b"}" + raw.integer(0) + b"](" + raw.string(b"a") + b"es",
-        "no integers ": b"}\x88](" + raw.integer(1) + b"es",
+        "not integers": b"}" + raw.integer(0) + b"](" + raw.string(b"a") + b"es",
+        "not integers ": b"}\x88](" + raw.integer(1) + b"es",
     }
     for words, content in cases.items():
         (tmp_path / "graph").write_bytes(raw.whole(content))
         with pytest.raises(UsageError, match=words.strip()):
-            pickles.read_neighbours(tmp_path / "graph")
+            planetoid.read_neighbours(tmp_path / "graph")
 
 
 @pytest.mark.parametrize(

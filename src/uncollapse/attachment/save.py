@@ -19,7 +19,7 @@ from uncollapse.io import files, typed_json
 from uncollapse.registry import CURES
 
 SCHEMA = 1
-DESCRIPTION, WEIGHTS = "uncollapse.json", "uncollapse.safetensors"
+DESCRIPTION, WEIGHTS = files.CURE_FILE, "uncollapse.safetensors"
 
 
 @dataclass(frozen=True)

@@ -116,13 +116,16 @@ def diagnose(
 ) -> None:
     """Measure a model layer by layer: where and how its representations collapse."""
     from uncollapse import io
+    from uncollapse.attachment.save import load_cure
 
     distributed.join_group(device)
     wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
     home = select_device(device)
     with ProgressBar() as waiting:
         waiting.stage("Loading the model")
-        loaded = io.load_model(model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype)
+        loaded = io.load_model(
+            model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype, load_cure=load_cure
+        )
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
         if distributed.is_launch_rank_zero() and (out is not None or not as_json):
             console.check_writable(console.output_folder(out, loaded.name))

@@ -17,6 +17,7 @@ except ImportError:  # Windows has no such locks: what a kill left stays there
     fcntl = None
 
 PATIENCE = 0.1  # seconds until a lock counts as held: its holder may be removing the file just now
+CURE_FILE = "uncollapse.json"  # describes the cures that were saved with a model
 PART = re.compile(r"\.[0-9a-f]{32}\.part")  # a file before it gets its name
 ROOM = "Make room on that disk, or name a folder on another one."
 OTHER = "Name a folder that can be written to."
