@@ -1,0 +1,1 @@
+"""Configuration, graph and model of the recipe `gcn-depth`."""
