@@ -17,12 +17,12 @@ from uncollapse.lab.data.graph.csbm import csbm
 from uncollapse.lab.data.graph.datasets import Graph, load_graph, to_undirected
 from uncollapse.lab.data.graph.splits import split_by_count
 from uncollapse.lab.engine.runtime import use_threads
-from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.gcn import config as gcn_config
 from uncollapse.lab.models.deep_gcn import adjacency, sparse_features
 
 Epoch = Callable[[], None]
 CORA, WORDS = 2708, 18  # its nodes, and the words of a node on average
-DEEP = gcn_depth.Config()  # as published: 16 layers of width 32, ContraNorm with scale 1 and one LayerNorm for all
+DEEP = gcn_config.Config()  # as published: 16 layers of width 32, ContraNorm with scale 1 and one LayerNorm for all
 LARGE = 100_000
 
 
@@ -65,7 +65,7 @@ def large(nodes: int = LARGE, layers: int = 4) -> Iterator[Result]:
 
 def ours(graph: Graph, **changes: Any) -> Epoch:
     """An epoch as the recipe gcn-depth trains, without what the loop around it logs and saves."""
-    model = gcn_depth.build(gcn_depth.Config(**changes), graph)
+    model = gcn_config.build(gcn_config.Config(**changes), graph)
     return _epoch(model, graph, sparse_features(graph.x), graph.edge_index)
 
 
@@ -122,7 +122,7 @@ def _sparse(graph: Graph) -> Tensor:
 @torch.no_grad()
 def check_the_same(graph: Graph) -> None:
     """With the same weights both networks give the same, or times side by side would say nothing."""
-    model, dense = gcn_depth.build(DEEP, graph).eval(), PublishedGCN(graph.x.shape[1], graph.classes).eval()
+    model, dense = gcn_config.build(DEEP, graph).eval(), PublishedGCN(graph.x.shape[1], graph.classes).eval()
     weights = model.state_dict().items()
     dense.load_state_dict({name.replace("lin.", "").replace("norms.0.norm.", ""): value for name, value in weights})
     expected = dense(graph.x, _sparse(graph))

@@ -49,11 +49,11 @@ def steps(length: int, precision: str, count: int = 3, **changes: Any) -> Steps:
 
     def run() -> None:
         for batch in task.batches(1):
-            task.optimiser.zero_grad()
+            task.optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 loss = task.loss(model, batch)
             torch.autograd.backward(loss)
-            task.optimiser.step()
+            task.optimizer.step()
 
     return run
 

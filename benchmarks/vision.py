@@ -68,11 +68,11 @@ def steps(shared: dict[str, Any], classes: int, changes: dict[str, Any]) -> Call
     model.train()
 
     def run() -> None:
-        task.optimiser.zero_grad()
+        task.optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
             loss = task.loss(model, ImageBatch(batch.images.clone(), batch.labels))
         torch.autograd.backward(loss)
-        task.optimiser.step()
+        task.optimizer.step()
 
     return run
 

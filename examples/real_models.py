@@ -25,7 +25,8 @@ import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
 from uncollapse.io import text_batches
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.gcn import config as gcn_config
+from uncollapse.lab.experiments.gcn import training as gcn_training
 from uncollapse.lab.experiments.vit import digits
 
 OUT = Path("results/real_models")
@@ -199,11 +200,11 @@ def gcn(data: Path, save: Saver, out: Path) -> None:
     """Trained GCNs on Cora: shallow, deep, and deep with ContraNorm."""
     runtime = Runtime(data_root=data)
     for norm, depth in (("none", 2), ("none", 32), ("layer_norm", 32), ("contra_norm", 32)):
-        config = gcn_depth.Config(data="cora", norm=norm, layers=depth)
-        model, run = gcn_depth.train(config, runtime)
+        config = gcn_config.Config(data="cora", norm=norm, layers=depth)
+        model, run = gcn_training.train(config, runtime)
         file = f"gcn{depth}_{norm.removesuffix('_norm')}"
         keep(run, out / "runs" / f"{file}.json")
-        graph = gcn_depth.load(config, runtime)
+        graph = gcn_config.load(config, runtime)
         batch = {"x": graph.x, "edge_index": graph.edge_index}
         name = f"GCN-{depth}, norm: {norm}"
         save(file, uc.diagnose(model, [batch], labels=uc.Labels(model=name, data="Cora, all 2,708 nodes")))

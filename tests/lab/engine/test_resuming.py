@@ -31,12 +31,13 @@ CHILD = """
 import sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.gcn.config import Config
+from uncollapse.lab.experiments.gcn.training import run
 from uncollapse.lab.engine.runtime import Runtime
-config = gcn_depth.Config(layers=4, epochs=60, dropout=0.5, select="loss", norm="contra_norm", sample=64, drop_edge=0.1)
+config = Config(layers=4, epochs=60, dropout=0.5, select="loss", norm="contra_norm", sample=64, drop_edge=0.1)
 def told(done, total, figures):
     print(done, flush=True)
-record = gcn_depth.run(config, Runtime(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", progress=told))
+record = run(config, Runtime(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", progress=told))
 import json
 print("END", json.dumps({key: record[key] for key in ("epochs", "figures", "ended", "diagnosis")}), flush=True)
 """

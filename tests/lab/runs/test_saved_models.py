@@ -16,7 +16,8 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.bert_depth import recipe as bert_depth
-from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.gcn import config as gcn_config
+from uncollapse.lab.experiments.gcn import training as gcn_training
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.vit import digits
 from uncollapse.lab.runs import saved_models
@@ -88,7 +89,7 @@ def test_a_deep_encoder_comes_back(tmp_path: Path) -> None:
 
 def test_a_head_of_scores_and_names_of_classes_come_back(tmp_path: Path) -> None:
     for labels in ((), ("bad", "fair", "good")):
-        model = saved_models.classifier(
+        model = saved_models.load_classifier(
             saved_models.Origin(str(tiny_model(tmp_path / "bert"))), len(labels) or 1
         ).eval()
         words = transformers.AutoTokenizer.from_pretrained(tmp_path / "bert")
@@ -103,12 +104,12 @@ def test_a_head_of_scores_and_names_of_classes_come_back(tmp_path: Path) -> None
 @pytest.mark.parametrize("norm", ["contra_norm", "pair_norm"])
 def test_a_graph_network_comes_back(tmp_path: Path, norm: str) -> None:
     pytest.importorskip("torch_geometric")
-    config = gcn_depth.Config(layers=4, hidden=8, epochs=2, norm=norm)  # its layers share one LayerNorm
-    model, record = gcn_depth.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
+    config = gcn_config.Config(layers=4, hidden=8, epochs=2, norm=norm)  # its layers share one LayerNorm
+    model, record = gcn_training.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
     kept = json.loads((tmp_path / "model" / "config.json").read_text())
     assert kept == json.loads(json.dumps(record["config"]))
     graph = datasets.load_graph("csbm")
-    again = gcn_depth.build(gcn_depth.Config(**kept), graph).eval()
+    again = gcn_config.build(gcn_config.Config(**kept), graph).eval()
     again.load_state_dict(safetensors.torch.load_file(tmp_path / "model" / "model.safetensors"))
     with torch.no_grad():
         assert torch.equal(again(graph.x, graph.edge_index), model(graph.x, graph.edge_index))

@@ -134,7 +134,7 @@ def test_labels_of_test_nodes_change_nothing(tmp_path: Path, monkeypatch: pytest
     """Chosen on validation alone: with other test labels, the same trials, the same figures, the same winner."""
     load, tests = datasets.load_graph, []
     settings = {"nodes": 240, "layers": 3, "hidden": 8, "epochs": 10, "norm_every": 1}
-    config = fields.build(gcn_depth.Config, settings)
+    config = fields.build(RECIPES["gcn-depth"].config, settings)
     for name in ("right", "wrong"):
         if name == "wrong":
 

@@ -9,6 +9,7 @@ import torch
 import uncollapse as uc
 from uncollapse.lab.config import fields
 from uncollapse.lab.experiments.gcn import recipe as gcn_depth
+from uncollapse.lab.experiments.gcn.config import Config
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.vit import recipe as vit
 from uncollapse.lab.recipe import RECIPES
@@ -36,18 +37,18 @@ def test_the_space_can_be_had(name: str) -> None:
 def test_lines_for_graphs() -> None:
     models: Any = pytest.importorskip("torch_geometric.nn.models")
     for norm in ("contra_norm", "contra_norm_features", "pair_norm"):
-        line = gcn_depth.line(gcn_depth.Config(layers=4, norm=norm, scale=0.5))
+        line = gcn_depth.attach_code(Config(layers=4, norm=norm, scale=0.5))
         assert line is not None
         model = models.GCN(8, 16, num_layers=4, out_channels=3)
         handle = eval(line, {"uc": uc, "model": model})
         assert handle.blocks == (0, 1, 2)
         assert model(torch.randn(5, 8), torch.tensor([[0, 1], [1, 2]])).isfinite().all()
-    assert gcn_depth.line(gcn_depth.Config(norm="batch_norm")) is None
+    assert gcn_depth.attach_code(Config(norm="batch_norm")) is None
 
 
 def test_lines_for_text() -> None:
     config = glue.Config(scale=0.2, at="block", layers=":2", temperature=0.5, axis="features")
-    line = glue.SEARCH.line(config)
+    line = glue.RECIPE.search.line(config)
     assert line == (
         'uc.attach(model, "contra_norm", scale=0.2, at="block", layers=":2", temperature=0.5, axis="features", '
         "identity=True)"
@@ -55,7 +56,7 @@ def test_lines_for_text() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     assert eval(line, {"uc": uc, "model": model}).blocks == (0, 1)
-    assert "contra_uniform_loss" in str(glue.SEARCH.line(glue.Config(cure="uniform_loss")))
+    assert "contra_uniform_loss" in str(glue.RECIPE.search.line(glue.Config(cure="uniform_loss")))
 
 
 def test_lines_for_pictures() -> None:
