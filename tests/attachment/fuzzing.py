@@ -75,7 +75,7 @@ def _run(case: Case, tiny: Tiny, draw: random.Random) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The model has this cure there already")
-                handles.append(uc.attach(tiny.model, cure, **asked, **tiny.where))
+                handles.append(uc.attach(tiny.model, cure, **{**tiny.where, **asked}))
         except ValueError as error:
             case.refused.append(f"{cure} {asked}: {error}")
             _same(before, _structure(tiny.model), "a refused cure changed the model")

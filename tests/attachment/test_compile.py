@@ -49,7 +49,7 @@ def test_attach_and_remove_after_compile(name, way):
     tiny, plain = tiny_of(name)
     compiled = way(tiny.model, fullgraph=name in FULL)
     assert near(first(compiled(**tiny.batch)), plain)
-    handle = uc.attach(compiled, "contra_norm", scale=0.6, learnable=True)
+    handle = uc.attach(compiled, "contra_norm", scale=0.6, learnable=True, **tiny.where)
     with torch.compiler.set_stance("force_eager"):
         expected = first(tiny.model(**tiny.batch))
     output = first(compiled(**tiny.batch))
@@ -75,7 +75,7 @@ def test_a_wrapper_made_before_sees_what_is_attached_to_the_plain_model():
     tiny, plain = tiny_of("timm_vit")
     compiled = outer(tiny.model)
     compiled(**tiny.batch)
-    handle = uc.attach(tiny.model, "contra_norm", scale=0.6)
+    handle = uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where)
     assert near(compiled(**tiny.batch), tiny.output())
     assert (tiny.output() - plain).abs().max() > 0.02
     handle.remove()
@@ -100,7 +100,7 @@ def test_no_more_compilations_than_without_a_cure(name, layers, sizes):
         counters.clear()
         tiny, _ = tiny_of(name)
         if scale is not None:
-            uc.attach(tiny.model, "contra_norm", scale=scale, layers=layers)
+            uc.attach(tiny.model, "contra_norm", scale=scale, layers=layers, **tiny.where)
         compiled = outer(tiny.model)
         for size in sizes:
             batch = {key: torch.cat([value, value, value])[:size] for key, value in tiny.batch.items()}
@@ -147,7 +147,7 @@ def test_an_exported_model_keeps_its_cure_on_other_batches(name):
 
 def test_batches_of_graphs_are_exported_strictly():
     tiny, _ = tiny_of("gcn")
-    uc.attach(tiny.model, "contra_norm", scale=0.6)
+    uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where)
     with pytest.raises(RuntimeError, match="strict=True"):
         export(tiny.model, (), tiny.batch)
     other = {**tiny.batch, "batch": torch.tensor([0] * 3 + [1] * 5 + [2] * 4)}

@@ -42,7 +42,7 @@ def test_attach_train_and_remove(name: str, build: Any) -> None:
     keys = {key: value.clone() for key, value in model.state_dict().items()}
     before = model.eval()(*inputs)
     needed = inspect.signature(CURES[name].layer).parameters.values()
-    handle = uc.attach(model, name, **{p.name: ARGUMENTS[p.name] for p in needed if p.name in ARGUMENTS})
+    handle = uc.attach(model, name, tokens="all", **{p.name: ARGUMENTS[p.name] for p in needed if p.name in ARGUMENTS})
     assert {key: value for key, value in model.state_dict().items() if key in keys}.keys() == keys.keys()
     added = [p for cure in handle.cures.values() for p in cure.parameters()]
     assert {id(p) for p in added} <= {id(p) for p in model.parameters()}

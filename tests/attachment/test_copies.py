@@ -76,7 +76,7 @@ def test_copies_are_models_of_their_own(name, way):
 @pytest.mark.parametrize("cure", ["attn_scale", "feat_scale"])
 def test_a_copy_of_a_learned_cure_is_free(cure):
     tiny = build("timm_vit")
-    handle = uc.attach(tiny.model, cure)
+    handle = uc.attach(tiny.model, cure, **tiny.where)
     before, copied = tiny.output(), copy.deepcopy(tiny.model)
     with torch.no_grad():
         for name, parameter in copied.named_parameters():
@@ -131,7 +131,7 @@ def test_a_parametrized_host():
     norm = tiny.model.blocks[1].norm2
     nn.utils.parametrize.register_parametrization(norm, "weight", nn.Tanh())
     plain = tiny.output()
-    with uc.attach(tiny.model, "contra_norm", scale=0.6):
+    with uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where):
         output = tiny.output()
         assert (output - plain).abs().max() > 0.05
         nn.utils.parametrize.remove_parametrizations(norm, "weight", leave_parametrized=True)  # now the class changes
@@ -146,7 +146,7 @@ def test_the_cure_of_a_frozen_model_learns(name):
     tiny = build(name)
     tiny.model.requires_grad_(False)
     own = copy.deepcopy(tiny.model.state_dict())
-    handle = uc.attach(tiny.model, "contra_norm", scale=0.6, learnable=True)
+    handle = uc.attach(tiny.model, "contra_norm", scale=0.6, learnable=True, **tiny.where)
     learned = [p for p in tiny.model.parameters() if p.requires_grad]
     assert len(learned) == len(handle.cures)
     optimizer = torch.optim.SGD(learned, lr=1.0)

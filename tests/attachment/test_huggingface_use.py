@@ -280,7 +280,7 @@ def check(model: nn.Module, reference: nn.Module, run: Any, real: Any = slice(No
     """Whether a cure at the end of each block gives what the reference gives, and something new."""
     with torch.no_grad():
         plain, expected = run(model), run(reference)
-        with uc.attach(model, "contra_norm", scale=SCALE, at="block", **where):
+        with uc.attach(model, "contra_norm", scale=SCALE, at="block", tokens="all", **where):
             cured = run(model)
         assert (cured - plain)[real].abs().max() > 1e-3
         torch.testing.assert_close(cured[real], expected[real], rtol=0, atol=1e-5)

@@ -27,7 +27,7 @@ def test_blocks_that_are_run_past_hooks() -> None:
         **groups,
     )
     model = transformers.SqueezeBertModel(config)
-    with pytest.raises(ValueError, match=r"no model that is known.* modules=\['encoder.layers.\*'\]"):
+    with pytest.raises(ValueError, match=r"not a known model.*modules=\['encoder.layers.\*'\]"):
         uc.attach(model, "contra_norm", scale=0.5)
     uc.attach(model, "contra_norm", scale=0.5, modules=["encoder.layers.*"])
     with pytest.warns(UserWarning, match=r"None of the modules with a cure ran .*encoder\.layers\.0"):
@@ -118,7 +118,7 @@ def tiny_bert(**options: Any) -> Any:
 def test_a_mask_of_queries_and_keys_is_refused_in_an_encoder() -> None:
     model, ids = tiny_bert(), torch.arange(6)[None]
     uc.attach(model, "contra_norm", scale=0.5)
-    with pytest.raises(RuntimeError, match="a mask of queries and keys was given"):
+    with pytest.raises(RuntimeError, match="queries and keys"):
         model(ids, attention_mask=lower(6)[None, None])
     model(ids)
 
@@ -193,14 +193,6 @@ def test_a_decoder_by_name_takes_no_cure_that_reads_later_tokens() -> None:
     with pytest.raises(ValueError, match="pair_norm reads later tokens"):
         uc.attach(model, "pair_norm", modules=["blocks.*"], causal=True)
     assert not uc.attachments(model)
-
-
-def test_a_mask_by_keyword_before_the_tokens_is_not_taken_for_them() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 24, batch_first=True, dropout=0.0).eval()
-    x, mask = torch.randn(1, 8, 8), torch.zeros(8, 8)
-    uc.attach(layer, "contra_norm", scale=0.5, at="attention.input")
-    torch.testing.assert_close(layer(src_mask=mask, src=x), layer(x))
 
 
 def test_two_threads_are_refused_or_right() -> None:

@@ -227,7 +227,7 @@ def test_layers_that_a_mask_does_not_fit() -> None:
 
 def test_the_number_of_features_is_asked_for_where_it_is_needed() -> None:
     model = spread(Stack([Layer() for _ in range(2)]))
-    with pytest.raises(ValueError, match=r"contra_norm must know the number of features, which blocks\.0 .* give dim="):
+    with pytest.raises(ValueError, match=r"contra_norm must know the number of features, which blocks\.0 .* pass dim="):
         uc.attach(model, "contra_norm", modules=["blocks.*"], learnable=True, **OPTIONS)
     with pytest.raises(ValueError, match=r"feat_scale must know the number of features, which blocks\.0"):
         uc.attach(model, "feat_scale", modules=["blocks.*"])
@@ -319,7 +319,7 @@ def test_names_that_fit_nothing() -> None:
         uc.attach(model, "contra_norm", modules=["blocks.*"], at="attention.residual", **OPTIONS)
     with pytest.raises(ValueError, match=r"norms within the blocks of Stack are not known. There are: block, input"):
         uc.attach(model, "contra_norm", modules=["blocks.*"], at="norms", **OPTIONS)
-    with pytest.raises(ValueError, match=r"no model that is known here.*Series of blocks: 2 × Layer in blocks"):
+    with pytest.raises(ValueError, match=r"not a known model.*Series of blocks: 2 × Layer in blocks"):
         uc.attach(model, "contra_norm", **OPTIONS)
     assert_clean(model)
 

@@ -81,7 +81,7 @@ def test_parameters_must_come_before_the_wrapper(alone):
 def test_a_cure_without_parameters_goes_into_a_wrapped_model(alone):
     tiny = build("encoder")
     plain = tiny.output()
-    with uc.attach(tiny.model, "contra_norm", scale=0.5):
+    with uc.attach(tiny.model, "contra_norm", scale=0.5, **tiny.where):
         expected = tiny.output()
     assert (expected - plain).abs().max() > 0.1
     wrapped = DistributedDataParallel(tiny.model)
@@ -105,7 +105,7 @@ def test_data_parallel_is_refused():
 def test_accelerate_trains_the_cure():
     accelerate = pytest.importorskip("accelerate")
     tiny = build("encoder")
-    handle = uc.attach(tiny.model, "contra_norm", scale=0.5, learnable=True)
+    handle = uc.attach(tiny.model, "contra_norm", scale=0.5, learnable=True, **tiny.where)
     expected = tiny.output()
     try:
         accelerator = accelerate.Accelerator(cpu=True)

@@ -58,7 +58,7 @@ def test_autocast_leaves_the_dtype_of_the_stream(name):
         block.register_forward_hook(look)
     with torch.autocast("cpu", torch.bfloat16):
         tiny.output()
-        with uc.attach(tiny.model, "contra_norm", scale=0.6):
+        with uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where):
             tiny.output()
     assert len(seen) == 2 * len(blocks) > 0
     assert seen[: len(blocks)] == seen[len(blocks) :]

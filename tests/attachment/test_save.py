@@ -99,10 +99,10 @@ def test_names_and_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (lambda: bert(layers=4), "BertModel with 3 blocks, and this one is BertModel with 4"),
-        (lambda: bert(kind="Roberta"), "BertModel with 3 blocks, and this one is RobertaModel"),
+        (lambda: bert(layers=4), "BertModel with 3 blocks; this model is BertModel with 4"),
+        (lambda: bert(kind="Roberta"), "this model is RobertaModel"),
         (lambda: bert(width=24), r"scale_param has shape \(16,\) in the file, \(24,\) here"),
-        (lambda: nn.Linear(2, 2), "no model that is known"),
+        (lambda: nn.Linear(2, 2), "not a known model"),
     ],
 )
 def test_wrong_model(tmp_path: Path, other: Any, said: str) -> None:
@@ -136,7 +136,7 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
         (lambda text: text[:-20], "does not describe a cure"),
         (lambda text: "[]", "does not describe a cure"),
         (lambda text: text.replace('"schema": 1', '"schema": 9'), "has schema 9"),
-        (lambda text: text.replace('"sha256": "', '"sha256": "0'), "one was replaced"),
+        (lambda text: text.replace('"sha256": "', '"sha256": "0'), "replaced"),
     ],
 )
 def test_broken_files(tmp_path: Path, change: Any, said: str) -> None:

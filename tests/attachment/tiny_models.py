@@ -12,7 +12,7 @@ WIDTH, HEADS, BLOCKS = 16, 4, 3
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model, what it is called with, and how `attach` is told where its blocks are."""
+    """A model, its batch, and arguments of `attach`: where its blocks are, and all tokens, so that outputs change."""
 
     model: nn.Module
     batch: dict[str, Any]
@@ -52,8 +52,9 @@ def _huggingface(config: str, model: str, **options: Any) -> Tiny:
     import transformers
 
     made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**options))
-    images = {"pixel_values": torch.randn(2, 3, 8, 8)}
-    return Tiny(made, images if "image_size" in options else _text())
+    if "image_size" in options:
+        return Tiny(made, {"pixel_values": torch.randn(2, 3, 8, 8)}, {"tokens": "all"})
+    return Tiny(made, _text())
 
 
 _BERT = {
@@ -103,7 +104,7 @@ def _timm_vit(blocks: int) -> Tiny:
     model = VisionTransformer(
         img_size=8, patch_size=4, embed_dim=WIDTH, depth=blocks, num_heads=HEADS, mlp_ratio=2, num_classes=3
     )
-    return Tiny(model, {"x": torch.randn(2, 3, 8, 8)})
+    return Tiny(model, {"x": torch.randn(2, 3, 8, 8)}, {"tokens": "all"})
 
 
 def _encoder(blocks: int, norm_first: bool) -> Tiny:
