@@ -48,7 +48,7 @@ def step(batch: int, precision: str) -> Callable[[], list[float]]:
     config = contrast.Config(side=32, width=0.25, batch=batch, precision=precision)
     encoder = contrastive.build_encoder(config).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(encoder.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay)
-    change = config.changes.steps(config.look, crop=True)
+    change = config.augmentation.steps(config.input_spec, crop=True)
     pictures = torch.randint(256, (batch, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
     def run() -> list[float]:

@@ -99,7 +99,7 @@ def _loading() -> Iterator[Result]:
 
 def _speed(pictures: Images, transform: Any, workers: int) -> float:
     """Once the first batch is there: starting processes takes its time once an epoch."""
-    order = list(range(len(pictures))) * (40 if len(pictures.picture(0).getdata()) < 5000 else 4)
+    order = list(range(len(pictures))) * (40 if len(pictures.image(0).getdata()) < 5000 else 4)
     stream = iter(ImageBatches(pictures, order, 32, transform, workers=workers))
     next(stream)
     started, count = time.perf_counter(), 0

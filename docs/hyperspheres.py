@@ -15,7 +15,7 @@ import boards  # the modules beside this one
 import hypersphere_limits
 from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
-from uncollapse.lab.experiments.contrastive.circle import LEARNED, PUBLISHED
+from uncollapse.lab.experiments.contrastive.circle import LEARNED
 from uncollapse.lab.experiments.contrastive.encoder_plots import (
     circle_figure,
     comparable_groups,
@@ -24,13 +24,13 @@ from uncollapse.lab.experiments.contrastive.encoder_plots import (
     scatter_figure,
 )
 from uncollapse.lab.experiments.contrastive.objectives import formula
-from uncollapse.lab.experiments.contrastive.recipe import JUDGES, PARTS
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
+PROBES = {table.metric: table.title.removeprefix("Test accuracy, ") for table in CONTRAST.tables.values()}
 LAYERS = ("mean_cosine", "effective_rank")  # measures that show a collapse from layer to layer
 NAMES = {"mean_cosine": "a. Mean cosine of two pictures", "effective_rank": "b. Effective rank of the pictures"}
 
@@ -58,8 +58,9 @@ def _trials(recipe: Any, grids: Iterable[Grid]) -> list[dict[str, Any]]:
 def circle_table() -> tuple[Row, list[Row]]:
     """Linear accuracies of two features, and the two measures."""
     found, rows = on_circle(), []
+    published = {number.cell["learned"]: number.mean for number in CIRCLE.tables["accuracy"].published}
     for name in LEARNED:
-        paper = f"{PUBLISHED[name]:.2f}"
+        paper = f"{published[name]:.2f}"
         if name not in found:
             rows.append((name, NOT_RUN, "", paper, "", ""))
             continue
@@ -88,10 +89,10 @@ def explained_table(only: str = "") -> tuple[Row, list[Row]]:
     mine = [record for record in encoders() if not only or objective_kind(record["config"]) == only]
     if len(mine) < 3:
         return ("",), [(NOT_RUN,)]
-    judges = {words: figure.replace("test", "validation") for figure, words in JUDGES.values()}
+    judges = {words: metric.replace("test", "validation") for metric, words in PROBES.items()}
     columns = {words: correlate_with_accuracy(mine, figure) for words, figure in judges.items()}
     rows = [
-        (one.words, *(f"{columns[words][at].rank:.2f} (R² {columns[words][at].share:.2f})" for words in judges))
+        (one.name, *(f"{columns[words][at].spearman:.2f} (R² {columns[words][at].r_squared:.2f})" for words in judges))
         for at, one in enumerate(next(iter(columns.values())))
     ]
     return (f"{len(mine)} encoders{only and f': {only}'}", *judges), rows
@@ -105,7 +106,7 @@ def encoder_table() -> tuple[Row, list[Row]]:
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(record)
     chosen = "validation_output_linear"
     ordered = sorted(groups.values(), key=lambda of: -statistics.fmean(r["figures"][chosen] for r in of))
-    figures = {"alignment": 1, "uniformity": 1, "information": 1, chosen: 100, **{f: 100 for f, _ in JUDGES.values()}}
+    figures = {"alignment": 1, "uniformity": 1, "information": 1, chosen: 100, **dict.fromkeys(PROBES, 100)}
     rows = []
     for of in ordered:
         config = of[0]["config"]
@@ -118,20 +119,21 @@ def encoder_table() -> tuple[Row, list[Row]]:
 def seeds_table() -> tuple[Row, list[Row]]:
     """The best of each of the two ways, chosen on validation, with three seeds: test accuracies."""
     rows: list[Row] = []
-    for words, grid in zip(("InfoNCE alone", "alignment and uniformity alone"), PARTS["cifar10-seeds"], strict=True):
+    ways = ("InfoNCE alone", "alignment and uniformity alone")
+    for words, grid in zip(ways, CONTRAST.grids["cifar10-seeds"], strict=True):
         (cell,) = grid.cells(CONTRAST.config)
         known = {json.dumps(r["config"], sort_keys=True): r for r in boards.records("contrast")}
         keys = [json.dumps(json.loads(json.dumps(asdict(trial))), sort_keys=True) for trial in cell.trials]
         trials = [known[key] for key in keys if key in known]
         if len(trials) < len(keys):
-            rows.append((words, NOT_RUN, "", *[""] * len(JUDGES)))
+            rows.append((words, NOT_RUN, "", *[""] * len(PROBES)))
             continue
         best = cell.followers(trials)[0]
         same = {name: value for name, value in json.loads(json.dumps(asdict(best))).items() if name != "seed"}
         of = [r for r in known.values() if same.items() <= r["config"].items()]
-        numbers = (_number([100 * r["figures"][figure] for r in of], 100) for figure, _ in JUDGES.values())
+        numbers = (_number([100 * r["figures"][figure] for r in of], 100) for figure in PROBES)
         rows.append((words, formula(asdict(best)), str(len(of)), *numbers))
-    return ("", "chosen on validation", "seeds", *(f"test, {words}" for _, words in JUDGES.values())), rows
+    return ("", "chosen on validation", "seeds", *(f"test, {words}" for words in PROBES.values())), rows
 
 
 def _number(values: Sequence[float], unit: float) -> str:

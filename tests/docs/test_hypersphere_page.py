@@ -14,7 +14,7 @@ from uncollapse.lab.experiments.contrastive import recipe as contrast
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_RUN = "Not run yet."
-JUDGES = [figure for figure, _ in contrast.JUDGES.values()]
+JUDGES = [table.metric for table in contrast.RECIPE.tables.values()]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def show(monkeypatch: pytest.MonkeyPatch, page: ModuleType, **records: list[dict
 
 
 def encoder(accuracy: float, seed: int = 0, **settings: Any) -> dict[str, Any]:
-    config = contrast.Config(**contrast.SMALL, data="cifar10", seed=seed, **settings)
+    config = contrast.Config(**contrast.RECIPE.presets["small"], data="cifar10", seed=seed, **settings)
     figures = {"alignment": 1 - accuracy, "uniformity": -3 * accuracy, "information": 2.0, "optimum": -3.94}
     figures |= dict.fromkeys([*JUDGES, *(name.replace("test", "validation") for name in JUDGES)], accuracy)
     layers = [{"name": name, "mean_cosine": 0.5, "effective_rank": 9.0} for name in ("fc7", "output")]
@@ -90,7 +90,7 @@ def test_two_ways_to_fail_and_one_not_to(page: ModuleType, monkeypatch: pytest.M
 
 
 def test_circles_stand_beside_the_papers(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = json.loads(json.dumps(asdict(circle.Config(**circle.SMALL))))
+    config = json.loads(json.dumps(asdict(circle.Config(**circle.RECIPE.presets["small"]))))
     figures = {"validation": 0.25, "test": 0.26, "alignment": 0.3, "uniformity": -1.5}
     quick = {"config": config | {"epochs": 1}, "figures": figures | {"test": 0.9}}
     show(monkeypatch, page, circle=[{"config": config, "figures": figures}, quick])

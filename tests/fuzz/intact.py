@@ -122,7 +122,7 @@ def packed() -> dict[str, Any]:
 def read_packed(path: Path) -> None:
     found = image_files.read_packed(path)
     for number in range(min(len(found), 50)):
-        found.picture(number)
+        found.image(number)
 
 
 def read_tsv(path: Path) -> Any:

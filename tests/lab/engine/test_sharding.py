@@ -37,7 +37,7 @@ class Tones:
     def __len__(self) -> int:
         return 10
 
-    def picture(self, at: int) -> Any:
+    def image(self, at: int) -> Any:
         from uncollapse.lab.data.image.image_source import UnreadableError
 
         if at == 3:

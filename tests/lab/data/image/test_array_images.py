@@ -53,7 +53,7 @@ def test_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, label
     assert (len(found.train), len(found.test)) == (count, 2)
     assert found.train.labels.tolist() == [1, 0] * (count // 2)
     assert found.train.classes == ("class 0", "class 1", "class 2")
-    first = found.train.picture(0)
+    first = found.train.image(0)
     assert (first.mode, first.size, first.getpixel((5, 9))) == ("RGB", (32, 32), (200, 7, 7))
     assert found.train.fingerprint() != found.test.fingerprint()
 
@@ -102,7 +102,7 @@ def test_stl10_without_its_pictures_that_have_no_labels(tmp_path: Path, monkeypa
     found = image_sets.load_image_set("stl10", tmp_path)
     assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([0, 9], [0, 9, 1])
     assert (found.test.classes[9], len(found.test.classes)) == ("truck", 10)
-    assert found.train.picture(1).getpixel((10, 20)) == (255, 0, 0)
+    assert found.train.image(1).getpixel((10, 20)) == (255, 0, 0)
 
 
 def fashion(root: Path) -> Path:
@@ -123,7 +123,7 @@ def fashion(root: Path) -> Path:
 def test_fashion_mnist_becomes_colour(tmp_path: Path) -> None:
     found = image_sets.load_image_set("fashion-mnist", fashion(tmp_path))
     assert (len(found.train), len(found.test), found.train.classes[9]) == (3, 2, "Ankle boot")
-    picture = found.train.picture(0)
+    picture = found.train.image(0)
     assert (picture.mode, picture.size, picture.getpixel((5, 5))) == ("RGB", (28, 28), (90, 90, 90))
     put(tmp_path / "list.txt", b"Ankle boot\nBag\n")
     chosen = image_sets.load_image_set("fashion-mnist", tmp_path, str(tmp_path / "list.txt"))
@@ -145,7 +145,7 @@ def test_digits(tmp_path: Path) -> None:
     numbers = {*found.train.numbers.tolist(), *found.test.numbers.tolist()}
     assert len(numbers) == 1797
     assert found.train.classes == tuple("0123456789")
-    picture = found.train.picture(0)
+    picture = found.train.image(0)
     assert (picture.mode, picture.size) == ("RGB", (8, 8))
     assert numpy.asarray(picture).max() == 255
     assert image_sets.load_image_set("digits", tmp_path).train.fingerprint() == found.train.fingerprint()

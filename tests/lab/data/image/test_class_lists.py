@@ -34,7 +34,7 @@ def test_classes_are_counted_in_the_order_of_the_list(tmp_path: Path, kind: str)
         assert part.classes == ("emu", "cat")
         assert set(part.labels.tolist()) == {0, 1}
         for at in range(len(part)):
-            colour = numpy.asarray(part.picture(at))[3, 3]
+            colour = numpy.asarray(part.image(at))[3, 3]
             assert colour.argmax() == COLOURS[part.classes[part.labels[at]]].index(200)
     digest = hashlib.sha256(b"emu\ncat\n").hexdigest()[:16]
     assert found.facts["class_list"] == {"name": "list.txt", "sha256": digest, "classes": 2}

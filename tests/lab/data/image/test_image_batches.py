@@ -176,7 +176,7 @@ def test_pictures_can_be_handed_to_another_process(tmp_path: Path) -> None:
         found = image_sets.load_image_set(name, tmp_path).train
         copied = pickle.loads(pickle.dumps(found))
         assert copied.fingerprint() == found.fingerprint()
-        assert copied.picture(2).tobytes() == found.picture(2).tobytes()
+        assert copied.image(2).tobytes() == found.image(2).tobytes()
 
 
 def test_the_order_of_an_epoch() -> None:

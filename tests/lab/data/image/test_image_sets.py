@@ -17,7 +17,7 @@ from uncollapse.lab.data.image.image_source import Images, UnreadableError, spli
 def colours(pictures: Images) -> list[str]:
     """The class that each picture's colour stands for."""
     names = {colour.index(200): name for name, colour in COLOURS.items()}
-    return [names[int(numpy.asarray(pictures.picture(at))[3, 3].argmax())] for at in range(len(pictures))]
+    return [names[int(numpy.asarray(pictures.image(at))[3, 3].argmax())] for at in range(len(pictures))]
 
 
 def named(pictures: Images) -> list[str]:
@@ -116,7 +116,7 @@ def test_packed_files(tmp_path: Path) -> None:
     assert (found.name, found.facts) == ("pets", {"kind": "packed", "judged_by": "test"})
     assert named(found.train) == colours(found.train) == ["cat", "dog", "emu"] * 2
     assert named(found.test) == colours(found.test) == ["cat", "dog", "emu"]
-    assert found.train.fingerprint() != found.train.chosen(torch.tensor([1, 0])).fingerprint()
+    assert found.train.fingerprint() != found.train.select(torch.tensor([1, 0])).fingerprint()
     assert found.train.labels.dtype == torch.int64
 
 
@@ -126,7 +126,7 @@ def test_a_packed_picture_that_is_torn(tmp_path: Path) -> None:
     found = image_sets.load_image_set(".", tmp_path).train
     for at in (1, 2):
         with pytest.raises(UnreadableError, match=rf"^picture {at} of train\.npz: "):
-            found.picture(at)
+            found.image(at)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_names_that_are_not_there(tmp_path: Path) -> None:
 
 def numbered(count: int) -> Images:
     found = image_sets.load_image_set("digits", None).train
-    return found.chosen(torch.arange(count))
+    return found.select(torch.arange(count))
 
 
 @pytest.mark.parametrize(

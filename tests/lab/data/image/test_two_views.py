@@ -19,8 +19,8 @@ LOOK = InputSpec(16, (0.5,) * 3, (0.5,) * 3, "bilinear")
 class Growing(Made):
     """Each picture is larger than the one before."""
 
-    def picture(self, number: int) -> Any:
-        picture = super().picture(number)
+    def image(self, number: int) -> Any:
+        picture = super().image(number)
         return picture.resize((12 + number, 12))
 
 
@@ -53,8 +53,8 @@ def test_others_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unreadable_ones_are_left_out_with_their_labels_and_counted() -> None:
     told: list[int] = []
     views = TwoViews(pictures(6, broken=(1,)), LOOK, ViewAugmentation(), count=told.append)
-    assert views.held is not None
-    assert (len(views), views.held.labels.tolist(), told) == (5, [0, 2, 0, 1, 2], [1])
+    assert views.in_memory is not None
+    assert (len(views), views.in_memory.labels.tolist(), told) == (5, [0, 2, 0, 1, 2], [1])
     with pytest.raises(UsageError, match="None of the 2 pictures can be read"):
         load_into_memory(pictures(2, broken=(0, 1)))
 
@@ -76,7 +76,9 @@ def test_views_depend_on_the_seed_only_and_can_begin_later(of: Any) -> None:
     first, again, other = made(views), made(views), made(views, seed=4)
     assert all(torch.equal(x, z) for (x, _), (z, _) in zip(first, again, strict=True))
     assert not torch.equal(first[0][0], other[0][0])
-    if views.held is None:  # crops are made by readers, each by the picture's place: what was skipped changes nothing
+    if (
+        views.in_memory is None
+    ):  # crops are made by readers, each by the picture's place: what was skipped changes nothing
         assert torch.equal(made(views, first=1)[0][0], first[1][0])
     assert len(made(views, first=1)) == 1
 

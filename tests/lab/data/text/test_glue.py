@@ -95,7 +95,7 @@ def test_only_tabs_and_line_ends_part(tmp_path: Path, sentence: str, end: str) -
 
 
 def test_chosen_examples(tmp_path: Path) -> None:
-    found = sst2(tmp_path, "sentence\tlabel\na\t0\nb\t1\nc\t1\n").chosen([2, 0])
+    found = sst2(tmp_path, "sentence\tlabel\na\t0\nb\t1\nc\t1\n").select([2, 0])
     assert (found.first, found.second, found.labels, len(found)) == (["c", "a"], None, [1, 0], 2)
 
 

@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
 
 
 def run(**settings: Any) -> dict[str, Any]:
-    return contrast.run(contrast.Config(**TINY | settings))
+    return contrast.RECIPE.run(contrast.Config(**TINY | settings))
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def test_a_run_that_was_interrupted_ends_the_same(record: dict[str, Any], tmp_pa
 
     runtime = Runtime(checkpoints=tmp_path / "run", save_seconds=0.0, progress=told)
     with pytest.raises(RuntimeError, match="killed"):
-        contrast.run(contrast.Config(**TINY), runtime)
-    gone_on = contrast.run(contrast.Config(**TINY), dataclasses.replace(runtime, progress=None))
+        contrast.RECIPE.run(contrast.Config(**TINY), runtime)
+    gone_on = contrast.RECIPE.run(contrast.Config(**TINY), dataclasses.replace(runtime, progress=None))
     assert gone_on["figures"] == record["figures"]
 
 
@@ -103,7 +103,7 @@ def test_features_come_in_the_order_of_the_pictures() -> None:
     data = contrastive.load_data(config, Runtime())
     training = EncoderTraining(contrastive.build_encoder(config), config, data, Runtime(), lambda x, y, labels: x.sum())
     rows = training.features(training.encoder, "validation", ("conv3", "fc7", "output"))
-    assert torch.equal(rows["labels"], data.parts["validation"].labels)
+    assert torch.equal(rows["labels"], data.splits["validation"].labels)
     assert rows["conv3"].dim() == rows["fc7"].dim() == 2
     torch.testing.assert_close(rows["output"].norm(dim=1), torch.ones(150))
 
@@ -117,34 +117,38 @@ def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", found, pictures(6), {}))
     config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
     data = contrastive.load_data(config, Runtime())
-    assert (len(data.learned), len(data.parts["train"]), len(data.parts["validation"])) == (37, 27, 3)
-    assert not set(data.learned.numbers.tolist()) & set(data.parts["validation"].numbers.tolist())
+    assert (len(data.learned), len(data.splits["train"]), len(data.splits["validation"])) == (37, 27, 3)
+    assert not set(data.learned.numbers.tolist()) & set(data.splits["validation"].numbers.tolist())
     assert set(range(30, 40)) <= set(data.learned.numbers.tolist())
 
 
 def test_only_stl10_has_pictures_without_labels() -> None:
-    with pytest.raises(UsageError, match="Only the whole of stl10 has pictures without labels"):
+    with pytest.raises(UsageError, match="stl10"):
         run(unlabelled=True)
 
 
 def test_falls_are_shares() -> None:
-    with pytest.raises(UsageError, match=r"falls are shares of the training.*\(155\.0,\)"):
+    with pytest.raises(UsageError, match="falls"):
         contrast.Config(falls=(155.0,))
 
 
 def test_presets_and_names() -> None:
-    paper = contrast.Config(**contrast.PRESETS["paper-stl10"])
+    paper = contrast.Config(**contrast.RECIPE.presets["paper-stl10"])
     assert (paper.width, paper.side, paper.batch, paper.epochs, paper.lr) == (1.0, 64, 768, 200, 0.12)
     assert contrast.name_of(paper) == "stl10-a0.98-alpha2+u0.96-t2-b768-d128-seed0"
-    board = contrast.TABLES["fc7"]
+    board = contrast.RECIPE.tables["fc7"]
     assert (
-        next(n.mean for n in board.published if n.cell[board.rows] == contrast._row(dataclasses.asdict(paper))) == 84.43
+        next(n.mean for n in board.published if n.cell[board.rows] == contrast.row_of(dataclasses.asdict(paper)))
+        == 84.43
     )
 
 
 def test_the_grid_has_at_least_sixteen_encoders() -> None:
     trials = [
-        trial for grid in contrast.GRIDS["cifar10"] for cell in grid.cells(contrast.Config) for trial in cell.trials
+        trial
+        for grid in contrast.RECIPE.grids["cifar10"]
+        for cell in grid.cells(contrast.Config)
+        for trial in cell.trials
     ]
     assert len(set(trials)) >= 16
 
@@ -152,7 +156,7 @@ def test_the_grid_has_at_least_sixteen_encoders() -> None:
 @pytest.mark.parametrize("learned", circle.LEARNED)
 def test_features_on_the_circle(learned: str) -> None:
     settings = {name: value for name, value in TINY.items() if name != "dim"}
-    record = circle.run(circle.Config(learned=learned, **settings))
+    record = circle.RECIPE.run(circle.Config(learned=learned, **settings))
     assert {"alignment", "uniformity", "validation", "test"} <= record["figures"].keys()
     assert len(record["circle"]["angles"]) == len(record["circle"]["labels"]) == 150
     assert sum(record["circle"]["distances"]) == 150
@@ -182,15 +186,15 @@ def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_clas
         place.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((20 + at, 24), 40.0 + at).convert("RGB").save(place / f"{at}.png")
     settings = TINY | {"data": "mine", "batch": 8, "holdout": 0.25}
-    record = contrast.run(contrast.Config(**settings), Runtime(data_root=tmp_path))
+    record = contrast.RECIPE.run(contrast.Config(**settings), Runtime(data_root=tmp_path))
     assert {"alignment", "uniformity", "information"} <= record["figures"].keys()
     assert not any("linear" in name or "knn" in name for name in record["figures"])
     assert (record["data"]["train"], record["data"]["validation"]) == (18, 6)
-    assert build_cells(contrast.TABLES["output"], [record]) == build_cells(contrast.TABLES["output"], [])
-    with pytest.raises(UsageError, match="does not have pictures where they are looked for"):
+    assert build_cells(contrast.RECIPE.tables["output"], [record]) == build_cells(contrast.RECIPE.tables["output"], [])
+    with pytest.raises(UsageError, match="train/CLASS"):
         contrastive.load_data(contrast.Config(**settings), Runtime(data_root=tmp_path))
 
 
 def test_a_batch_beyond_the_pictures_is_told() -> None:
-    with pytest.raises(UsageError, match="A batch of 2000 is more than the 1347 pictures to learn from"):
+    with pytest.raises(UsageError, match="1347 training images"):
         run(batch=2000)

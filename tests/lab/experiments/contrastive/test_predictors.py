@@ -31,23 +31,23 @@ def made(count: int = 12) -> list[dict[str, Any]]:
 
 
 def test_what_was_put_in_is_found() -> None:
-    found = {one.words: one for one in correlate_with_accuracy(made())}
-    weighed = found["the two, weighed"]
-    assert (weighed.rank, weighed.share) == pytest.approx((1.0, 1.0))
-    assert all(weighed.share > one.share for one in found.values() if one is not weighed)
-    assert found["alignment + uniformity"].rank < -0.5
-    assert -1 <= found["InfoMax: log(M + 1) − loss"].rank <= 1
+    found = {one.name: one for one in correlate_with_accuracy(made())}
+    weighed = found["both, weighted"]
+    assert (weighed.spearman, weighed.r_squared) == pytest.approx((1.0, 1.0))
+    assert all(weighed.r_squared > one.r_squared for one in found.values() if one is not weighed)
+    assert found["alignment + uniformity"].spearman < -0.5
+    assert -1 <= found["InfoMax: log(M + 1) − loss"].spearman <= 1
 
 
 def test_ranks_are_spearmans() -> None:
     records = [encoder(a, 0.5 * a * a, a, accuracy) for a, accuracy in ((1.0, 0.9), (2.0, 0.5), (3.0, 0.6), (4.0, 0.1))]
     # places 4, 2, 3, 1 against 1, 2, 3, 4: 1 − 6·Σd²/(n(n² − 1)) = 1 − 6·18/60
-    assert [one.rank for one in correlate_with_accuracy(records)] == pytest.approx([-0.8] * 3 + [0.8, -0.8])
+    assert [one.spearman for one in correlate_with_accuracy(records)] == pytest.approx([-0.8] * 3 + [0.8, -0.8])
 
 
 def test_equal_accuracies_explain_nothing() -> None:
     records = [encoder(a, -a, a, 0.5) for a in (1.0, 2.0, 3.0)]
-    assert all(abs(one.share) < 1e-12 and one.rank == 0 for one in correlate_with_accuracy(records))
+    assert all(abs(one.r_squared) < 1e-12 and one.spearman == 0 for one in correlate_with_accuracy(records))
 
 
 def test_encoders_that_differ_in_more_are_kept_apart() -> None:
@@ -64,7 +64,7 @@ def test_infonce_is_read_by_its_own_loss_too() -> None:
     halved = encoder(1, -1, 1, 1, **settings | {"contrast": 0.5, "negatives": "both"}) | {"epochs": [{"loss": 2.0}]}
     assert information_in_training(halved) == pytest.approx(math.log(511) - 4.0)
     assert correlate_with_accuracy(records)[-1] == Correlation(
-        "InfoMax, by the loss that it was trained to", 1.0, pytest.approx(1.0)
+        "InfoMax, from the training loss", 1.0, pytest.approx(1.0)
     )
     mixed = encoder(1, -1, 1, 1, **settings | {"align": 1.0}) | {"epochs": [{"loss": 2.0}]}
     assert information_in_training(mixed) is None

@@ -13,8 +13,8 @@ from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig
 from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
-from uncollapse.lab.experiments.moco import training as momentum
-from uncollapse.lab.experiments.moco.training import MomentumConfig
+from uncollapse.lab.experiments.moco import config as momentum
+from uncollapse.lab.experiments.moco.config import MomentumConfig
 from uncollapse.lab.runs import saved_models
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ def test_other_folders_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json is no JSON object"):
         load_encoder(tmp_path / "model")
     path.write_text("{}")
-    with pytest.raises(UsageError, match="of another kind than an encoder of contrast, circle or moco"):
+    with pytest.raises(UsageError, match="another kind"):
         load_encoder(tmp_path / "model")
     path.write_text(json.dumps(settings))
     (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")

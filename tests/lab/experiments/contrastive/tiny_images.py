@@ -22,7 +22,7 @@ class Made:
     def __len__(self) -> int:
         return self.count
 
-    def picture(self, number: int) -> Any:
+    def image(self, number: int) -> Any:
         self.asked.append(number)
         if number in self.broken:
             raise UnreadableError(f"picture {number}: torn")

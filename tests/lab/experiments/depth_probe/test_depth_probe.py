@@ -24,7 +24,7 @@ SAME = ("figures", "epochs", "ended", "data")  # of a record, whatever happened 
 
 
 def outcome(config: Config, **runtime: Any) -> dict[str, Any]:
-    record = depth_probe.run(config, Runtime(device="cpu", **runtime))
+    record = depth_probe.RECIPE.run(config, Runtime(device="cpu", **runtime))
     return {name: record[name] for name in SAME}
 
 
@@ -70,19 +70,19 @@ def test_other_scenes_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     path = mat(tmp_path / "nyu.mat", 4)
     config = replace(TINY, data="nyu.mat", examples=4, holdout=0.5, epochs=1)
     runtime = Runtime(device="cpu", data_root=tmp_path)
-    record = depth_probe.run(config, runtime)
+    record = depth_probe.RECIPE.run(config, runtime)
     assert depth_probe.RECIPE.same_data(config, runtime, record)
     mat(path, 4, nearer=0.5)
     assert not depth_probe.RECIPE.same_data(config, runtime, record)
     path.unlink()
     assert depth_probe.RECIPE.same_data(config, runtime, record)
     with pytest.raises(UsageError, match="There is no"):
-        depth_probe.run(config, runtime)
+        depth_probe.RECIPE.run(config, runtime)
 
 
 def test_the_papers_numbers_stand_beside_and_are_not_judged() -> None:
     record = {"recipe": "depth-probe", "config": vars(Config()), "seed": 0, "figures": {"mse": 0.1}}
-    found = build_cells(depth_probe.TABLES["mse"], [record])
+    found = build_cells(depth_probe.RECIPE.tables["mse"], [record])
     (ours,) = (cell for cell in found if cell.run)
     assert (ours.row, ours.published, ours.reached) == ("random", None, None)
     assert ours.mean == pytest.approx(0.1)

@@ -14,8 +14,8 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
 from uncollapse.lab.experiments.moco import recipe as moco
+from uncollapse.lab.experiments.moco.config import MomentumConfig
 from uncollapse.lab.experiments.moco.recipe import Config
-from uncollapse.lab.experiments.moco.training import MomentumConfig
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import run_one
 from uncollapse.lab.tables.paper_table import build_cells
@@ -51,7 +51,7 @@ STEPS = 6  # of the training; four of the classifier follow
 
 
 def outcome(config: Config = TINY, **runtime: Any) -> dict[str, Any]:
-    record = moco.run(config, Runtime(device="cpu", **runtime))
+    record = moco.RECIPE.run(config, Runtime(device="cpu", **runtime))
     return {name: record[name] for name in SAME}
 
 
@@ -116,7 +116,7 @@ def test_a_small_resnet_in_half_precision() -> None:
     config = replace(
         TINY, examples=20, encoder="resnet18", batch=10, epochs=1, probe_epochs=1, precision="bf16", neighbours=False
     )
-    record = moco.run(config, Runtime(device="cpu"))
+    record = moco.RECIPE.run(config, Runtime(device="cpu"))
     assert 0 <= record["figures"]["test"] <= 1
     assert record["epochs"][0]["uniformity"] < 0
 
@@ -133,7 +133,7 @@ def test_a_result_is_found_and_no_checkpoint_is_left(tmp_path: Path) -> None:
 
 
 def test_presets_are_the_papers() -> None:
-    hundred, all_classes = (Config(**moco.PRESETS[f"paper-{name}"]) for name in ("imagenet100", "imagenet"))
+    hundred, all_classes = (Config(**moco.RECIPE.presets[f"paper-{name}"]) for name in ("imagenet100", "imagenet"))
     shared = {"encoder": "resnet50", "ema": 0.999, "align": 3.0, "uniform": 1.0, "t": 3.0, "contrast": 0.0, "side": 224}
     for config in (hundred, all_classes):
         assert asdict(config) | shared == asdict(config)
@@ -152,12 +152,12 @@ def test_presets_are_the_papers() -> None:
 
 @pytest.mark.parametrize("name", ["imagenet100", "imagenet"])
 def test_a_run_of_the_preset_stands_beside_the_papers_number(name: str) -> None:
-    config = Config(**moco.PRESETS[f"paper-{name}"])
+    config = Config(**moco.RECIPE.presets[f"paper-{name}"])
     record = {"recipe": "moco", "config": asdict(config), "seed": 0, "figures": {"test": 0.7}}
-    (ours,) = (cell for cell in build_cells(moco.TABLES[name], [record]) if cell.run)
+    (ours,) = (cell for cell in build_cells(moco.RECIPE.tables[name], [record]) if cell.run)
     assert ours.published is not None
     assert ours.published.mean in (74.60, 67.69)
     assert ours.judged
     shorter = record | {"config": asdict(replace(config, epochs=10))}
-    (ours,) = (cell for cell in build_cells(moco.TABLES[name], [shorter]) if cell.run)
+    (ours,) = (cell for cell in build_cells(moco.RECIPE.tables[name], [shorter]) if cell.run)
     assert not ours.judged

@@ -12,9 +12,9 @@ from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.runtime import Runtime, use_threads
-from uncollapse.lab.experiments.moco import training as momentum
-from uncollapse.lab.experiments.moco.online_probe import OnlineProbe
-from uncollapse.lab.experiments.moco.training import MomentumConfig
+from uncollapse.lab.experiments.moco import config as momentum
+from uncollapse.lab.experiments.moco.config import MomentumConfig
+from uncollapse.lab.experiments.moco.training import OnlineProbe
 
 pytest.importorskip("accelerate")
 
@@ -43,8 +43,8 @@ def test_it_learns_and_the_encoder_stays() -> None:
     made = probe()
     before = {name: tensor.clone() for name, tensor in made.encoder.state_dict().items()}
     with use_threads(1):
-        made.learn()
-    assert made.judge(*seen(made))["top1"] > 0.8  # of three classes, by colour
+        made.fit()
+    assert made.evaluate(*seen(made))["top1"] > 0.8  # of three classes, by colour
     assert all(torch.equal(before[name], tensor) for name, tensor in made.encoder.state_dict().items())
     assert all(parameter.grad is None for parameter in made.encoder.parameters())
 
@@ -54,13 +54,13 @@ def test_shares_by_hand() -> None:
     made.head = torch.nn.Linear(6, 6, bias=False)
     made.head.weight.data = torch.eye(6)
     rows = torch.tensor([[6.0, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]])
-    shares = made.judge(rows, torch.tensor([0, 0, 4]))
+    shares = made.evaluate(rows, torch.tensor([0, 0, 4]))
     assert shares == {"top1": pytest.approx(1 / 3), "top5": pytest.approx(2 / 3)}
     made.head = torch.nn.Linear(6, 5)
-    assert set(made.judge(rows, torch.tensor([0, 0, 4]))) == {"top1"}  # all five would always be right
+    assert set(made.evaluate(rows, torch.tensor([0, 0, 4]))) == {"top1"}  # all five would always be right
     made.head.weight.data[0, 0] = torch.inf
     with pytest.raises(NotFiniteError, match="smaller probe_lr"):
-        made.judge(rows, torch.tensor([0, 0, 4]))
+        made.evaluate(rows, torch.tensor([0, 0, 4]))
 
 
 def test_epochs_have_new_crops_of_all_pictures() -> None:
@@ -78,12 +78,12 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path) -> None:
 
     with use_threads(1):
         whole = probe()
-        whole.learn()
+        whole.fit()
         with pytest.raises(KeyboardInterrupt, match="in epoch 3 of 6"):
-            probe(checkpoints=tmp_path, progress=press).learn()
+            probe(checkpoints=tmp_path, progress=press).fit()
         assert [path.name for path in (tmp_path / "linear").iterdir()] == ["step-000000007"]
         resumed = probe(checkpoints=tmp_path)
-        resumed.learn()
+        resumed.fit()
     assert torch.equal(resumed.head.weight, whole.head.weight)
     resumed.clear()
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +95,7 @@ def test_the_settings_count() -> None:
         short = replace(CONFIG, probe_epochs=2)
         for config in (short, replace(short, probe_drop=0.5), replace(short, probe_lr=0.1)):
             made = probe(config)
-            made.learn()
+            made.fit()
             heads.append(made.head.weight)
     assert not torch.equal(heads[0], heads[1])
     assert heads[2].norm() < heads[0].norm()

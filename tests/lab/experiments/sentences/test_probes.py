@@ -60,5 +60,5 @@ def test_what_a_silent_encoder_has() -> None:
 
 
 def test_too_few_sentences_for_ten_folds_are_told() -> None:
-    with pytest.raises(UsageError, match=r"10 sentences of each of two classes or more, got \[9, 12\]"):
+    with pytest.raises(UsageError, match="folds"):
         probe_accuracy(torch.zeros(21, 2), torch.tensor([0] * 9 + [1] * 12))

@@ -115,7 +115,7 @@ def test_optimising_leaves_its_start_as_it_was() -> None:
 
 
 def test_what_there_is_not() -> None:
-    with pytest.raises(UsageError, match="A simplex in 3 dimensions has 2 to 4 corners, got 5"):
+    with pytest.raises(UsageError, match="2 to 4 corners"):
         point_sets.simplex(5, 3)
-    with pytest.raises(UsageError, match="two points or more, got 1"):
+    with pytest.raises(UsageError, match="two points"):
         point_sets.regular_points(1, 2)

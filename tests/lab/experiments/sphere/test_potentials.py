@@ -18,7 +18,7 @@ TINY = Config(points=600, free=9, steps=30, draws=300, largest=64)
 
 @pytest.fixture(scope="module")
 def circle() -> dict[str, Any]:
-    return potentials.run(TINY)
+    return potentials.RECIPE.run(TINY)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_large_samples_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_space_without_regular_sets() -> None:
-    found = potentials.run(Config(dim=5, points=50, free=30, steps=5, draws=4, largest=4))
+    found = potentials.RECIPE.run(Config(dim=5, points=50, free=30, steps=5, draws=4, largest=4))
     assert "regular" not in found["sets"]
     assert [row["n"] for row in found["few"] if "regular" in row] == [2, 3, 4, 6]
     assert "angles" not in found["sets"]["uniform"]
@@ -125,7 +125,7 @@ def test_a_space_without_regular_sets() -> None:
 def test_the_seed_decides_and_the_random_state_stays(circle: dict[str, Any]) -> None:
     before = torch.get_rng_state()
     small = Config(points=20, free=4, steps=3, draws=3, largest=4)
-    one, two, other = (potentials.run(build(Config, {**asdict(small), "seed": seed})) for seed in (0, 0, 1))
+    one, two, other = (potentials.RECIPE.run(build(Config, {**asdict(small), "seed": seed})) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert one["sets"] == two["sets"]
     assert one["estimators"] == two["estimators"]
@@ -140,9 +140,9 @@ def test_the_record_says_how_to_repeat_it(circle: dict[str, Any]) -> None:
 
 
 def test_grids_boards_and_quick() -> None:
-    trials = [trial for grid in potentials.GRIDS["all"] for cell in grid.cells(Config) for trial in cell.trials]
+    trials = [trial for grid in potentials.RECIPE.grids["all"] for cell in grid.cells(Config) for trial in cell.trials]
     assert [(trial.dim, trial.t) for trial in trials] == [(2, 2.0), (3, 2.0)]
-    quick = build(Config, potentials.QUICK)
+    quick = build(Config, potentials.RECIPE.quick)
     assert potentials.cost(quick) < potentials.cost(Config()) / 3
     names = set(potentials.make_sets(TINY, torch.Generator().manual_seed(0))) | {"optimum"}
-    assert {board.metric for board in potentials.TABLES.values()} <= names
+    assert {board.metric for board in potentials.RECIPE.tables.values()} <= names

@@ -68,7 +68,7 @@ def by_hand(training: Training, part: Images) -> float:
     transform, hits = evaluation_transform(training.look, crop=training.config.crop), []
     for place in range(len(part)):
         try:
-            image = transform(part.picture(place))
+            image = transform(part.image(place))
         except UnreadableError:
             continue
         hits.append(int(training.model.vit(image[None]).argmax()) == int(part.labels[place]))

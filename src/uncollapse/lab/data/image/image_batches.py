@@ -139,7 +139,7 @@ class _Reader(Dataset[ImageBatch | UsageError]):
         for place in places:
             at = self.order[place]
             try:
-                picture = self.pictures.picture(at)
+                picture = self.pictures.image(at)
             except UnreadableError as error:
                 unread = str(error)
                 continue

@@ -43,7 +43,7 @@ class ImageFiles:
         """Where a picture is."""
         return os.path.join(self.folder, os.fsdecode(self.names[self.ends[number] : self.ends[number + 1]]))
 
-    def picture(self, number: int) -> Any:
+    def image(self, number: int) -> Any:
         """A picture in colour."""
         path = self.path(number)
         try:
@@ -151,7 +151,7 @@ class PackedImages:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def picture(self, number: int) -> Any:
+    def image(self, number: int) -> Any:
         """A picture in colour."""
         content = self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
         return decode_image(io.BytesIO(content), f"picture {number} of {self.name}")
@@ -217,7 +217,7 @@ class ArrayImages:
     def __len__(self) -> int:
         return len(self.data)
 
-    def picture(self, number: int) -> Any:
+    def image(self, number: int) -> Any:
         """A picture in colour."""
         image: Any = import_optional("PIL.Image", "data")
         return image.fromarray(numpy.ascontiguousarray(self.data[number])).convert("RGB")
@@ -279,7 +279,7 @@ def load_digits() -> tuple[Images, Images]:
     grey = numpy.rint(bunch.images * (255 / 16)).astype("uint8")
     found = Images.all_of(ArrayImages(grey), torch.from_numpy(bunch.target), tuple(map(str, bunch.target_names)))
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    return found.chosen(order[:-DIGITS_TEST]), found.chosen(order[-DIGITS_TEST:])
+    return found.select(order[:-DIGITS_TEST]), found.select(order[-DIGITS_TEST:])
 
 
 def _set(dataset: Any, root: Path, part: dict[str, Any]) -> Any:

@@ -50,7 +50,7 @@ def load_unlabelled(data: str, root: Path | None) -> ImageSet | None:
     found = image_files.read_unlabelled(folder)
     if found is None:
         return None
-    return ImageSet(folder.resolve().name, found, found.chosen(found.numbers[:0]), {"kind": "folder without classes"})
+    return ImageSet(folder.resolve().name, found, found.select(found.numbers[:0]), {"kind": "folder without classes"})
 
 
 def _load_all_classes(data: str, top: Path, folder: Path, unlabelled: bool) -> tuple[Images, Images, dict[str, Any]]:

@@ -22,7 +22,7 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def picture(self, number: int) -> Any:
+    def image(self, number: int) -> Any:
         """A picture of Pillow in colour; UnreadableError where there is none."""
         ...
 
@@ -48,13 +48,13 @@ class Images:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def chosen(self, which: Tensor) -> "Images":
+    def select(self, which: Tensor) -> "Images":
         """Those at some places, in their order."""
         return Images(self.source, self.numbers[which], self.labels[which], self.classes)
 
-    def picture(self, at: int) -> Any:
+    def image(self, at: int) -> Any:
         """The picture at a place; UnreadableError where it cannot be read."""
-        return self.source.picture(int(self.numbers[at]))
+        return self.source.image(int(self.numbers[at]))
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change when the pictures, their classes or their order do."""
@@ -94,8 +94,8 @@ def split_images(pictures: Images, examples: int, holdout: float, seed: int) -> 
     if most < 1 or (holdout and not held):
         raise UsageError(f"holdout {holdout} of {count} pictures leaves a part empty; take another share, or 0.")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    parts = {"train": pictures.chosen(order[held : held + (examples or most)])}
-    return parts | ({"validation": pictures.chosen(order[:held])} if held else {})
+    parts = {"train": pictures.select(order[held : held + (examples or most)])}
+    return parts | ({"validation": pictures.select(order[:held])} if held else {})
 
 
 SHOWN = 5  # names in an error

@@ -76,14 +76,14 @@ class TwoViews:
         workers: int = 0,
         count: Callable[[int], None] | None = None,
     ) -> None:
-        self.pictures, self.look, self.changed, self.workers, self.count = pictures, look, changed, workers, count
-        self.held = load_into_memory(pictures)
-        if self.held is not None and count is not None and len(self.held.labels) < len(pictures):
-            count(len(pictures) - len(self.held.labels))
-        self._steps = changed.steps(look, crop=self.held is not None)
+        self.pictures, self.spec, self.augmentation, self.workers, self.count = pictures, look, changed, workers, count
+        self.in_memory = load_into_memory(pictures)
+        if self.in_memory is not None and count is not None and len(self.in_memory.labels) < len(pictures):
+            count(len(pictures) - len(self.in_memory.labels))
+        self._steps = changed.steps(look, crop=self.in_memory is not None)
 
     def __len__(self) -> int:
-        return len(self.pictures) if self.held is None else len(self.held.labels)
+        return len(self.pictures) if self.in_memory is None else len(self.in_memory.labels)
 
     def batches(self, seed: int, size: int, whole: bool = False) -> "MemoryBatches | ImageBatches":
         """All pictures in a random order; those that do not fill a batch are left out, unless there are no others.
@@ -93,15 +93,15 @@ class TwoViews:
         order = epoch_order(len(self), seed)
         if not whole:
             order = order[: len(order) // size * size or len(order)]
-        if self.held is not None:
-            return MemoryBatches(self.held, order, size)
-        transform = _two_crops(self.look, self.changed)
+        if self.in_memory is not None:
+            return MemoryBatches(self.in_memory, order, size)
+        transform = _two_crops(self.spec, self.augmentation)
         return ImageBatches(self.pictures, order, size, transform, seed, self.workers, self.count)
 
     def pair(self, batch: ImageBatch, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Two views (b, 3, side, side) of each picture of a batch, as the model wants them."""
         images = batch.images.to(device)
-        first, second = (images, images) if self.held is not None else images.unbind(1)
+        first, second = (images, images) if self.in_memory is not None else images.unbind(1)
         with torch.autocast(images.device.type, enabled=False):
             return self._steps(first), self._steps(second)
 
@@ -112,7 +112,7 @@ class MemoryBatches:
     def __init__(
         self, held: ImagesInMemory, order: Sequence[int], size: int, first: int = 0, part: tuple[int, int] = (0, 1)
     ) -> None:
-        self.held, self.order, self.size, self.first, self.part = held, order, size, first, part
+        self.in_memory, self.order, self.size, self.first, self.part = held, order, size, first, part
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
@@ -132,7 +132,7 @@ class MemoryBatches:
     def __iter__(self) -> Iterator[ImageBatch]:
         for whole in torch.split(torch.tensor(self.order), self.size)[self.first :]:
             places = whole[shard_slice(len(whole), *self.part)]
-            yield ImageBatch(self.held.images[places], self.held.labels[places])
+            yield ImageBatch(self.in_memory.images[places], self.in_memory.labels[places])
 
 
 def load_into_memory(pictures: Images) -> ImagesInMemory | None:
@@ -141,7 +141,7 @@ def load_into_memory(pictures: Images) -> ImagesInMemory | None:
     places: list[int] = []
     for at in range(len(pictures)):
         try:
-            picture = numpy.asarray(pictures.picture(at)).transpose(2, 0, 1)
+            picture = numpy.asarray(pictures.image(at)).transpose(2, 0, 1)
         except UnreadableError:
             continue
         if images is None:

@@ -28,7 +28,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.first)
 
-    def chosen(self, numbers: Sequence[int]) -> "Examples":
+    def select(self, numbers: Sequence[int]) -> "Examples":
         """Some of them, in this order."""
         second = None if self.second is None else [self.second[n] for n in numbers]
         labels = None if self.labels is None else [self.labels[n] for n in numbers]

@@ -1,4 +1,4 @@
-"""Pictures of encoders on the hypersphere: many in the plane of alignment and uniformity, single ones on the circle."""
+"""Plots of encoders on the hypersphere: what predicts accuracy, and features on the circle."""
 
 import json
 import math
@@ -19,25 +19,28 @@ from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below
 KINDS = {"InfoNCE alone": "o", "alignment and uniformity": "D", "mixtures of all": "s", "one of the two alone": "X"}
 SCALE = "viridis"
 CONCENTRATION = 60.0  # of the von Mises kernel that smooths angles; about 7 degrees
-STEPS = 360  # places around the circle
-EVEN, HIGHEST = 0.25, 1.5  # of the density outside the circle, whose radius is 1
-GRID, BANDWIDTH = 96, 0.06  # of the density in the plane, whose kernel is Gaussian
+STEPS = 360  # angles at which a density is drawn
+EVEN, HIGHEST = 0.25, 1.5  # height of the uniform density and largest height, outside the circle of radius 1
+GRID, BANDWIDTH = 96, 0.06  # of the Gaussian density in the plane
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """How well something goes along with accuracy.
+    """How well a metric predicts accuracy.
 
-    rank: Spearman's correlation, −1 … 1. share: of the accuracy's variance that a linear fit explains, 0 … 1.
+    Args:
+        name: Name of the metric.
+        spearman: Rank correlation, −1 … 1.
+        r_squared: Share of the accuracy's variance that a linear fit explains, 0 … 1.
     """
 
-    words: str
-    rank: float
-    share: float
+    name: str
+    spearman: float
+    r_squared: float
 
 
 def scatter_plots(records: Iterable[Record]) -> Iterator[ResultPlot]:
-    """The paper's central figure for each group of comparable encoders, and the InfoMax reading beside it."""
+    """Yield the paper's central figure for each group of comparable encoders, next to the InfoMax view."""
     for group in comparable_groups(records):
         if len(group) >= FEWEST:
             yield ResultPlot(
@@ -48,14 +51,14 @@ def scatter_plots(records: Iterable[Record]) -> Iterator[ResultPlot]:
 
 
 def describe_correlations(records: Sequence[Record]) -> str:
-    """How well accuracy goes along with each measure, in a sentence."""
-    parts = (f"{one.words} {one.rank:.2f} (R² {one.share:.2f})" for one in correlate_with_accuracy(records))
+    """Return how well each metric predicts accuracy, in a sentence."""
+    parts = (f"{one.name} {one.spearman:.2f} (R² {one.r_squared:.2f})" for one in correlate_with_accuracy(records))
     return f"Rank correlation with the accuracy of {len(records)} encoders: {'; '.join(parts)}."
 
 
 def scatter_figure(records: Sequence[Record]) -> Any:
-    """Alignment and uniformity, coloured by accuracy; accuracy over their sum; accuracy over InfoMax's reading."""
-    readings = {one.words: one for one in correlate_with_accuracy(records)}
+    """Draw alignment and uniformity, coloured by accuracy; accuracy over their sum, and over InfoMax's bound."""
+    readings = {one.name: one for one in correlate_with_accuracy(records)}
     figure, (plane, both, information) = new_figure("What makes an encoder good", (15.0, 4.6), 3)
     accuracy = 100 * metric_column(records, ACCURACY)
     align, spread = metric_column(records, "alignment"), metric_column(records, "uniformity")
@@ -79,16 +82,16 @@ def scatter_figure(records: Sequence[Record]) -> Any:
         _draw_points(axes, records, values, accuracy, accuracy)
         _set_titles(axes, _with_rank(title, readings[name]), along, "accuracy on validation, %")
     for marker in add_legend_below(figure, plane).legend_handles:
-        marker.set(facecolor=QUIET, array=None)  # shapes tell kinds apart; colours tell accuracies
+        marker.set(facecolor=QUIET, array=None)  # markers show the kind, colours show the accuracy
     return figure
 
 
 def _with_rank(title: str, reading: Correlation) -> str:
-    return f"{title}: rank correlation {reading.rank:.2f}, R² {reading.share:.2f}"
+    return f"{title}: rank correlation {reading.spearman:.2f}, R² {reading.r_squared:.2f}"
 
 
 def _draw_points(axes: Any, records: Sequence[Record], x: NDArray[Any], y: NDArray[Any], colours: NDArray[Any]) -> Any:
-    """A marker for each kind of objective."""
+    """Draw one point per encoder, with a marker per kind of objective."""
     drawn = None
     kinds = [objective_kind(record["config"]) for record in records]
     for words, marker in KINDS.items():
@@ -112,7 +115,7 @@ def _draw_points(axes: Any, records: Sequence[Record], x: NDArray[Any], y: NDArr
 
 
 def objective_kind(config: Any) -> str:
-    """Which kind of objective a run has, among `KINDS`."""
+    """Return the kind of a run's objective, one of `KINDS`."""
     contrast, align, uniform = (bool(config[name]) for name in ("contrast", "align", "uniform"))
     if contrast:
         return "mixtures of all" if align or uniform else "InfoNCE alone"
@@ -120,22 +123,22 @@ def objective_kind(config: Any) -> str:
 
 
 def circle_plots(records: Iterable[Record]) -> Iterator[ResultPlot]:
-    """Features on the circle: all encoders of the same settings in one picture, one below the other."""
+    """Yield one plot of features on the circle per group of encoders with the same settings."""
     groups: dict[str, dict[str, Record]] = {}
     for record in records:
         if "circle" in record:
             fixed = {k: v for k, v in record["config"].items() if k not in ("learned", "temperature")}
             groups.setdefault(str(sorted(fixed.items())), {})[record["config"]["learned"]] = record
     for group in groups.values():
-        told = "; ".join(f"{name}: {100 * r['figures']['validation']:.1f} %" for name, r in group.items())
+        shares = "; ".join(f"{name}: {100 * r['figures']['validation']:.1f} %" for name, r in group.items())
         data = next(iter(group.values()))["config"]["data"]
         yield ResultPlot(
-            f"Features on the circle, {data}", f"Linear accuracy on validation: {told}.", circle_figure(group)
+            f"Features on the circle, {data}", f"Linear accuracy on validation: {shares}.", circle_figure(group)
         )
 
 
 def circle_figure(group: dict[str, Record]) -> Any:
-    """A row for each encoder: distances of views, density in the plane and around the circle, and of some classes."""
+    """Draw one row per encoder: distances of views, densities in the plane and on the circle, and of some classes."""
     shown = _classes(next(iter(group.values())))
     figure, _ = new_figure("", (15.0, 3.5 * len(group)))
     figure.clear()
@@ -152,7 +155,7 @@ def circle_figure(group: dict[str, Record]) -> Any:
 
 
 def _classes(record: Record) -> list[tuple[int, str]]:
-    """The first, a middle and the last class: number and name."""
+    """Return the first, a middle and the last class: number and name."""
     names = record["data"]["classes"]
     return [(at, names[at]) for at in sorted({0, len(names) // 2, len(names) - 1})]
 
@@ -170,7 +173,7 @@ def _draw_distances(axes: Any, name: str, record: Record) -> None:
 
 
 def _draw_density(axes: Any, angles: NDArray[Any]) -> None:
-    """Of the points in the plane, by a Gaussian kernel."""
+    """Draw the density of the points in the plane, with a Gaussian kernel."""
     ticks = numpy.linspace(-1.25, 1.25, GRID)
     x, y = numpy.cos(angles), numpy.sin(angles)
     along = numpy.exp(-0.5 * ((ticks[:, None] - x) / BANDWIDTH) ** 2)  # the kernel is a product: so is the sum
@@ -182,16 +185,16 @@ def _draw_density(axes: Any, angles: NDArray[Any]) -> None:
 
 
 def _transparent_colormap() -> Any:
-    """Colours from transparent to full, so that where nothing is the page is seen, be it light or dark."""
+    """Return a colour map from transparent to opaque, so that an empty plot shows the page, light or dark."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("out of nothing", [f"{COLOURS[0]}00", COLOURS[0]])
+    return LinearSegmentedColormap.from_list("transparent", [f"{COLOURS[0]}00", COLOURS[0]])
 
 
 def _draw_angles(axes: Any, angles: NDArray[Any], colour: str, title: str) -> None:
-    """Density around the circle, outwards from it. An even one is a ring of width `EVEN`; too high ones are lowered."""
+    """Draw a density outwards from the circle. A uniform one is a ring of width `EVEN`; high ones are scaled down."""
     around = numpy.linspace(-math.pi, math.pi, STEPS)
-    if len(angles):  # of few pictures, none may be of a class
+    if len(angles):  # a class may have no images among few
         heights = EVEN * 2 * math.pi * angle_density(angles, around)
         radius = 1 + heights * min(1.0, HIGHEST / float(heights.max()))
         there, back = numpy.append(radius, numpy.ones(STEPS)), numpy.append(around, around[::-1])  # a ring
@@ -205,7 +208,7 @@ def _draw_angles(axes: Any, angles: NDArray[Any], colour: str, title: str) -> No
 
 
 def angle_density(angles: NDArray[Any], around: NDArray[Any]) -> NDArray[Any]:
-    """Density of angles at some places around the circle, by a von Mises kernel; its integral is 1."""
+    """Return the density of angles at some points of the circle, with a von Mises kernel; its integral is 1."""
     kernel = numpy.exp(CONCENTRATION * (numpy.cos(around[:, None] - angles) - 1))
     weight = 2 * math.pi * numpy.i0(CONCENTRATION) * math.exp(-CONCENTRATION)
     density: NDArray[Any] = kernel.mean(1) / weight
@@ -229,13 +232,13 @@ def _set_titles(axes: Any, title: str, x: str, y: str) -> None:
 ACCURACY = "validation_output_linear"
 FREE = frozenset(
     ("contrast", "temperature", "negatives", "align", "alpha", "uniform", "t", "batch", "dim", "seed")
-)  # settings in which encoders of one picture may differ
+)  # fields in which encoders of one plot may differ
 SUM, INFOMAX = "alignment + uniformity", "InfoMax: log(M + 1) − loss"
-FEWEST = 3  # encoders that a correlation needs
+FEWEST = 3  # encoders per plot
 
 
 def comparable_groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Encoders that differ in objective, batch, size of the output and seed only, in groups; the largest first."""
+    """Return groups of encoders that differ only in objective, batch, output size and seed, the largest group first."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if {"alignment", "uniformity", "information", ACCURACY} <= record["figures"].keys():
@@ -245,10 +248,10 @@ def comparable_groups(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def correlate_with_accuracy(records: Sequence[Record], accuracy: str = ACCURACY) -> list[Correlation]:
-    """How each measure, the sum of the paper's two, and InfoNCE's reading go along with accuracy; needs 3 encoders.
+    """Return how well the paper's two metrics, their sum, and InfoNCE's bound predict accuracy, for 3 encoders or more.
 
-    The paper's two are added up, and also weighed as suits a linear fit best. InfoNCE is read at the temperature that
-    makes its bound tightest and, if all were trained with it alone, also by the loss that each was trained to.
+    The two metrics are added, and also weighted by a linear fit. InfoNCE's bound is taken at the temperature where it
+    is tightest and, if all encoders were trained with InfoNCE alone, also from their training loss.
     """
     target = metric_column(records, accuracy)
     align, spread, tightest = (metric_column(records, name) for name in ("alignment", "uniformity", "information"))
@@ -256,17 +259,17 @@ def correlate_with_accuracy(records: Sequence[Record], accuracy: str = ACCURACY)
         ("alignment", align),
         ("uniformity", spread),
         (SUM, align + spread),
-        ("the two, weighed", _linear_fit([align, spread], target)),
+        ("both, weighted", _linear_fit([align, spread], target)),
         (INFOMAX, tightest),
     ]
     reached = [information_in_training(record) for record in records]
     if None not in reached:
-        readings.append(("InfoMax, by the loss that it was trained to", numpy.array(reached, dtype=float)))
+        readings.append(("InfoMax, from the training loss", numpy.array(reached, dtype=float)))
     return [Correlation(words, _spearman(values, target), _r_squared(values, target)) for words, values in readings]
 
 
 def information_in_training(record: Record) -> float | None:
-    """log(M + 1) − loss at the end of the training, with its own temperature and batch; None if it had other aims."""
+    """Return log(M + 1) − loss at the end of the training; None unless the objective was InfoNCE alone."""
     config, epochs = record["config"], record.get("epochs")
     if not epochs or not config["contrast"] or config["align"] or config["uniform"]:
         return None
@@ -275,25 +278,25 @@ def information_in_training(record: Record) -> float | None:
 
 
 def metric_column(records: Sequence[Record], name: str) -> NDArray[Any]:
-    """A figure of each encoder."""
+    """Return one metric of all encoders."""
     return numpy.array([record["figures"][name] for record in records], dtype=float)
 
 
 def _spearman(values: NDArray[Any], target: NDArray[Any]) -> float:
     stats: Any = import_optional("scipy.stats", "train")
-    if min(values.std(), target.std()) == 0:  # nothing goes along with what does not change
+    if min(values.std(), target.std()) == 0:  # a constant has no correlation
         return 0.0
     return float(stats.spearmanr(values, target).statistic)
 
 
 def _r_squared(values: NDArray[Any], target: NDArray[Any]) -> float:
-    """R² of the linear fit."""
+    """Return R² of the linear fit."""
     spread = float(((target - target.mean()) ** 2).sum())
     return 1 - float(((target - _linear_fit([values], target)) ** 2).sum()) / spread if spread else 0.0
 
 
 def _linear_fit(values: Sequence[NDArray[Any]], target: NDArray[Any]) -> NDArray[Any]:
-    """What the best linear fit expects."""
+    """Return the prediction of the least-squares fit."""
     design = numpy.column_stack([*values, numpy.ones_like(target)])
     expected: NDArray[Any] = design @ numpy.linalg.lstsq(design, target, rcond=None)[0]
     return expected

@@ -1,4 +1,4 @@
-"""What a frozen encoder knows: a linear classifier and nearest neighbours on its features."""
+"""Accuracy of a linear classifier and of nearest neighbours on the features of a frozen encoder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,47 +12,47 @@ from uncollapse.lab.engine.seeding import use_seed
 
 Labelled = tuple[Tensor, Tensor]  # features (n, d) and labels (n,)
 EPOCHS, BATCH, RATE, BETAS = 100, 128, 1e-3, (0.5, 0.999)  # of the paper's linear classifier
-MILESTONES, DROP = (60, 80), 0.2  # epochs after which its learning rate falls, by this factor
+MILESTONES, DROP = (60, 80), 0.2  # epochs after which its learning rate is multiplied by this factor
 
 
 def linear_probe(
-    train: Labelled, judged: Mapping[str, Labelled], seed: int = 0, epochs: int = EPOCHS
+    train: Labelled, evaluated: Mapping[str, Labelled], seed: int = 0, epochs: int = EPOCHS
 ) -> dict[str, float]:
-    """Accuracies of a linear classifier with the paper's settings: Adam, 100 epochs, ×0.2 after 60 and 80 of them.
+    """Return accuracies of a linear classifier trained as in the paper: Adam, 100 epochs, ×0.2 after 60 and 80.
 
-    Wang & Isola, arXiv 2005.10242. Where they augment the pictures anew in each epoch, features are given here.
+    Wang & Isola (arXiv 2005.10242) augment the images in each epoch; here the features are fixed.
 
     Args:
-        train: features and labels to learn from.
-        judged: those to judge by, by name.
-        seed: of the weights and of the order.
-        epochs: passes; the milestones move along.
+        train: Training features and labels.
+        evaluated: Features and labels to evaluate on, by name.
+        seed: Seed of the weights and of the order.
+        epochs: Number of epochs; the milestones scale with it.
     """
     features, labels = _check_features(train)
     classes = int(labels.max()) + 1
     with use_seed(seed), torch.enable_grad():
         head = nn.Linear(features.shape[1], classes).to(features.device)
-        optimiser = torch.optim.Adam(head.parameters(), lr=RATE, betas=BETAS)
-        falls = [at * epochs // EPOCHS for at in MILESTONES]
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls, DROP)
+        optimizer = torch.optim.Adam(head.parameters(), lr=RATE, betas=BETAS)
+        milestones = [at * epochs // EPOCHS for at in MILESTONES]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, DROP)
         for _ in range(epochs):
             for chosen in torch.split(torch.randperm(len(labels)), BATCH):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 torch.autograd.backward(F.cross_entropy(head(features[chosen]), labels[chosen]))
-                optimiser.step()
+                optimizer.step()
             schedule.step()
     with torch.no_grad():
-        return {name: _accuracy(head(x.float()).argmax(1) == y) for name, (x, y) in judged.items()}
+        return {name: _accuracy(head(x.float()).argmax(1) == y) for name, (x, y) in evaluated.items()}
 
 
-def knn_probe(train: Labelled, judged: Mapping[str, Labelled], count: int = 5) -> dict[str, float]:
-    """Accuracies of a vote of the nearest training rows, by Euclidean distance."""
+def knn_probe(train: Labelled, evaluated: Mapping[str, Labelled], count: int = 5) -> dict[str, float]:
+    """Return accuracies of the majority vote of the nearest training rows, by Euclidean distance."""
     features, labels = _check_features(train)
     sklearn: Any = import_optional("sklearn.neighbors", "train")
     if len(labels) < count:
-        raise UsageError(f"{count} neighbours need as many rows to look among, got {len(labels)}.")
+        raise UsageError(f"{count} neighbours need at least {count} training rows, got {len(labels)}.")
     voters = sklearn.KNeighborsClassifier(count, algorithm="brute").fit(features.cpu().numpy(), labels.cpu().numpy())
-    return {name: float(voters.score(x.float().cpu().numpy(), y.cpu().numpy())) for name, (x, y) in judged.items()}
+    return {name: float(voters.score(x.float().cpu().numpy(), y.cpu().numpy())) for name, (x, y) in evaluated.items()}
 
 
 def _check_features(train: Labelled) -> Labelled:
@@ -62,5 +62,5 @@ def _check_features(train: Labelled) -> Labelled:
     return features, labels
 
 
-def _accuracy(right: Tensor) -> float:
-    return float(right.float().mean())
+def _accuracy(correct: Tensor) -> float:
+    return float(correct.float().mean())

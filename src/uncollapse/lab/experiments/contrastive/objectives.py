@@ -1,60 +1,62 @@
-"""What contrastive encoders are trained for: InfoNCE, alignment and uniformity, in any weights."""
+"""Objectives of contrastive encoders: InfoNCE, alignment and uniformity in any weights."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import config_field
+from uncollapse.lab.config.fields import config_field, reset_idle
 from uncollapse.losses.align_uniform import align_loss, uniform_loss
 from uncollapse.losses.info_nce import info_nce
 
 OBJECTIVE = "Objective"  # panel of the help
-PARTS = {
+TERMS = {
     "contrast": ("temperature", "negatives"),
     "align": ("alpha",),
     "uniform": ("t",),
-}  # weights, and what is theirs
+}  # weight of a term -> the fields that only this term uses
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What an encoder is trained for. Settings of a part without weight get their defaults: they make no other run."""
+    """Objective of a run. Fields of a term with weight 0 get their defaults, so that they make no other run."""
 
-    contrast: float = config_field(1.0, "Weight of InfoNCE; 0: without it.", minimum=0, group=OBJECTIVE)
+    contrast: float = config_field(1.0, "Weight of InfoNCE; 0: none.", minimum=0, group=OBJECTIVE)
     temperature: float = config_field(
-        0.5, "contrast: its temperature; lower: only the nearest negatives count.", minimum=1e-3, group=OBJECTIVE
+        0.5,
+        "contrast: temperature; the lower, the more only the nearest negatives count.",
+        minimum=1e-3,
+        group=OBJECTIVE,
     )
     negatives: str = config_field(
         "cross",
-        "contrast: what a view is told from: the other views of the rest of the batch, or both views of it (NT-Xent).",
+        "contrast: negatives of a view: the other views of the rest of the batch, or both views of it (NT-Xent).",
         choices=("cross", "both"),
         group=OBJECTIVE,
     )
-    align: float = config_field(0.0, "Weight of the alignment loss; 0: without it.", minimum=0, group=OBJECTIVE)
-    alpha: float = config_field(2.0, "align: the exponent of the distance.", minimum=1e-3, group=OBJECTIVE)
-    uniform: float = config_field(0.0, "Weight of the uniformity loss; 0: without it.", minimum=0, group=OBJECTIVE)
+    align: float = config_field(0.0, "Weight of the alignment loss; 0: none.", minimum=0, group=OBJECTIVE)
+    alpha: float = config_field(2.0, "align: exponent of the distance.", minimum=1e-3, group=OBJECTIVE)
+    uniform: float = config_field(0.0, "Weight of the uniformity loss; 0: none.", minimum=0, group=OBJECTIVE)
     t: float = config_field(2.0, "uniform: sharpness of the potential exp(−t·‖x − y‖²).", minimum=1e-3, group=OBJECTIVE)
 
     def __post_init__(self) -> None:
-        if not any(getattr(self, weight) for weight in PARTS):
-            raise UsageError("There is nothing to train for: contrast, align and uniform are all 0. Give one a weight.")
-        idle = {name for weight, names in PARTS.items() if not getattr(self, weight) for name in names}
-        for field in fields(self):
-            if field.name in idle:
-                object.__setattr__(self, field.name, field.default)
+        if not any(getattr(self, weight) for weight in TERMS):
+            raise UsageError(
+                "The objective is empty: contrast, align and uniform are all 0. Give one of them a weight."
+            )
+        reset_idle(self, [name for weight, names in TERMS.items() if not getattr(self, weight) for name in names])
 
 
 def objective(config: ObjectiveConfig, x: Tensor, y: Tensor, gather: bool = False) -> Tensor:
-    """The loss of two views (b, d) of a batch, row by row; they are brought to length one first.
+    """Return the loss of two views (b, d) of a batch, whose rows are normalised to length one first.
 
         λ_c · InfoNCE(τ) + λ_a · align(α) + λ_u · uniform(t)
 
-    InfoNCE is the mean of both directions, and uniformity that of both views, as the authors have it. gather: the rows
-    of all processes are one batch.
+    InfoNCE is the mean of both directions, and uniformity the mean of both views, as in the authors' code. With
+    `gather` the rows of all processes are one batch.
     """
     total = x.new_zeros((), dtype=x.dtype).float()
     if config.contrast:
@@ -71,11 +73,11 @@ def objective(config: ObjectiveConfig, x: Tensor, y: Tensor, gather: bool = Fals
 
 
 def queue_objective(config: ObjectiveConfig, x: Tensor, y: Tensor, queue: Tensor, within: bool = True) -> Tensor:
-    """The loss of views x (b, d) whose partners y and queue (K, d) are without gradient, as for MoCo.
+    """Return the loss of MoCo: of views x (b, d) whose partners y (b, d) and queue (K, d) have no gradient.
 
     InfoNCE's negatives are the queue alone, as published (arXiv 1911.05722). Uniformity is that of x against the queue
-    and, as the authors of it have it in their code for MoCo, among the rows of x. within: with the latter. The rows of
-    all processes are one batch; the queue is the same in all.
+    and, with `within`, among the rows of x, as in its authors' code for MoCo. The rows of all processes are one batch;
+    the queue is the same in all of them.
     """
     total = x.new_zeros((), dtype=x.dtype).float()
     if config.contrast:
@@ -88,7 +90,7 @@ def queue_objective(config: ObjectiveConfig, x: Tensor, y: Tensor, queue: Tensor
 
 
 def formula(config: Mapping[str, Any]) -> str:
-    """The objective as the paper writes it; weights of 1 are left out.
+    """Return the objective as the paper writes it; weights of 1 are left out.
 
     >>> formula({"contrast": 0, "align": 0.98, "alpha": 2.0, "uniform": 1, "t": 2.0})
     '0.98·A(α=2) + U(t=2)'
@@ -98,12 +100,12 @@ def formula(config: Mapping[str, Any]) -> str:
         "align": lambda: f"A(α={config['alpha']:g})",
         "uniform": lambda: f"U(t={config['t']:g})",
     }
-    weights = {name: config[name] for name in PARTS if config[name]}
+    weights = {name: config[name] for name in TERMS if config[name]}
     return " + ".join((f"{weight:g}·" if weight != 1 else "") + marks[name]() for name, weight in weights.items())
 
 
 def objective_slug(config: Mapping[str, Any]) -> str:
-    """The objective for the name of a file.
+    """Return the objective for the name of a file.
 
     >>> words({"contrast": 1, "temperature": 0.5, "negatives": "cross", "align": 0, "uniform": 0.5, "t": 2.0})
     'c1-tau0.5+u0.5-t2'
@@ -113,9 +115,9 @@ def objective_slug(config: Mapping[str, Any]) -> str:
         "align": lambda: f"-alpha{config['alpha']:g}",
         "uniform": lambda: f"-t{config['t']:g}",
     }
-    return "+".join(f"{name[0]}{config[name]:g}{marks[name]()}" for name in PARTS if config[name])
+    return "+".join(f"{name[0]}{config[name]:g}{marks[name]()}" for name in TERMS if config[name])
 
 
 def information_bound(loss: float, negatives: int) -> float:
-    """log(M + 1) − loss: the lower bound on the mutual information of two views that InfoNCE with M negatives gives."""
+    """Return log(M + 1) − loss: InfoNCE's lower bound on the mutual information of two views, with M negatives."""
     return math.log(negatives + 1) - loss

@@ -1,4 +1,4 @@
-"""How small encoders are trained on two views of each picture, and judged: the task, features, figures."""
+"""Train small encoders on two views of each image and evaluate them: the task, features and metrics."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -17,67 +17,70 @@ from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
 from uncollapse.lab.data.image.two_views import MemoryBatches, TwoViews
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.schedules import steps as falling
+from uncollapse.lab.engine.schedules import steps as step_schedule
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import History, Task, TrainingOptions
-from uncollapse.lab.experiments.contrastive import frozen_probe
 from uncollapse.lab.experiments.contrastive.config import Data, EncoderConfig
+from uncollapse.lab.experiments.contrastive.frozen_probe import knn_probe, linear_probe
 from uncollapse.lab.experiments.contrastive.objectives import information_bound
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import alignment, uniformity, uniformity_optimum
 
 PENULTIMATE, OUTPUT = "fc7", "output"
-EVALUATION_BATCH = 500  # pictures of a batch that is only judged
-ALPHA, SHARPNESS = 2.0, 2.0  # of the two measures, whatever the objective has
-TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # among which InfoNCE's tightest bound is looked for
-BASE = 256  # the batch that a learning rate is named for
+EVALUATION_BATCH = 500  # images per batch
+ALPHA, SHARPNESS = 2.0, 2.0  # of the two metrics, whatever the objective has
+TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # candidates for InfoNCE's tightest bound
+BASE = 256  # batch size that a learning rate refers to
 
-# of two views' outputs (b, dim) and labels (b,), of all rows where several processes have some: `Task` says "gathered"
+# Takes the outputs (b, dim) of two views and labels (b,). With several processes it covers all rows ("gathered").
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class EncoderTraining:
-    """The task of a run.
+    """Training and evaluation of a run.
 
-    skipped: pictures that could not be read, by the part that they belong to; those that are "learned" from count each
-    time that one came, unless they are held in memory.
+    Attributes:
+        skipped: Number of unreadable images per split. An unreadable training image ("learned") counts each time it
+            is drawn, unless the images are held in memory.
     """
 
     def __init__(self, encoder: nn.Module, config: EncoderConfig, data: Data, runtime: Runtime, loss: Loss) -> None:
         self.encoder = encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.config, self.data, self.runtime, self._loss = config, data, runtime, loss
         self.skipped: dict[str, int] = {}
-        self._known: dict[str, TwoViews] = {}
+        self._views: dict[str, TwoViews] = {}
 
     def task(self) -> Task:
-        """What is trained, and how."""
+        """Return the task for `fit`: SGD whose learning rate drops tenfold at each of `falls`."""
         config = self.config
         total = config.epochs * len(self.batches(1))
-        rate = config.lr * config.batch / BASE
-        optimiser = torch.optim.SGD(
-            self.encoder.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
+        optimizer = torch.optim.SGD(
+            self.encoder.parameters(),
+            lr=config.lr * config.batch / BASE,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
         )
-        schedule = falling([round(share * total) for share in config.falls], 0.1)
-        return Task(self.encoder, optimiser, self.batches, self.loss, self.evaluate, schedule, "images", "gathered")
+        schedule = step_schedule([round(fraction * total) for fraction in config.falls], 0.1)
+        return Task(self.encoder, optimizer, self.batches, self.loss, self.evaluate, schedule, "images", "gathered")
 
     @property
     def views(self) -> TwoViews:
-        """Those that it learns from."""
-        return self._of("learned")
+        """Return the views that the encoder is trained on."""
+        return self._views_of("learned")
 
     def batches(self, epoch: int) -> MemoryBatches | ImageBatches:
-        """Those of an epoch."""
+        """Return the batches of an epoch."""
         if len(self.views) < 2:
-            raise UsageError(f"Pairs need two pictures to be told apart; there are {len(self.views)} to learn from.")
-        if self.config.batch > len(self.views):  # the learning rate is one for a batch of that size
+            raise UsageError(f"A contrastive loss needs at least two training images, got {len(self.views)}.")
+        if self.config.batch > len(self.views):  # the learning rate is scaled to a batch of that size
             raise UsageError(
-                f"A batch of {self.config.batch} is more than the {len(self.views)} pictures to learn from; "
-                f"take a smaller one, such as --batch {max(2, len(self.views) // 8)}."
+                f"A batch of {self.config.batch} is larger than the {len(self.views)} training images; "
+                f"use a smaller one, for example --batch {max(2, len(self.views) // 8)}."
             )
         return self.views.batches(1_000_003 * self.config.seed + epoch, self.config.batch)
 
     def loss(self, encoder: nn.Module, batch: ImageBatch) -> Tensor:
-        """Of a batch, with two new views of each picture."""
+        """Return the loss of a batch, with two new views of each image."""
         device = next(self.encoder.parameters()).device
         first, second = self.views.pair(batch, device)
         both = torch.cat([first, second]).to(memory_format=torch.channels_last)
@@ -85,18 +88,18 @@ class EncoderTraining:
         return self._loss(x, y, batch.labels.to(device))
 
     def evaluate(self, encoder: nn.Module) -> dict[str, float]:
-        """Alignment and uniformity of the pictures that were held back."""
+        """Return alignment and uniformity of the held-out images."""
         x, y = self.pairs(encoder, "validation")
         return hypersphere_metrics(x, y)
 
     @torch.no_grad()
-    def pairs(self, encoder: nn.Module, part: str, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Outputs (n, dim) of length one for two random views of each picture of a part, the same for every encoder."""
+    def pairs(self, encoder: nn.Module, split: str, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Return unit outputs (n, dim) for two random views of each image of a split, the same for every encoder."""
         encoder.eval()
         device = next(encoder.parameters()).device
-        views, found = self._of(part), []
-        if views.held is None:  # they are counted anew
-            self.skipped.pop(part, None)
+        views, found = self._views_of(split), []
+        if views.in_memory is None:  # unreadable images are counted again
+            self.skipped.pop(split, None)
         with use_seed(seed):
             for batch in views.batches(seed, EVALUATION_BATCH, whole=True):
                 if len(batch):
@@ -108,15 +111,15 @@ class EncoderTraining:
         return both[0], both[1]
 
     @torch.no_grad()
-    def features(self, encoder: Any, part: str, layers: Sequence[str] = (PENULTIMATE, OUTPUT)) -> dict[str, Tensor]:
-        """Rows (n, d) of some layers for the pictures of a part as they are judged, and their "labels".
+    def features(self, encoder: Any, split: str, layers: Sequence[str] = (PENULTIMATE, OUTPUT)) -> dict[str, Tensor]:
+        """Return features (n, d) of some layers for the images of a split without augmentation, and their "labels".
 
-        Maps of convolutions are averaged over the picture; outputs have length one.
+        Feature maps of convolutions are averaged over the image; outputs have length one.
         """
         encoder.eval()
         device = next(encoder.parameters()).device
         found: dict[str, list[Tensor]] = {name: [] for name in (*layers, "labels")}
-        for batch in self._readable(part):
+        for batch in self._evaluation_batches(split):
             for name, values in encoder.layers(batch.images.to(device), layers).items():
                 rows = values.float().mean((-2, -1)) if values.dim() == 4 else values.float()
                 found[name].append(F.normalize(rows, dim=-1).cpu() if name == OUTPUT else rows.cpu())
@@ -124,27 +127,27 @@ class EncoderTraining:
         return {name: torch.cat(rows) for name, rows in found.items()}
 
     def probes(self, encoder: nn.Module) -> dict[str, float]:
-        """Accuracies on what was held back and on the test pictures: linear and by five neighbours, on both layers.
+        """Return validation and test accuracies of a linear probe and of five nearest neighbours, on both layers.
 
-        None, where there are no classes to tell apart.
+        Without at least two classes there are none.
         """
-        parts = {}
         if len(self.data.set.train.classes) < 2:
             return {}
-        for part in ("train", "validation", "test"):
-            self.runtime.report_stage(f"looking at the {part} pictures")
-            parts[part] = self.features(encoder, part)
-        found: dict[str, float] = {}
+        splits = {}
+        for split in ("train", "validation", "test"):
+            self.runtime.report_stage(f"encoding the {split} images")
+            splits[split] = self.features(encoder, split)
+        accuracies: dict[str, float] = {}
         for layer in (OUTPUT, PENULTIMATE):
-            self.runtime.report_stage(f"judging the features of {layer}")
-            labelled = {part: (rows[layer], rows["labels"]) for part, rows in parts.items()}
+            self.runtime.report_stage(f"evaluating the features of {layer}")
+            labelled = {split: (rows[layer], rows["labels"]) for split, rows in splits.items()}
             train = labelled.pop("train")
-            for name, probe in (("linear", frozen_probe.linear_probe), ("knn", frozen_probe.knn_probe)):
-                found |= {f"{part}_{layer}_{name}": value for part, value in probe(train, labelled).items()}
-        return found
+            for name, probe in (("linear", linear_probe), ("knn", knn_probe)):
+                accuracies |= {f"{split}_{layer}_{name}": value for split, value in probe(train, labelled).items()}
+        return accuracies
 
     def diagnosis(self, encoder: Any) -> Diagnosis:
-        """Layer by layer, on what was held back: how alike pictures are, and in how many dimensions they differ."""
+        """Diagnose the encoder layer by layer on the held-out images."""
         self.runtime.report_stage("measuring the encoder layer by layer")
         rows = self.features(encoder, "validation", encoder.names)
         del rows["labels"]
@@ -152,56 +155,54 @@ class EncoderTraining:
             rows, labels=Labels(model=type(encoder).__name__, data=f"{self.config.data}, validation")
         )
 
-    def _readable(self, part: str) -> Iterator[ImageBatch]:
-        """The pictures of a part as they are judged; those that cannot be read are left out, and counted."""
-        pictures = self.data.parts[part]
+    def _evaluation_batches(self, split: str) -> Iterator[ImageBatch]:
+        """Yield the images of a split without augmentation; unreadable ones are left out and counted."""
+        images = self.data.splits[split]
         transform = evaluation_transform(
-            self.config.look, crop="resized" if self.config.judged == "centre" else "padded"
+            self.config.input_spec, crop="resized" if self.config.judged == "centre" else "padded"
         )
         skipped, unread = 0, ""
         for batch in ImageBatches(
-            pictures, range(len(pictures)), EVALUATION_BATCH, transform, workers=self.runtime.workers
+            images, range(len(images)), EVALUATION_BATCH, transform, workers=self.runtime.workers
         ):
             skipped, unread = skipped + batch.skipped, batch.unread or unread
             if len(batch):
                 yield batch
-        if skipped == len(pictures):
-            raise UsageError(f"None of the {skipped} {part} pictures can be read. The last was {unread}.")
+        if skipped == len(images):
+            raise UsageError(f"None of the {skipped} {split} images can be read. The last error: {unread}.")
         if skipped:
-            self.skipped[part] = skipped
+            self.skipped[split] = skipped
 
-    def _of(self, part: str) -> TwoViews:
-        if part not in self._known:
-            self._known[part] = self._views(part)
-        return self._known[part]
+    def _views_of(self, split: str) -> TwoViews:
+        if split not in self._views:
+            images = self.data.learned if split == "learned" else self.data.splits[split]
 
-    def _views(self, part: str) -> TwoViews:
-        pictures = self.data.learned if part == "learned" else self.data.parts[part]
+            def count(skipped: int) -> None:
+                self.skipped[split] = self.skipped.get(split, 0) + skipped
 
-        def count(skipped: int) -> None:
-            self.skipped[part] = self.skipped.get(part, 0) + skipped
-
-        return TwoViews(pictures, self.config.look, self.config.changes, self.runtime.workers, count)
+            spec, augmentation = self.config.input_spec, self.config.augmentation
+            self._views[split] = TwoViews(images, spec, augmentation, self.runtime.workers, count)
+        return self._views[split]
 
 
 def fit_encoder(training: EncoderTraining, experiment: str) -> History:
-    """Train the encoder, if it is to be trained at all. experiment: what its checkpoints are told apart by."""
+    """Train the encoder, unless the config has no epochs. experiment: the identity of its checkpoints."""
     config = training.config
     if not config.epochs:
         return History([], 0, "untrained", 0.0)
     precision: Any = config.precision
-    settings = TrainingOptions(config.epochs, config.seed, precision=precision)
-    return fit(training.task(), settings, training.runtime, experiment, asdict(config))
+    options = TrainingOptions(config.epochs, config.seed, precision=precision)
+    return fit(training.task(), options, training.runtime, experiment, asdict(config))
 
 
 def hypersphere_metrics(x: Tensor, y: Tensor) -> dict[str, float]:
-    """Alignment and uniformity of two views (n, d) of length one, uniformity being the mean of both views'."""
+    """Return alignment of two views (n, d) of length one, and the mean of their uniformities."""
     spread = (uniformity(x, SHARPNESS) + uniformity(y, SHARPNESS)) / 2
     return {"alignment": float(alignment(x, y, ALPHA)), "uniformity": float(spread)}
 
 
 def infonce_metrics(x: Tensor, y: Tensor) -> dict[str, float]:
-    """More about two views (n, d): the optimum of uniformity, and InfoNCE's tightest bound on their information."""
+    """Return the optimum of uniformity, and InfoNCE's tightest bound on the mutual information of two views (n, d)."""
     losses = {tau: float(info_nce(x, y, temperature=tau, symmetric=True)) for tau in TEMPERATURES}
     tightest = min(losses, key=lambda tau: losses[tau])
     return {
@@ -212,5 +213,5 @@ def infonce_metrics(x: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def data_facts(data: Data, training: EncoderTraining) -> dict[str, Any]:
-    """What a result says of its pictures."""
+    """Return what a record says of its images."""
     return data.facts | {"skipped": training.skipped}

@@ -1,4 +1,4 @@
-"""Encoders of images that a run kept, brought back: those of contrast, circle and moco."""
+"""Load image encoders that runs of contrast, circle and moco saved."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,27 +11,25 @@ from uncollapse.io.tensor_files import load_into, weights_of
 from uncollapse.lab.config.fields import build, config_fields
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
-from uncollapse.lab.experiments.moco import training as momentum
-from uncollapse.lab.experiments.moco.training import MomentumConfig
+from uncollapse.lab.experiments.moco import config as moco
+from uncollapse.lab.experiments.moco.config import MomentumConfig
 from uncollapse.lab.runs.model_folder import CONFIG, WEIGHTS, check_weights, read_json
 
-HEAD = "head"  # what the recipe circle trains along with labels
+HEAD = "head"  # the classifier that the recipe circle trains with labels
 
 
 class SavedEncoder(NamedTuple):
-    """An encoder in evaluation mode, and the settings of its run."""
+    """An encoder in evaluation mode, and the configuration of its run."""
 
     encoder: Any
     config: EncoderConfig
 
 
 def load_encoder(folder: str | Path) -> SavedEncoder:
-    """The encoder that a run with --save left in a folder, as `keeping.keep_weights` writes it."""
+    """Return the encoder that a run with --save wrote in a folder, see `saved_models.save_weights`."""
     folder = expand_user(folder)
     config = _read_config(folder)
-    encoder = (
-        momentum.build_encoder(config) if isinstance(config, MomentumConfig) else contrastive.build_encoder(config)
-    )
+    encoder = moco.build_encoder(config) if isinstance(config, MomentumConfig) else contrastive.build_encoder(config)
     path = folder / WEIGHTS
     if not path.is_file():
         raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
@@ -44,10 +42,12 @@ def load_encoder(folder: str | Path) -> SavedEncoder:
 
 
 def _read_config(folder: Path) -> EncoderConfig:
-    """The settings of the run; those that have nothing to do with the encoder may be of any recipe."""
+    """Return the configuration of the run; fields that do not concern the encoder may be of any recipe."""
     found = read_json(folder / CONFIG)
     if not {"dim", "side", "width"} <= found.keys():
-        raise UsageError(f"{folder} holds a kept model of another kind than an encoder of contrast, circle or moco.")
+        raise UsageError(
+            f"{folder} has a saved model of another kind; expected an encoder of contrast, circle or moco."
+        )
     kind = MomentumConfig if "ema" in found else EncoderConfig
     known = config_fields(kind)
     config: EncoderConfig = build(kind, {name: value for name, value in found.items() if name in known})

@@ -144,11 +144,11 @@ def load(config: Config, runtime: Runtime, origin: Origin) -> Data:
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(SPLIT_SEED))
     order = order[: config.examples or len(whole)]
     held = round(config.holdout * len(order))
-    texts = {"train": whole.chosen(order[held:].tolist())}
+    texts = {"train": whole.select(order[held:].tolist())}
     if config.holdout and not (held and len(order) - held):
         raise UsageError(f"holdout {config.holdout} of {len(order)} examples leaves a split empty.")
     if held:
-        texts["validation"] = whole.chosen(order[:held].tolist())
+        texts["validation"] = whole.select(order[:held].tolist())
     texts |= {part: glue.load_split(task, part, runtime.data_root) for part in task.dev}
     parts = {name: encode_split(part, words, config, task) for name, part in texts.items()}
     skipped = whole.skipped + sum(texts[part].skipped for part in task.dev)

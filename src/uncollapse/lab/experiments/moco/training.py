@@ -1,111 +1,105 @@
-"""What a run of MoCo is told, its encoder at its start, how it is trained and judged."""
+"""Train MoCo and evaluate it: the task, and a linear classifier on new crops of the images."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from uncollapse.lab.config.fields import config_field, config_fields
-from uncollapse.lab.data.image.image_batches import ImageBatch
+from uncollapse.errors import NotFiniteError
+from uncollapse.lab.data.image.augmentation import training_transform
+from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
+from uncollapse.lab.data.image.image_source import Images
+from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
+from uncollapse.lab.engine.schedules import steps as step_schedule
 from uncollapse.lab.engine.seeding import use_seed
-from uncollapse.lab.engine.task import Task
-from uncollapse.lab.experiments.contrastive import config as contrastive
-from uncollapse.lab.experiments.contrastive import frozen_probe
-from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, VIEWS, ContrastConfig, Data
-from uncollapse.lab.experiments.contrastive.objectives import OBJECTIVE, queue_objective
+from uncollapse.lab.engine.task import Task, TrainingOptions
+from uncollapse.lab.experiments.contrastive.config import Data
+from uncollapse.lab.experiments.contrastive.frozen_probe import knn_probe
+from uncollapse.lab.experiments.contrastive.objectives import queue_objective
 from uncollapse.lab.experiments.contrastive.training import OUTPUT, EncoderTraining
-from uncollapse.lab.experiments.moco.online_probe import PROBE, OnlineProbe, ProbeConfig
-from uncollapse.lab.models.image_encoder import LEAST_SIDE, RESNETS, STEMS, ResNetEncoder
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
+from uncollapse.lab.experiments.moco.config import MomentumConfig
+from uncollapse.lab.models.momentum_encoder import MomentumEncoder
 
-SMALL_ALEXNET = "small_alexnet"
-IMAGES = {"imagenet": 1_281_167, "imagenet100": 126_689, "tinyimagenet20": 9000}
-MULTIPLICATIONS = {"resnet18": 1.8, "resnet34": 3.7, "resnet50": 4.1, SMALL_ALEXNET: 4.8}  # billions, of 224 pixels
-SPEED = {"no": 8.0, "bf16": 16.0, "fp16": 8.0}  # billions of them in a second, on one core
-
-
-@dataclass(frozen=True)
-class MomentumConfig(ProbeConfig, ContrastConfig):
-    """A run. The defaults are those of MoCo for ImageNet (arXiv 1911.05722); what has no effect gets its default."""
-
-    data: str = config_field(
-        "imagenet", "A set by name, or a folder below --data-root with train/ and val/, or packed files.", group=DATA
-    )
-    encoder: str = config_field("resnet50", "What is trained.", choices=(*RESNETS, SMALL_ALEXNET), group=MODEL)
-    stem: str = config_field(
-        "imagenet", "How a ResNet begins; cifar: without making small pictures smaller.", choices=STEMS, group=MODEL
-    )
-    mlp: bool = config_field(False, "A hidden layer before the output, as in MoCo v2.", group=MODEL)
-    width: float = config_field(1.0, "small_alexnet: factor of its channels.", minimum=0.001, group=MODEL)
-    side: int = config_field(224, "Side of the pictures in pixels.", minimum=LEAST_SIDE, group=MODEL)
-    queue: int = config_field(65_536, "Earlier outputs of the follower that are remembered.", minimum=1, group=MODEL)
-    ema: float = config_field(
-        0.999, "Share of its own weights that the follower keeps in a step.", minimum=0, maximum=0.99999, group=MODEL
-    )
-    temperature: float = config_field(0.07, "contrast: its temperature.", minimum=1e-3, group=OBJECTIVE)
-    negatives: str = config_field("queue", "contrast: those that are remembered.", choices=("queue",), group=OBJECTIVE)
-    within: bool = config_field(
-        True, "uniform: count pairs within a batch beside those with the queue.", group=OBJECTIVE
-    )
-    epochs: int = config_field(200, "Passes over the pictures to learn from.", minimum=1, group=TRAINING)
-    batch: int = config_field(256, "Pictures in a step; each has two views.", minimum=2, group=TRAINING)
-    lr: float = config_field(
-        0.03, "Learning rate of SGD for a batch of 256; it grows with the batch.", minimum=0, group=TRAINING
-    )
-    schedule: str = config_field(
-        "steps",
-        "How the learning rate falls: at `falls`, or along a cosine.",
-        choices=("steps", "cosine"),
-        group=TRAINING,
-    )
-    falls: tuple[float, ...] = config_field(
-        (0.6, 0.8), "steps: shares of the training after which the learning rate falls to a tenth.", group=TRAINING
-    )
-    least_area: float = config_field(
-        0.2, "Smallest part of a picture that is a view.", minimum=0.01, maximum=1, group=VIEWS
-    )
-    neighbours: bool = config_field(
-        True, "Judge by five neighbours too, which looks at all pictures at once.", group=PROBE
-    )
-
-    def __post_init__(self) -> None:
-        ContrastConfig.__post_init__(self)
-        ProbeConfig.__post_init__(self)
-        idle = {
-            "width": self.encoder != SMALL_ALEXNET,
-            "stem": self.encoder == SMALL_ALEXNET,
-            "within": not self.uniform,
-            "falls": self.schedule == "cosine",
-        }
-        known = config_fields(type(self))
-        for name in (name for name, unused in idle.items() if unused):
-            object.__setattr__(self, name, known[name].default)
+FOLDER = "linear"  # of the classifier's checkpoints, within those of the run
+LEAST_AREA = 0.08  # of the classifier's crops
+MOMENTUM, INIT_STD = 0.9, 0.01  # of the classifier's SGD and initial weights
+TOP = 5
 
 
-def build_encoder(config: MomentumConfig) -> Any:
-    """The encoder at its start. The same seed gives the same weights whatever it is trained for."""
-    with use_seed(config.seed):
-        if config.encoder == SMALL_ALEXNET:
-            encoder: Any = contrastive.build_encoder(config)
-        else:
-            encoder = ResNetEncoder(config.encoder, config.dim, config.stem)
-        if config.mlp:
-            add_mlp(encoder)
-        return encoder
+class OnlineProbe:
+    """Linear classifier on the last features before an encoder's output.
 
+    The encoder is frozen and in evaluation mode. The classifier's checkpoints are in a folder of their own within that
+    of the run, so that an interrupted run continues there.
 
-def build_momentum_encoder(config: MomentumConfig) -> MomentumEncoder:
-    """The encoder with its follower and its queue, at their start."""
-    encoder = build_encoder(config)
-    with use_seed(config.seed):
-        return MomentumEncoder(encoder, config.queue, config.ema)
+    Args:
+        encoder: Encoder whose features are classified.
+        config: Configuration of the run.
+        images: Training images.
+        runtime: Runtime of the run.
+        experiment: Identity of the run.
+    """
+
+    def __init__(self, encoder: Any, config: MomentumConfig, images: Images, runtime: Runtime, experiment: str) -> None:
+        self.encoder, self.config, self.images = encoder.eval(), config, images
+        self.layer = encoder.names[-2]
+        places = {"checkpoints": runtime.checkpoints, "tracker_folder": runtime.tracker_folder}
+        own: dict[str, Any] = {name: folder / FOLDER for name, folder in places.items() if folder is not None}
+        self.runtime, self.experiment = replace(runtime, **own), f"{experiment}-{FOLDER}"
+        with use_seed(config.seed):
+            self.head = nn.Linear(encoder.penultimate, len(images.classes))
+            nn.init.normal_(self.head.weight, std=INIT_STD)
+            nn.init.zeros_(self.head.bias)
+
+    def fit(self) -> None:
+        """Train the classifier."""
+        config = self.config
+        total = config.probe_epochs * len(self.batches(1))
+        schedule = step_schedule([round(fraction * total) for fraction in config.probe_falls], config.probe_drop)
+        optimizer = torch.optim.SGD(self.head.parameters(), lr=config.probe_lr, momentum=MOMENTUM)
+        task = Task(self.head, optimizer, self.batches, self.loss, schedule=schedule, unit="images")
+        precision: Any = config.precision
+        options = TrainingOptions(config.probe_epochs, config.seed, precision=precision)
+        fit(task, options, self.runtime, self.experiment)
+
+    def batches(self, epoch: int) -> ImageBatches:
+        """Return the batches of an epoch: random crops, flipped as often as the encoder's views."""
+        seed = 1_000_003 * self.config.seed + epoch
+        transform = training_transform(self.config.input_spec, least_area=LEAST_AREA, flip=self.config.flip)
+        order = epoch_order(len(self.images), seed)
+        return ImageBatches(self.images, order, self.config.probe_batch, transform, seed, self.runtime.workers)
+
+    def loss(self, head: nn.Module, batch: ImageBatch) -> Tensor:
+        """Return the cross entropy of a batch."""
+        device = self.head.weight.device
+        images = batch.images.to(device).to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            features = self.encoder.layers(images, (self.layer,))[self.layer].float()
+        return F.cross_entropy(head(features), batch.labels.to(device))
+
+    @torch.no_grad()
+    def evaluate(self, features: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return the accuracy "top1" on rows (n, d), and "top5" if there are more than five classes."""
+        logits = self.head(features.to(self.head.weight.device)).float().cpu()
+        if not bool(logits.isfinite().all()):
+            raise NotFiniteError("The outputs of the linear classifier are not finite; use a smaller probe_lr.")
+        correct = logits.topk(min(TOP, logits.shape[1])).indices == labels[:, None]
+        accuracy = {"top1": float(correct[:, 0].float().mean())}
+        return accuracy | ({"top5": float(correct.any(1).float().mean())} if logits.shape[1] > TOP else {})
+
+    def clear(self) -> None:
+        """Remove its checkpoints, once the run is done."""
+        if self.runtime.checkpoints is not None:
+            Checkpoints(self.runtime.checkpoints, self.experiment).clear()
 
 
 class MomentumTraining(EncoderTraining):
-    """The task of a run of MoCo; `encoder` is the one with its follower and queue."""
+    """Training and evaluation of a run of MoCo; `encoder` is the one with its follower and queue."""
 
     encoder: MomentumEncoder
 
@@ -116,49 +110,38 @@ class MomentumTraining(EncoderTraining):
         self.momentum = config
 
     def task(self) -> Task:
-        """What is trained, and how; the follower has no gradients, so that the optimiser leaves it alone."""
-        made = super().task()
+        """Return the task for `fit`. The follower has no gradients, so the optimizer does not change it."""
+        task = super().task()
         if self.momentum.schedule == "steps":
-            return made
-        return replace(made, schedule=cosine(self.config.epochs * len(self.batches(1))))
+            return task
+        return replace(task, schedule=cosine(self.config.epochs * len(self.batches(1))))
 
     def loss(self, encoder: nn.Module, batch: ImageBatch) -> Tensor:
-        """Of a batch: the first views are the encoder's, the second ones the follower's."""
+        """Return the loss of a batch: the encoder gets the first views, the follower the second ones."""
         pair = self.views.pair(batch, self.encoder.queue.device)
         return self._loss(*encoder(*(view.to(memory_format=torch.channels_last) for view in pair)))
 
     def evaluate(self, encoder: nn.Module) -> dict[str, float]:
-        """Alignment and uniformity of the pictures that were held back, both views being the encoder's."""
+        """Return alignment and uniformity of the held-out images, with both views from the encoder."""
         return super().evaluate(encoder.encoder if isinstance(encoder, MomentumEncoder) else encoder)
 
-    def judged(self, probe: OnlineProbe) -> dict[str, float]:
-        """Accuracies on what was held back and on the test pictures: linear, and by five neighbours."""
+    def accuracies(self, probe: OnlineProbe) -> dict[str, float]:
+        """Train the classifier. Return validation and test accuracies, linear and by five nearest neighbours."""
         encoder, layer = self.encoder.encoder, probe.layer
         self.runtime.report_stage("training a linear classifier")
-        probe.learn()
-        parts = {}
-        for part in ("train", "validation", "test") if self.momentum.neighbours else ("validation", "test"):
-            self.runtime.report_stage(f"looking at the {part} pictures")
-            parts[part] = self.features(encoder, part, (layer, OUTPUT))
-        found: dict[str, float] = {}
-        for part in ("validation", "test"):
-            shares = probe.judge(parts[part][layer], parts[part]["labels"])
-            found |= {part if name == "top1" else f"{part}_{name}": share for name, share in shares.items()}
+        probe.fit()
+        splits = {}
+        for split in ("train", "validation", "test") if self.momentum.neighbours else ("validation", "test"):
+            self.runtime.report_stage(f"encoding the {split} images")
+            splits[split] = self.features(encoder, split, (layer, OUTPUT))
+        accuracies: dict[str, float] = {}
+        for split in ("validation", "test"):
+            tops = probe.evaluate(splits[split][layer], splits[split]["labels"])
+            accuracies |= {split if name == "top1" else f"{split}_{name}": value for name, value in tops.items()}
         if not self.momentum.neighbours:
-            return found
+            return accuracies
         for name in (layer, OUTPUT):
-            labelled = {part: (rows[name], rows["labels"]) for part, rows in parts.items()}
-            near = frozen_probe.knn_probe(labelled.pop("train"), labelled)
-            found |= {f"{part}_{name}_knn": share for part, share in near.items()}
-        return found
-
-
-def cost(config: MomentumConfig) -> float:
-    """Roughly the seconds of a run on one core; of 50,000 pictures, where it is not said how many there are."""
-    images = config.examples or IMAGES.get(config.data) or contrastive.IMAGES.get(config.data, 50_000)
-    looks = 4 * config.epochs + config.probe_epochs  # a step goes forward twice and back, which takes as long again
-    if config.encoder == SMALL_ALEXNET:
-        work = MULTIPLICATIONS[SMALL_ALEXNET] * config.width**2
-    else:
-        work = MULTIPLICATIONS[config.encoder] * (16 if config.stem == "cifar" else 1)
-    return 20 + looks * images * work * (config.side / 224) ** 2 / SPEED[config.precision]
+            labelled = {split: (rows[name], rows["labels"]) for split, rows in splits.items()}
+            near = knn_probe(labelled.pop("train"), labelled)
+            accuracies |= {f"{split}_{name}_knn": value for split, value in near.items()}
+        return accuracies

@@ -1,4 +1,4 @@
-"""How well a logistic regression learns a task from rows of a frozen encoder: by ten folds, or on a test part."""
+"""Accuracy of a logistic regression on the features of a frozen encoder: by ten folds, or on a test split."""
 
 import math
 import warnings
@@ -13,18 +13,18 @@ from uncollapse.errors import UsageError, import_optional
 
 FOLDS, INNER = 10, 3
 SEED = 0  # of the folds, which are the same for all runs
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of which the regularisation is chosen, within the training folds alone
-STEPS, CLOSE = 100, 1e-3  # of L-BFGS: weak regularisation may ask for more, without another answer
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # candidates for the regularisation, chosen within the training folds
+STEPS, TOLERANCE = 100, 1e-3  # of L-BFGS: weak regularisation may need more, but the predictions stay the same
 
 
 def probe_accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) -> float:
-    """The share of sentences that are classed rightly: of the test part, or over ten folds.
+    """Return the accuracy of a logistic regression, on the test split or over ten folds.
 
     Args:
-        rows: (n, d), one a sentence.
-        labels: numbers of classes (n,).
-        tests: how many of the last sentences are for the test; 0: ten folds, each class in each fold as often.
-        threads: of the processor.
+        rows: Features (n, d), one row per sentence.
+        labels: Class indices (n,).
+        tests: Number of last sentences that are for the test; 0: ten stratified folds.
+        threads: CPU threads.
     """
     x, y = rows.float().numpy(), labels.numpy()
     limits: Any = import_optional("threadpoolctl", "train").threadpool_limits
@@ -43,21 +43,21 @@ def probe_accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int
 
 
 def standardise(rows: Tensor) -> Tensor:
-    """Each feature with mean 0 and deviation 1; a constant one is 0.
+    """Return rows whose features have mean 0 and standard deviation 1; a constant feature becomes 0.
 
-    No label is used, so all sentences may be looked at.
+    No label is used, so all sentences may contribute.
     """
     deviation, mean = torch.std_mean(rows.double(), dim=0)
     return (rows.double() - mean) / torch.where(deviation > 0, deviation, 1.0)
 
 
 def scale_to_sphere(rows: Tensor) -> Tensor:
-    """Rows of length √d. Unlike with `standardised`, what has collapsed stays small."""
+    """Return rows of length √d. Unlike with `standardise`, collapsed features stay small."""
     return torch.nn.functional.normalize(rows.double(), dim=-1) * math.sqrt(rows.shape[-1])
 
 
 def majority_accuracy(labels: Tensor, tests: int = 0) -> float:
-    """What the most frequent class has: the accuracy of an encoder that says nothing."""
+    """Return the accuracy of always predicting the most frequent class."""
     of = labels[-tests:] if tests else labels
     most = labels[:-tests].mode().values if tests else labels.mode().values
     return float((of == most).float().mean())
@@ -66,7 +66,7 @@ def majority_accuracy(labels: Tensor, tests: int = 0) -> float:
 def _fit_and_predict(x: NDArray[Any], y: NDArray[Any], asked: NDArray[Any]) -> NDArray[Any]:
     models, choosing = (import_optional(f"sklearn.{name}", "train") for name in ("linear_model", "model_selection"))
     inner = choosing.StratifiedKFold(INNER, shuffle=True, random_state=SEED)
-    model = models.LogisticRegression(max_iter=STEPS, tol=CLOSE)
+    model = models.LogisticRegression(max_iter=STEPS, tol=TOLERANCE)
     search = choosing.GridSearchCV(model, {"C": STRENGTHS}, cv=inner)
     answers: NDArray[Any] = search.fit(x, y).predict(asked)
     return answers
@@ -79,4 +79,4 @@ def _accuracy(found: NDArray[Any], y: NDArray[Any]) -> float:
 def _check_folds(y: NDArray[Any]) -> None:
     counts = numpy.unique(y, return_counts=True)[1]
     if len(counts) < 2 or counts.min() < FOLDS:
-        raise UsageError(f"Ten folds need {FOLDS} sentences of each of two classes or more, got {counts.tolist()}.")
+        raise UsageError(f"Ten folds need two or more classes with at least {FOLDS} sentences, got {counts.tolist()}.")

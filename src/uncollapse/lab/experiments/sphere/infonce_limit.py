@@ -1,15 +1,15 @@
-"""InfoNCE with M negatives beside its limit for ever more of them (Wang & Isola, arXiv 2005.10242, theorem 1).
+"""InfoNCE with M negatives compared with its limit for M → ∞ (Wang & Isola, arXiv 2005.10242, Theorem 1).
 
-Of a positive pair (x, y) and negatives x⁻ let c = e^{x·y/τ} / E e^{x·x⁻/τ}, and r = e^{x·x⁻/τ} / E e^{x·x⁻/τ}, whose
+For a positive pair (x, y) and negatives x⁻ let c = e^{x·y/τ} / E e^{x·x⁻/τ} and r = e^{x·x⁻/τ} / E e^{x·x⁻/τ}, whose
 mean is 1. Then, with r̄ the mean of M draws of r,
 
     L_M − log M = [−x·y/τ + log E e^{x·x⁻/τ}] + log(c/M + r̄)
 
-The brackets hold the limit. The mean of the rest is the bias; with u = (r̄ − 1) / (1 + c/M), whose mean is 0, it is
+The brackets are the limit. The mean of the rest is the bias; with u = (r̄ − 1) / (1 + c/M), whose mean is 0, it is
 
     log(1 + c/M) + E[log(1 + u) − u]  →  (c − Var r / 2) / M
 
-To subtract u leaves a noise that falls as 1/M, like the bias itself, so that this can be measured for any M. A single
+After subtracting u, the noise falls as 1/M, like the bias itself, so that the bias can be measured for any M. A single
 draw deviates from its mean by √(Var r / M).
 """
 
@@ -27,7 +27,7 @@ from uncollapse.metrics.hypersphere import uniformity_optimum
 from uncollapse.pairwise import Pairs, all_pairs, numerics
 
 Array = NDArray[np.float64]
-BLOCKS = 256  # means of M negatives that one draw of the most negatives is used for, at most: small M have enough
+BLOCKS = 256  # means of M negatives that one set of negatives gives, at most: small M have enough of them
 ERRORS = 2.0  # standard errors on either side of a slope
 
 
@@ -40,13 +40,13 @@ class Terms:
 
     @property
     def limit(self) -> float:
-        """What L_M − log M comes to."""
+        """Return the limit of L_M − log M."""
         return self.alignment + self.uniformity
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A positive pair among its negatives: c and the variance of r, as above. draw: values of r, in a given shape."""
+    """A positive pair among its negatives: c and the variance of r, as above. draw: draws values of r."""
 
     positive: float
     variance: float
@@ -54,19 +54,19 @@ class Pair:
 
 
 def collapsed_terms(temperature: float) -> Terms:
-    """Where all points are one: perfectly aligned, and as far from uniform as can be."""
+    """Return the terms where all points are one: perfectly aligned, and as far from uniform as possible."""
     return Terms(-1 / temperature, 1 / temperature)
 
 
 def uniform_terms(dim: int, temperature: float) -> Terms:
-    """At the optimum: pairs perfectly aligned, and points evenly on the sphere in R^m."""
+    """Return the terms at the optimum: pairs perfectly aligned, and points uniform on the sphere in R^m."""
     return Terms(-1 / temperature, uniformity_optimum(dim, 1 / (2 * temperature)) + 1 / temperature)
 
 
 def uniform_pair(dim: int, temperature: float) -> Pair:
-    """A pair at the optimum. By symmetry all are alike, and the law of their negatives is known exactly."""
+    """Return a pair at the optimum. By symmetry all are alike, and the law of their negatives is known exactly."""
     if dim < 2:
-        raise UsageError(f"Points are drawn evenly from a sphere in 2 dimensions or more, got {dim}.")
+        raise UsageError(f"Uniform points on the sphere need at least 2 dimensions, got {dim}.")
     log_mean = uniform_terms(dim, temperature).uniformity
     log_square = uniformity_optimum(dim, 1 / temperature) + 2 / temperature
 
@@ -79,17 +79,16 @@ def uniform_pair(dim: int, temperature: float) -> Pair:
 
 
 class Population:
-    """Two views x, y (n, d) of n pictures, of length one, taken for all that there is.
+    """Two unit views x, y (n, d) of n images, which are the whole distribution.
 
-    Every view is an anchor with the other as its partner. Its negatives are the views of all other pictures, each as
-    likely, and drawn with replacement: so the limit of each pair is exact.
+    Every view is an anchor with the other view as its partner. Its negatives are the views of all other images, equally
+    likely and drawn with replacement, so the limit of each pair is exact.
     """
 
     def __init__(self, x: Tensor, y: Tensor, temperature: float) -> None:
         if x.shape != y.shape or x.dim() != 2 or len(x) < 2:
             raise UsageError(
-                "Two views (n, d) of two pictures or more are needed, "
-                f"got shapes {tuple(x.shape)} and {tuple(y.shape)}."
+                f"Expected two views (n, d) of at least two images, got shapes {tuple(x.shape)} and {tuple(y.shape)}."
             )
         numerics.check_finite(x, "x")
         numerics.check_finite(y, "y")
@@ -101,16 +100,16 @@ class Population:
         self.log_means = sums - math.log(2 * len(x) - 2)
 
     def terms(self) -> Terms:
-        """Those of the limit."""
+        """Return the terms of the limit."""
         return Terms(-float(self.positives.mean()), float(self.log_means.mean()))
 
     def anchors(self, count: int, seed: int) -> Tensor:
-        """So many views at random, or all if there are no more."""
+        """Return the indices of `count` random views, or of all if there are no more."""
         order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(seed))
         return order[:count]
 
     def pairs(self, anchors: Tensor) -> Iterator[Pair]:
-        """The pairs of some anchors."""
+        """Yield the pairs of some anchors."""
         for at in anchors.tolist():
             logs = self.rows @ self.rows[at] / self.temperature - self.log_means[at]
             is_other = torch.ones(len(logs), dtype=torch.bool)
@@ -119,7 +118,7 @@ class Population:
 
 
 def finite_pair(positive: float, values: Array) -> Pair:
-    """A pair whose r is one of some values, each as likely; their mean is 1."""
+    """Return a pair whose r is one of some equally likely values with mean 1."""
 
     def draw(generator: np.random.Generator, shape: tuple[int, int]) -> Array:
         return values.take(generator.integers(len(values), size=shape, dtype=np.int32))
@@ -129,7 +128,7 @@ def finite_pair(positive: float, values: Array) -> Pair:
 
 @dataclass(frozen=True)
 class Slope:
-    """Of a straight line through logarithms, with an interval of two standard errors over the pairs."""
+    """Slope of a line through logarithms, with an interval of two standard errors over the pairs."""
 
     value: float
     low: float
@@ -138,10 +137,10 @@ class Slope:
 
 @dataclass(frozen=True)
 class Curves:
-    """What was measured for each number of negatives, of each pair: arrays (pairs, counts).
+    """Measurements of each pair for each number of negatives, as arrays (pairs, counts).
 
-    bias: mean of what is behind the limit. noise: variance of that mean, over draws of the negatives. variance: of a
-    single draw.
+    biases: mean of the term after the limit. noise: variance of that mean over draws of the negatives. variances:
+    variance of a single draw.
     """
 
     counts: tuple[int, ...]
@@ -151,39 +150,39 @@ class Curves:
 
     @property
     def bias(self) -> Array:
-        """Mean over the pairs."""
+        """Return the mean bias over the pairs."""
         mean: Array = self.biases.mean(0)
         return mean
 
     @property
     def error(self) -> Array:
-        """Standard error of the bias of these very pairs, which is only that of the drawn negatives."""
+        """Return the standard error of the bias of these pairs, which comes from the drawn negatives alone."""
         found: Array = np.sqrt(self.noise.sum(0)) / len(self.noise)
         return found
 
     @property
     def fluctuation(self) -> Array:
-        """Standard deviation of a single draw of the negatives for a fixed pair: root of the mean over pairs."""
+        """Return the standard deviation of a single draw for a fixed pair: the root of the mean variance over pairs."""
         found: Array = np.sqrt(self.variances.mean(0))
         return found
 
     def bias_slope(self, least: int) -> Slope | None:
-        """Of the bias, from so many negatives on; None where it has no one sign, or is 0."""
+        """Return the slope of the bias from `least` negatives on; None where the bias changes its sign or is 0."""
         return fit_slope(self.counts, self.biases, least)
 
     def fluctuation_slope(self, least: int) -> Slope | None:
-        """Of the fluctuation, from so many negatives on; None where there is none."""
+        """Return the slope of the fluctuation from `least` negatives on; None where there is none."""
         return fit_slope(self.counts, self.variances, least, root=True)
 
 
 def measure_curves(pairs: Iterable[Pair], largest: int, draws: int, seed: int) -> Curves:
-    """The bias and the fluctuation for 1, 2, 4 … negatives, as many as there are powers of two up to the largest.
+    """Return the bias and the fluctuation for 1, 2, 4 … `largest` negatives.
 
     Args:
-        pairs: one or more.
-        largest: most negatives.
-        draws: sets of the most negatives for each pair, at least 2. Their parts are the sets of fewer.
-        seed: of the draws.
+        pairs: One pair or more.
+        largest: Largest number of negatives, a power of two.
+        draws: Sets of `largest` negatives per pair, at least 2. Smaller sets are parts of them.
+        seed: Seed of the draws.
     """
     counts = tuple(2**power for power in range(largest.bit_length()))
     generator = np.random.default_rng(seed)
@@ -194,7 +193,7 @@ def measure_curves(pairs: Iterable[Pair], largest: int, draws: int, seed: int) -
 def _levels(
     pair: Pair, counts: tuple[int, ...], draws: int, generator: np.random.Generator
 ) -> Iterator[tuple[float, float, float]]:
-    """For each number of negatives: the bias, the variance of this mean, and that of a single draw."""
+    """Yield for each number of negatives the bias, the variance of this mean, and that of a single draw."""
     means = pair.draw(generator, (draws, counts[-1]))
     for count in counts:
         if count > 1:
@@ -207,15 +206,15 @@ def _levels(
 
 
 def fit_slope(counts: tuple[int, ...], values: Array, least: int, *, root: bool = False) -> Slope | None:
-    """The slope of log |mean over pairs of values (pairs, counts)| over log M, for M from `least` on.
+    """Fit the slope of log |mean over pairs of values (pairs, counts)| over log M, for M from `least` on.
 
-    The error is a jackknife's: what the slope would be without each of the pairs. root: of the root of the mean.
+    The standard error is a jackknife over the pairs. root: fit the root of the mean instead.
     """
     asked = np.array(counts) >= least
     if asked.sum() < 2 or len(values) < 2:
         raise UsageError(
-            f"A slope needs two pairs, and two numbers of negatives from {least} on; got {len(values)} pairs and "
-            f"{asked.sum()} numbers."
+            f"A slope needs at least two pairs, and two numbers of negatives from {least} on; got {len(values)} pairs "
+            f"and {asked.sum()} numbers."
         )
     x, chosen = np.log(np.array(counts)[asked]), values[:, asked]
     means = np.concatenate([chosen.mean(0)[None], (chosen.sum(0) - chosen) / (len(chosen) - 1)])

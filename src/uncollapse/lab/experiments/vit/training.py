@@ -119,7 +119,7 @@ class Training:
 
     def judged(self, part: str, which: Tensor | None = None, size: int = JUDGED) -> ImageBatches:
         """Pictures of a part as they are judged, without augmentation; all of them, or some."""
-        pictures = self.parts[part] if which is None else self.parts[part].chosen(which)
+        pictures = self.parts[part] if which is None else self.parts[part].select(which)
         transform = evaluation_transform(self.look, crop=self.config.crop)
         return ImageBatches(pictures, range(len(pictures)), size, transform, workers=self.runtime.workers)
 
