@@ -20,7 +20,9 @@ def referenced() -> dict[str, set[str] | None]:
     found: dict[str, set[str] | None] = {}
     for page in sorted((ROOT / "docs").glob("*.md")):
         for module, members in DIRECTIVE.findall(page.read_text(encoding="utf-8")):
-            found[module] = set(re.split(r",\s*", members)) if members else None
+            names = set(re.split(r",\s*", members)) if members else None
+            known = found.get(module, set())
+            found[module] = None if names is None or known is None else known | names
     return found
 
 
