@@ -28,7 +28,7 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     command = ["tune", tiny.NAME, "--data-root", ".", "--cure", "good", "--budget", "2h"]
     plan = run(*command, "--trials", 4, "--dry-run")
     assert plan.exit_code == 0, plan.stderr
-    assert "scale (good): 0.01 to 10, by factors\n4 trials: 0 done, 4 missing." in plan.stdout
+    assert "scale (good): 0.01 to 10, log scale\n4 trials: 0 done, 4 missing." in plan.stdout
     assert not (tmp_path / "studies").exists()
     done = run(*command, "--trials", 4)
     assert done.exit_code == 0, done.stderr
@@ -52,7 +52,7 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     assert "4 trials: 4 done, 0 missing." in run(*command, "--trials", 4, "--dry-run").stdout
     other = run(*command, "--trials", 4, "--epochs", 9)
     assert (other.exit_code, other.stdout) == (2, "")
-    assert "is a study of something else: it has epochs 5, and now it is 9." in other.stderr
+    assert "is a study of something else: it has epochs=5, and now it is 9." in other.stderr
 
 
 @pytest.mark.parametrize(("ended", "tells"), [("done", True), ("interrupted", False), ("time", False)])

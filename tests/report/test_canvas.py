@@ -30,7 +30,7 @@ def test_it_has_the_colours_of_both(tmp_path: Path) -> None:
 
 
 def test_every_colour_of_plots_has_a_dark_one() -> None:
-    assert {*canvas.COLOURS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(canvas.PAIRS)
+    assert {*canvas.COLOURS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(canvas.DARK)
 
 
 def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:

@@ -41,15 +41,15 @@ def test_a_logarithmic_measure_and_a_single_layer_are_drawn(make, tmp_path: Path
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d, p: report.plot(d, "nothing", p / "x.png"), "No measure is named 'nothing'. There are: mean_cosine"),
-        (lambda d, p: report.plot(d, "alignment", p / "x.png"), "was not taken in these diagnoses. There are:"),
-        (lambda d, p: report.plot(d, "mean_cosine", p / "x.gif"), "A plot ends in .png, .svg, .pdf; got 'x.gif'."),
-        (lambda d, p: report.plot_heatmap(d, p / "x.png", layer="block 9"), "Layers that have one: embed, block 0"),
-        (lambda d, p: report.plot([], "mean_cosine", p / "x.png"), "at least one diagnosis"),
+        (lambda d, p: report.plot(d, "nothing", p / "x.png"), "'nothing'.* mean_cosine"),
+        (lambda d, p: report.plot(d, "alignment", p / "x.png"), "not taken"),
+        (lambda d, p: report.plot(d, "mean_cosine", p / "x.gif"), "x.gif"),
+        (lambda d, p: report.plot_heatmap(d, p / "x.png", layer="block 9"), "embed, block 0"),
+        (lambda d, p: report.plot([], "mean_cosine", p / "x.png"), "at least one"),
     ],
 )
 def test_errors_say_what_there_is(make, tmp_path: Path, call, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         call(make(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

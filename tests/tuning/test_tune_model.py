@@ -1,4 +1,4 @@
-"""uc.tune, on a model that takes no time."""
+"""uc.tune, with a model that needs no training."""
 
 import copy
 import math
@@ -26,12 +26,12 @@ X = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
-def unlike(model: nn.Module, trial: Trial) -> float:
-    """How unlike the tokens are."""
+def dissimilarity(model: nn.Module, trial: Trial) -> float:
+    """Return how different the tokens are."""
     return 1 - float(uc.mean_cosine(model.eval()(X)).mean())
 
 
-def told(tuned: uc.Tuned) -> list[Any]:
+def outcomes(tuned: uc.Tuned) -> list[Any]:
     return [(each.settings, each.state, each.value) for each in tuned.trials]
 
 
@@ -40,7 +40,7 @@ def test_it_finds_a_scale_and_leaves_the_model_alone(model: nn.Module) -> None:
     seen: list[nn.Module] = []
 
     def train(own: nn.Module, trial: Trial) -> float:
-        value = unlike(own, trial)
+        value = dissimilarity(own, trial)
         seen.append(own)
         assert bool(uc.attachments(own)) == (trial.number > 0)
         for parameter in own.parameters():
@@ -51,52 +51,52 @@ def test_it_finds_a_scale_and_leaves_the_model_alone(model: nn.Module) -> None:
     assert len({id(own) for own in seen}) == 8
     assert uc.attachments(model) == ()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert found.baseline.value == unlike(model, Trial(0, {}, lambda *_: False))
+    assert found.baseline.value == dissimilarity(model, Trial(0, {}, lambda *_: False))
     assert found.trials[1].settings == {"cure": "contra_norm", "scale": 0.1, "at": "block"}
     assert found.best.value == max(each.value or 0.0 for each in found.trials)
     eval(found.attach_line, {"uc": uc, "model": model})  # the line gives the very model that was best
-    assert unlike(model, Trial(0, {}, lambda *_: False)) == found.best.value
+    assert dissimilarity(model, Trial(0, {}, lambda *_: False)) == found.best.value
     assert str(found).startswith(f"Best: trial {found.best.number} of 8, cure=contra_norm scale=")
 
 
-def test_the_least_is_sought(model: nn.Module) -> None:
-    found = uc.tune(model, unlike, scale=[0.1, 0.5], direction="minimize", trials=3)
+def test_minimize(model: nn.Module) -> None:
+    found = uc.tune(model, dissimilarity, scale=[0.1, 0.5], direction="minimize", trials=3)
     assert found.best == found.baseline
     assert found.attach_line == "# no cure was better than none"
     assert str(found).startswith("No cure was better than none")
 
 
-def test_a_study_stays_in_its_folder_whatever_that_is_called(model: nn.Module, tmp_path: Path) -> None:
+def test_a_study_stays_in_its_folder_whatever_its_name(model: nn.Module, tmp_path: Path) -> None:
     folder = tmp_path / "100 %20 why? #1"
-    uc.tune(model, unlike, trials=1, study=folder)
+    uc.tune(model, dissimilarity, trials=1, study=folder)
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.db")] == [Path(folder.name, "study.db")]
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_a_study_goes_on(model: nn.Module, tmp_path: Path) -> None:
-    whole = uc.tune(model, unlike, trials=6)
+def test_a_study_is_resumed(model: nn.Module, tmp_path: Path) -> None:
+    whole = uc.tune(model, dissimilarity, trials=6)
     fails = [2]
 
     def sometimes(own: nn.Module, trial: Trial) -> float:
         if trial.number in fails:
             fails.remove(trial.number)
-            raise RuntimeError("Somebody pulled the plug.")
-        return unlike(own, trial)
+            raise RuntimeError("power failure")
+        return dissimilarity(own, trial)
 
-    with pytest.raises(RuntimeError, match="pulled the plug") as caught:
+    with pytest.raises(RuntimeError, match="power failure") as caught:
         uc.tune(model, sometimes, trials=6, study=tmp_path)
     assert caught.value.__notes__[0].startswith("This was trial 2 of uc.tune: {'cure': 'contra_norm', 'scale': ")
     uc.tune(model, sometimes, trials=4, study=tmp_path)
-    assert told(uc.tune(model, sometimes, trials=6, study=str(tmp_path))) == told(whole)
-    with pytest.raises(UsageError, match="a study of something else: it has seed 0, and now it is 1"):
-        uc.tune(model, unlike, trials=6, seed=1, study=tmp_path)
-    with pytest.raises(UsageError, match="a study of something else: its space differs"):
-        uc.tune(model, unlike, trials=6, scale=0.1, study=tmp_path)
+    assert outcomes(uc.tune(model, sometimes, trials=6, study=str(tmp_path))) == outcomes(whole)
+    with pytest.raises(UsageError, match="seed=0"):
+        uc.tune(model, dissimilarity, trials=6, seed=1, study=tmp_path)
+    with pytest.raises(UsageError, match="space differs"):
+        uc.tune(model, dissimilarity, trials=6, scale=0.1, study=tmp_path)
 
 
-def test_trials_that_are_behind_are_stopped(model: nn.Module) -> None:
+def test_trials_that_are_worse_are_stopped(model: nn.Module) -> None:
     def train(own: nn.Module, trial: Trial) -> float:
-        value = unlike(own, trial)
+        value = dissimilarity(own, trial)
         for epoch in range(4):
             trial.report(epoch, value)
         return value
@@ -105,16 +105,16 @@ def test_trials_that_are_behind_are_stopped(model: nn.Module) -> None:
     stopped = [each for each in found.trials if each.state == "pruned"]
     assert stopped
     assert all(each.steps < 3 and each.value is None for each in stopped)
-    with pytest.raises(ValueError, match="step is a whole number"):
+    with pytest.raises(ValueError, match="step"):
         Trial(2, {}, lambda *_: False).report(-1, 0.0)
-    with pytest.raises(Pruned, match="trial 2 was stopped after step 1"):
+    with pytest.raises(Pruned, match="step 1"):
         Trial(2, {}, lambda *_: True).report(1, 0.0)
 
 
 def test_cures_get_what_they_take(model: nn.Module) -> None:
     """feat_scale takes no scale; a list of numbers of blocks is one choice; None is attach's own."""
     layers = ["first 2", [0, 2], None]
-    found = uc.tune(model, unlike, cures=["contra_norm", "feat_scale"], layers=layers, trials=10)
+    found = uc.tune(model, dissimilarity, cures=["contra_norm", "feat_scale"], layers=layers, trials=10)
     own = {each.settings["cure"]: each.settings for each in found.trials[1:]}
     assert set(own) == {"contra_norm", "feat_scale"}
     assert "scale" not in own["feat_scale"]
@@ -122,62 +122,62 @@ def test_cures_get_what_they_take(model: nn.Module) -> None:
     assert any("scale" in name for name in found.mattered)
 
 
-def test_a_function_makes_the_model(model: nn.Module) -> None:
+def test_a_function_creates_the_model(model: nn.Module) -> None:
     def make() -> nn.Module:
         return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
 
     state = torch.get_rng_state()
-    twice = [told(uc.tune(make, unlike, trials=3, scale=[0.1, 1.0])) for _ in range(2)]
+    twice = [outcomes(uc.tune(make, dissimilarity, trials=3, scale=[0.1, 1.0])) for _ in range(2)]
     assert twice[0] == twice[1]  # its random weights are those of the seed
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(UsageError, match=r"gave a int, no torch.nn.Module"):
-        uc.tune(lambda: 3, unlike)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UsageError, match="got int"):
+        uc.tune(lambda: 3, dissimilarity)  # type: ignore[arg-type, return-value]
 
 
-def test_several_at_a_time(model: nn.Module) -> None:
-    found = uc.tune(model, unlike, trials=6, jobs=2)
+def test_several_jobs(model: nn.Module) -> None:
+    found = uc.tune(model, dissimilarity, trials=6, jobs=2)
     assert [each.number for each in found.trials] == list(range(6))
     assert {each.state for each in found.trials} == {"done"}
 
 
-def test_no_numbers(model: nn.Module) -> None:
+def test_metrics_that_are_not_numbers(model: nn.Module) -> None:
     found = uc.tune(model, lambda own, trial: math.nan if trial.number else 1.0, trials=3)
     assert [each.state for each in found.trials] == ["done", "failed", "failed"]
-    assert found.trials[1].why == "its figure is nan"
-    with pytest.raises(UsageError, match=r"None of the 2 trials gave a number. The first: its figure is inf"):
+    assert found.trials[1].why == "its metric is nan"
+    with pytest.raises(UsageError, match="its metric is inf"):
         uc.tune(model, lambda own, trial: math.inf, trials=2)
-    with pytest.raises(UsageError, match="train_fn returns its figure, a number; in trial 0 it gave None"):
+    with pytest.raises(UsageError, match="train_fn"):
         uc.tune(model, lambda own, trial: None, trials=2)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"cures": "contranorm"}, "No cure is named 'contranorm'. Did you mean 'contra_norm'"),
-        ({"cures": ()}, "cures names none"),
-        ({"at": ["block", "nowhere"]}, 'would do uc.attach.*at="nowhere".*has no place'),
+        ({"cures": "contranorm"}, "Did you mean 'contra_norm'"),
+        ({"cures": ()}, "cures is empty"),
+        ({"at": ["block", "nowhere"]}, 'at="nowhere".*has no place'),
         ({"layers": "first 9"}, "layers"),
-        ({"scale": (1.0, 0.1)}, "the lower one first"),
-        ({"scale": "much"}, "a pair of numbers, a list of them, or one"),
-        ({"trials": 0}, "trials and jobs are 1 or more"),
-        ({"direction": "up"}, "direction is"),
-        ({"pruner": "often"}, "one of median, hyperband, none"),
-        ({"nonsense": 1}, "does not take 'nonsense'"),
+        ({"scale": (1.0, 0.1)}, "lower number first"),
+        ({"scale": "much"}, "got 'much'"),
+        ({"trials": 0}, "trials"),
+        ({"direction": "up"}, "direction"),
+        ({"pruner": "often"}, "hyperband"),
+        ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_cannot_be_had(model: nn.Module, given: dict[str, Any], words: str) -> None:
+def test_invalid_arguments(model: nn.Module, given: dict[str, Any], words: str) -> None:
     refuse: Callable[..., float] = pytest.fail
     with pytest.raises(UsageError, match=words):
         uc.tune(model, refuse, **given)
 
 
-def test_its_page(model: nn.Module, tmp_path: Path) -> None:
-    found = uc.tune(model, unlike, scale=(0.01, 1.0), at=["block", "attention.residual"], trials=8)
+def test_page(model: nn.Module, tmp_path: Path) -> None:
+    found = uc.tune(model, dissimilarity, scale=(0.01, 1.0), at=["block", "attention.residual"], trials=8)
     text = found.report(tmp_path / "tuned.html", title="<script>alert(1)</script>").read_text(encoding="utf-8")
     assert "Content-Security-Policy" in text
     assert "<script>alert" not in text
     assert "http://" not in text.replace("http://www.w3.org/", "")  # names of formats, which nothing is loaded from
-    for heading in ("The best", "What mattered", "How it went", "Parameter by parameter", "All trials"):
+    for heading in ("Best trial", "Parameter importance", "History", "Parameter by parameter", "All trials"):
         assert f">{heading}</h2>" in text
     assert text.count("<svg") >= 4
     assert "uc.attach(model, &#34;contra_norm&#34;" in text

@@ -1,4 +1,4 @@
-"""What all static plots share: their look, their legend, and how they are written."""
+"""The look of all static matplotlib plots: colours, legends, and how a figure is saved or put into a page."""
 
 import io
 import re
@@ -9,19 +9,32 @@ from typing import Any
 from uncollapse.io import files
 
 NEEDED = 'Plots need matplotlib: pip install "uncollapse[report]"'
-COLOURS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # those of the page in its light theme
+COLOURS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # of the light theme of the pages
 MARKERS = ("o", "s", "D", "^", "v", "P")
 INK, QUIET, LINE = "#17212d", "#566373", "#dce2e9"
 FORMATS = (".png", ".svg", ".pdf")
+DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, as in the style sheet of the pages
+    "#0068a8": "#58b4f0",
+    "#c44d08": "#f79256",
+    "#00805c": "#3fcf9f",
+    "#a3478b": "#e795c6",
+    "#776700": "#d9c53f",
+    "#4b4bb5": "#a5a6ff",
+    "#17212d": "#e7edf4",
+    "#566373": "#9dabba",
+    "#dce2e9": "#2a3542",
+    "#000000": "#e7edf4",
+    "#ffffff": "transparent",
+}
 
 
-def series_colour(of: int) -> str:
-    """The colour of a diagnosis, by its number."""
-    return COLOURS[of % len(COLOURS)]
+def series_colour(index: int) -> str:
+    """Return the colour of a series, such as a diagnosis, by its index."""
+    return COLOURS[index % len(COLOURS)]
 
 
 def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Any, Sequence[Any]]:
-    """A figure with a title and empty axes beside each other. matplotlib is imported here, and only here."""
+    """Return a figure with a title and a row of empty axes."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -38,7 +51,7 @@ def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple
 
 
 def add_legend(axes: Any) -> None:
-    """What the lines are, where there is more than one. Names are no formulas."""
+    """Add a legend if there are several lines. Names are not parsed as formulas."""
     lines, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         for text in axes.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK).get_texts():
@@ -46,53 +59,37 @@ def add_legend(axes: Any) -> None:
 
 
 def add_legend_below(figure: Any, axes: Any, columns: int = 5) -> Any:
-    """One legend for all panels, below them: inside, it would cover lines. It is that of one of the axes."""
+    """Add one legend for all panels below them, from the lines of one of the axes, and return it."""
     lines, labels = axes.get_legend_handles_labels()
     place = {"loc": "outside lower left", "ncols": min(len(labels), columns)}
-    made = figure.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place)
-    for text in made.get_texts():
+    legend = figure.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place)
+    for text in legend.get_texts():
         text.set_parse_math(False)
-    return made
+    return legend
 
 
-def tick_positions(count: int, most: int) -> range:
-    """At most so many of the first `count` numbers, evenly spaced: where ticks have room."""
-    return range(0, count, max(1, -(-count // most)))
+def tick_positions(count: int, limit: int) -> range:
+    """Return at most `limit` of the first `count` integers, evenly spaced."""
+    return range(0, count, max(1, -(-count // limit)))
 
 
 def save_figure(figure: Any, path: str | Path) -> Path:
-    """Write the figure in the format that the name ends in, as a whole or not at all."""
+    """Write a figure atomically, in the format of the file name's suffix."""
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
-        raise ValueError(f"A plot ends in {', '.join(FORMATS)}; got {target.name!r}.")
+        raise ValueError(f"The file name of a plot must end in {', '.join(FORMATS)}, got {target.name!r}.")
     if target.suffix.lower() == ".svg":
         return files.write(target, themed_svg(figure))
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=160, format=target.suffix[1:].lower())
-    return files.write(target, drawn.getvalue())
-
-
-# As drawn, for a light page, and what takes its place on a dark one: the pairs of the report's style sheet
-PAIRS = {
-    "#0068a8": "#58b4f0",
-    "#c44d08": "#f79256",
-    "#00805c": "#3fcf9f",
-    "#a3478b": "#e795c6",
-    "#776700": "#d9c53f",
-    "#4b4bb5": "#a5a6ff",
-    "#17212d": "#e7edf4",
-    "#566373": "#9dabba",
-    "#dce2e9": "#2a3542",
-    "#000000": "#e7edf4",
-    "#ffffff": "transparent",
-}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=160, format=target.suffix[1:].lower())
+    return files.write(target, buffer.getvalue())
 
 
 def themed_svg(figure: Any) -> str:
-    """A matplotlib figure as SVG. The same picture gives the same text: it has neither date nor random names.
+    """Return a figure as a standalone SVG file with the colours of light and dark pages.
 
-    A reader who prefers dark pages sees light lines on the page's own ground. All others, and programs that do not know
-    of this preference, see the picture as it was drawn, on white.
+    A reader who prefers dark pages sees light lines on the page's background. All others, and programs that ignore this
+    preference, see the figure as it was drawn, on white. Equal figures give equal text, without dates or random names.
     """
     import matplotlib as mpl
 
@@ -103,20 +100,20 @@ def themed_svg(figure: Any) -> str:
 
 
 def _dark_style() -> str:
-    """The style for dark pages. Text that is drawn in black has no colour of its own, so the root has one."""
-    rules = [f"svg {{ fill: {PAIRS['#000000']} }}"]
-    for drawn, shown in PAIRS.items():
-        rules += [f'[style*="{what}: {drawn}"] {{ {what}: {shown} !important }}' for what in ("fill", "stroke")]
+    """Return the style for dark pages. Black text has no colour of its own, so the root element gets one."""
+    rules = [f"svg {{ fill: {DARK['#000000']} }}"]
+    for light, dark in DARK.items():
+        rules += [f'[style*="{name}: {light}"] {{ {name}: {dark} !important }}' for name in ("fill", "stroke")]
     lines = "\n".join(f"   {rule}" for rule in rules)
     return f'  <style type="text/css">\n  @media (prefers-color-scheme: dark) {{\n{lines}\n  }}\n  </style>'
 
 
 def inline_svg(figure: Any) -> str:
-    """A figure as an SVG element whose colours are those of the report's style sheet, in its light and dark theme."""
+    """Return a figure as an SVG element that takes its colours, light or dark, from the style sheet of the page."""
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "uncollapse"}):  # the same picture, the same text
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "uncollapse"}):
         figure.savefig(
             buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True
         )
@@ -124,4 +121,4 @@ def inline_svg(figure: Any) -> str:
     named = {value: f"--s{number}" for number, value in enumerate(COLOURS)}
     for value, name in (named | {INK: "--ink", QUIET: "--quiet", LINE: "--line"}).items():
         text = text.replace(f": {value}", f": var({name})")
-    return re.sub(r' (width|height)="[\d.]+pt"', "", text[text.index("<svg") :], count=2)  # as wide as there is room
+    return re.sub(r' (width|height)="[\d.]+pt"', "", text[text.index("<svg") :], count=2)  # as wide as the page allows

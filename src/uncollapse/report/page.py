@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.report import frame, layer_plots, sections, words
+from uncollapse.report import frame, sections, words
 from uncollapse.report import tracks as tr
+from uncollapse.report.plot_data import page_data
 
 SCRIPTS = ("table.js", "figures.js")
 LONG_NAME = 16  # letters of a layer's name that need a wider column
@@ -31,7 +32,7 @@ def write(diagnoses: Diagnosis | Sequence[Diagnosis], path: str | Path, *, title
 
 def render_page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str:
     """Return the page as text."""
-    names, data = tr.diagnosis_names(diagnoses), plot_data(diagnoses)
+    names, data = tr.diagnosis_names(diagnoses), page_data(diagnoses)
     return frame.render(
         "diagnosis.html",
         scripts=SCRIPTS,
@@ -45,18 +46,6 @@ def render_page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str
         packed_plotly=frame.packed_plotly(),
         **_context(diagnoses),
     )
-
-
-def plot_data(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """Return what the page's script draws. A single layer has no curves."""
-    tracks = tr.build_tracks(diagnoses)
-    return {
-        "names": tr.diagnosis_names(diagnoses),
-        "axis": layer_plots.axis_data(diagnoses, tracks),
-        "groups": layer_plots.measure_groups(diagnoses, tracks) if len(tr.layer_axis(diagnoses)) > 1 else [],
-        "spectra": layer_plots.spectrum_steps(diagnoses),
-        "heatmaps": layer_plots.heatmap_steps(diagnoses),
-    }
 
 
 def _section_names(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> list[str]:

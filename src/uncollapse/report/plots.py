@@ -1,4 +1,4 @@
-"""Static pictures of diagnoses, as PNG, SVG or PDF."""
+"""Static plots of diagnoses, as PNG, SVG or PDF."""
 
 import math
 from collections.abc import Sequence
@@ -20,28 +20,33 @@ from uncollapse.report.canvas import (
     series_colour,
     tick_positions,
 )
-from uncollapse.report.layer_plots import SHOWN, needs_log_axis, spread_band, value_range
+from uncollapse.report.plot_data import SMALLEST, needs_log_axis, spread_band, value_range
 
 Diagnoses = Diagnosis | Sequence[Diagnosis]
 
 
 def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path = "plot.png") -> Path:
-    """A measure by layer: mean, the middle half of the sequences, and the random baseline dashed.
+    """Plot a measure by layer: mean, the middle half of the sequences, and the random baseline dashed.
 
     Args:
-        diagnoses: one, or several that are laid over each other.
-        measure: a name of `uncollapse.diagnosis.measures.MEASURES`.
-        path: ends in .png, .svg or .pdf.
+        diagnoses: One diagnosis, or several that are laid over each other.
+        measure: A name of `uncollapse.diagnosis.measures.MEASURES`.
+        path: File to write, which ends in .png, .svg or .pdf.
+
+    Returns:
+        The path.
     """
-    given = _sequence(diagnoses)
+    given = _as_sequence(diagnoses)
     if measure not in MEASURES:
         hint = did_you_mean(measure, MEASURES)
         raise ValueError(f"No measure is named {measure!r}.{hint} There are: {', '.join(MEASURES)}.")
     if not any(measure in layer.measures for d in given for layer in d.layers):
-        raise ValueError(f"{measure!r} was not taken in these diagnoses. There are: {', '.join(_taken(given))}.")
+        raise ValueError(
+            f"{measure!r} was not taken in these diagnoses. There are: {', '.join(_taken_measures(given))}."
+        )
     figure, (axes,) = new_figure(MEASURES[measure].title, (7.2, 3.8))
     for track in tr.build_tracks(given):
-        _draw(axes, track, given, measure)
+        _draw_track(axes, track, given, measure)
     _label_layers(axes, tr.layer_axis(given))
     _scale_values(axes, given, measure)
     add_legend(axes)
@@ -49,9 +54,9 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
 
 
 def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, layer: str | None = None) -> Path:
-    """The singular values of one layer, on a logarithmic axis; the last layer if none is named."""
-    given = _sequence(diagnoses)
-    found = [_layer(d, layer, "spectrum") for d in given]
+    """Plot the singular values of one layer on a logarithmic axis. Default: the last layer."""
+    given = _as_sequence(diagnoses)
+    found = [_find_layer(d, layer, "spectrum") for d in given]
     names = ", ".join(dict.fromkeys(one.name for one in found))
     figure, (axes,) = new_figure(f"Singular values at {names}", (7.2, 3.8))
     for of, (d, one, name) in enumerate(zip(given, found, tr.diagnosis_names(given), strict=True)):
@@ -60,7 +65,7 @@ def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, la
             axes.plot(random.spectrum_ranks, random.spectrum, **style)
         axes.plot(one.spectrum_ranks, one.spectrum, color=series_colour(of), linewidth=2, label=name)
     axes.set_yscale("log")
-    axes.set_ylim(bottom=max(axes.get_ylim()[0], SHOWN * max(one.spectrum[0] for one in found)))
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST * max(one.spectrum[0] for one in found)))
     axes.set_xlabel("rank of the singular value", color=INK)
     axes.set_ylabel("share of the sum", color=INK)
     add_legend(axes)
@@ -68,9 +73,9 @@ def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, la
 
 
 def plot_heatmap(diagnoses: Diagnoses, path: str | Path = "heatmap.png", *, layer: str | None = None) -> Path:
-    """The cosines between the tokens of the example at one layer, side by side; the last layer if none is named."""
-    given = _sequence(diagnoses)
-    found = [_layer(d, layer, "heatmap") for d in given]
+    """Plot the cosines between the tokens of the example at one layer, side by side. Default: the last layer."""
+    given = _as_sequence(diagnoses)
+    found = [_find_layer(d, layer, "heatmap") for d in given]
     figure, all_axes = new_figure("Token similarity", (4.4 * len(given) + 0.8, 4.4), len(given))
     low = min(0.0, *(value for one in found for row in one.heatmap for value in row))
     for axes, d, one, name in zip(all_axes, given, found, tr.diagnosis_names(given), strict=True):
@@ -81,19 +86,19 @@ def plot_heatmap(diagnoses: Diagnoses, path: str | Path = "heatmap.png", *, laye
     return save_figure(figure, path)
 
 
-def _sequence(diagnoses: Diagnoses) -> tuple[Diagnosis, ...]:
+def _as_sequence(diagnoses: Diagnoses) -> tuple[Diagnosis, ...]:
     given = (diagnoses,) if isinstance(diagnoses, Diagnosis) else tuple(diagnoses)
     if not given:
         raise ValueError("A plot needs at least one diagnosis, got none.")
     return given
 
 
-def _taken(diagnoses: Sequence[Diagnosis]) -> list[str]:
+def _taken_measures(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [m for m in MEASURES if any(m in layer.measures for d in diagnoses for layer in d.layers)]
 
 
-def _layer(d: Diagnosis, name: str | None, what: str) -> Layer:
-    """The layer of this name that has a spectrum or a heat map; the last that has one if there is no name."""
+def _find_layer(d: Diagnosis, name: str | None, what: str) -> Layer:
+    """Return the layer of this name that has a spectrum or a heat map; without a name, the last one that has."""
     there = [layer for layer in tr.main_layers(d) if getattr(layer, what)]
     chosen = [layer for layer in there if name in (None, layer.name)]
     if not chosen:
@@ -102,8 +107,8 @@ def _layer(d: Diagnosis, name: str | None, what: str) -> Layer:
     return chosen[-1]
 
 
-def _draw(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], measure: str) -> None:
-    """One line; the main one with its band and the mark of the onset."""
+def _draw_track(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], measure: str) -> None:
+    """Draw one track. The main one gets its band and a mark at the onset."""
     values = [layer[measure] for layer in track.layers]
     if all(map(math.isnan, values)):
         return

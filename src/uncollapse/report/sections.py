@@ -8,7 +8,7 @@ from uncollapse.diagnosis.describe import format_interval
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import tracks as tr
-from uncollapse.report.layer_plots import QUESTIONS, describe_measure
+from uncollapse.report.plot_data import QUESTIONS, describe_measure
 from uncollapse.report.words import format_number, measure_title
 
 BADGES = {

@@ -1,4 +1,4 @@
-"""Where the layers of several diagnoses stand on one axis, and which of them belong together."""
+"""Tracks: the layers of several diagnoses on one axis, and which of them match."""
 
 import re
 from collections import Counter
@@ -18,8 +18,8 @@ RANDOM_DASH = (6, 4)
 class Track:
     """The layers of one place of one diagnosis, or of its baseline, in order.
 
-    of: number of the diagnosis. x: where each layer stands on the common axis. depth: 0 = first layer, 1 = last.
-    dash: how its line is drawn, lengths of strokes and gaps; empty for a solid one.
+    of: index of the diagnosis. x: position of each layer on the common axis. depth: 0 = first layer, 1 = last.
+    dash: lengths of the strokes and gaps of its line; empty for a solid line.
     """
 
     of: int
@@ -32,7 +32,7 @@ class Track:
 
 
 def diagnosis_names(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """What each diagnosis is called: its model's name, numbered where two have the same."""
+    """Return the name of each diagnosis: its model's, numbered if several models have the same name."""
     total, seen = Counter(d.model for d in diagnoses), Counter[str]()
     found = []
     for d in diagnoses:
@@ -42,43 +42,43 @@ def diagnosis_names(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 
 def main_place(d: Diagnosis) -> str:
-    """The residual stream after each block, or the first place there is."""
+    """Return the output of blocks, or the first place if that was not measured."""
     places = [layer.place for layer in d.layers]
     return OUTPUT if OUTPUT in places or not places else places[0]
 
 
 def main_layers(d: Diagnosis) -> tuple[Layer, ...]:
-    """The layers of the main place, in the order of the model."""
+    """Return the layers of the main place, in the order of the model."""
     return tuple(layer for layer in d.layers if layer.place == main_place(d))
 
 
 def layer_name(layer: Layer) -> str:
-    """Its name, with its place where that is not the output of a block."""
+    """Return the name of a layer, with its place unless that is the output of a block."""
     return layer.name if layer.place == OUTPUT else f"{layer.name} ({layer.place})"
 
 
 def same_layers(diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether all have the same blocks by name; what stands before the first and after the last does not count."""
-    return len({_inner(d) for d in diagnoses}) == 1
+    """Return whether all have the same blocks by name, apart from what comes before the first and after the last."""
+    return len({_block_names(d) for d in diagnoses}) == 1
 
 
 def layer_axis(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """The names of the layers along the common axis: all of them, or those of the deepest model."""
+    """Return the names of the layers along the common axis: all of them, or those of the deepest model."""
     if not same_layers(diagnoses):
         return [layer.name for layer in max((main_layers(d) for d in diagnoses), key=len)]
     present = {layer.name for d in diagnoses for layer in main_layers(d)}
     first, last = ([end] if end in present else [] for end in ENDS)
-    return [*first, *_inner(diagnoses[0]), *last]
+    return [*first, *_block_names(diagnoses[0]), *last]
 
 
 def tick_label(name: str, number: int) -> str:
-    """A name for the ticks of an axis: "block 3" is "3", a long one is its number in the table."""
+    """Return a short name for an axis: "3" for "block 3", and for a long name its number in the table."""
     block = re.fullmatch(r"block (\d+)", name)
     return block[1] if block else name if len(name) <= LONGEST_LABEL else f"#{number}"
 
 
 def build_tracks(diagnoses: Sequence[Diagnosis]) -> list[Track]:
-    """All tracks in the order of drawing: of each diagnosis the baseline, other places, and the main one on top."""
+    """Return all tracks in drawing order: per diagnosis the baseline, other places, and the main one on top."""
     found = []
     for of, d in enumerate(diagnoses):
         main, at = main_place(d), _positions(d, diagnoses)
@@ -90,17 +90,17 @@ def build_tracks(diagnoses: Sequence[Diagnosis]) -> list[Track]:
 
 
 def distinct_baselines(diagnoses: Sequence[Diagnosis]) -> list[tuple[Layer, ...]]:
-    """The baseline of each diagnosis; none where an earlier one has the same, as two of one architecture do."""
+    """Return the baseline of each diagnosis; empty if an earlier one has the same, such as one of the same model."""
     return [() if d.baseline in [e.baseline for e in diagnoses[:i]] else d.baseline for i, d in enumerate(diagnoses)]
 
 
 def other_places(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """The places beside the main one, in the order in which they appear."""
+    """Return the places other than the main one, in order of appearance."""
     return list(dict.fromkeys(la.place for d in diagnoses for la in d.layers if la.place != main_place(d)))
 
 
 def match_layers(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
-    """Layers of a and b that belong together, by name and place; of other blocks, those at the same relative depth."""
+    """Return pairs of layers of a and b: same name and place, or same relative depth if the blocks differ."""
     if same_layers([a, b]):
         there = {(layer.name, layer.place): layer for layer in b.layers}
         return [(layer, there[layer.name, layer.place]) for layer in a.layers if (layer.name, layer.place) in there]
@@ -108,16 +108,18 @@ def match_layers(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
     for one in build_tracks([a]):
         for other in build_tracks([b]):
             if one.place == other.place and not one.baseline and not other.baseline:
-                pairs += [(_nearest(one, depth), layer) for layer, depth in zip(other.layers, other.depth, strict=True)]
+                pairs += [
+                    (_nearest_layer(one, depth), layer) for layer, depth in zip(other.layers, other.depth, strict=True)
+                ]
     return pairs
 
 
-def _inner(d: Diagnosis) -> tuple[str, ...]:
+def _block_names(d: Diagnosis) -> tuple[str, ...]:
     return tuple(layer.name for layer in main_layers(d) if layer.name not in ENDS)
 
 
 def _positions(d: Diagnosis, diagnoses: Sequence[Diagnosis]) -> dict[str, int]:
-    """Where the layers of one diagnosis stand on the common axis: by name, or else by number."""
+    """Return the position of each layer of one diagnosis on the common axis: by name, or by index if blocks differ."""
     along, own = layer_axis(diagnoses), [layer.name for layer in main_layers(d)]
     if same_layers(diagnoses):
         return {name: along.index(name) for name in own}
@@ -134,5 +136,5 @@ def _track(
     return Track(of, place, baseline, dash, here, tuple(at[layer.name] for layer in here), depth)
 
 
-def _nearest(track: Track, depth: float) -> Layer:
+def _nearest_layer(track: Track, depth: float) -> Layer:
     return min(zip(track.layers, track.depth, strict=True), key=lambda pair: abs(pair[1] - depth))[0]

@@ -1,4 +1,4 @@
-"""Numbers and comparisons in words."""
+"""Numbers and differences between diagnoses in words."""
 
 import math
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ COMPARED = (
     "uniformity_gap",
     "alignment",
 )
-ASKED = {"uniformity": "t", "uniformity_gap": "t", "alignment": "alpha"}  # measures with a setting, 2 unless told
-SAME_RATIO, SAME_STEP = 1.02, 0.01  # what is not worth a sentence
+PARAMETERS = {"uniformity": "t", "uniformity_gap": "t", "alignment": "alpha"}  # of measures; 2 by default
+SAME_RATIO, SAME_STEP = 1.02, 0.01  # smaller changes are not mentioned
 
 
 @dataclass(frozen=True)
 class Change:
-    """A measure at two layers that belong together."""
+    """The change of a measure between two layers that match."""
 
     before: Layer
     after: Layer
@@ -38,30 +38,30 @@ class Change:
 
     @property
     def values(self) -> tuple[float, float]:
-        """The measure before and after."""
+        """Return the measure before and after."""
         return self.before[self.measure], self.after[self.measure]
 
     @property
     def ratio(self) -> float | None:
-        """After over before, for measures that count something; None where only a difference means anything."""
+        """Return after / before for measures in [0, ∞); None for measures that are compared by difference."""
         a, b = self.values
         low, high = MEASURES[self.measure].bounds
         return b / a if low == 0 and high is None and a > 0 and b > 0 else None
 
     @property
     def size(self) -> float:
-        """How far apart the two are, to find the largest."""
+        """Return how far apart the two values are, by which changes are compared."""
         a, b = self.values
         return abs(math.log(self.ratio)) if self.ratio else abs(b - a)
 
     @property
     def matters(self) -> bool:
-        """Whether anybody would notice."""
+        """Return whether the change is large enough to be mentioned."""
         return self.size > (math.log(SAME_RATIO) if self.ratio else SAME_STEP)
 
 
 def format_number(value: float | None) -> str:
-    """Three digits or so: 0.873, 27.3, 1,234, 3.2e-5; a dash for what was not measured."""
+    """Return a number with about three digits: 0.873, 27.3, 1,234, 3.2e-5; a dash if it was not measured."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -76,24 +76,24 @@ def format_number(value: float | None) -> str:
 
 
 def join_words(items: Sequence[str]) -> str:
-    """Items as in a sentence: "a, b and c"."""
+    """Return items as in a sentence: "a, b and c"."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def measure_title(measure: str) -> str:
-    """The title of a measure; its name if this version does not know it."""
+    """Return the title of a measure, or its name if this version does not know it."""
     return MEASURES[measure].title if measure in MEASURES else measure
 
 
 def title_in_sentence(measure: str) -> str:
-    """The title of a measure inside a sentence."""
+    """Return the title of a measure for use inside a sentence."""
     text = measure_title(measure)
     name = text.startswith("Dirichlet") or text[1:2].isupper()
     return text if name else text[0].lower() + text[1:]
 
 
 def describe_path(layers: Sequence[Layer], measure: str) -> str:
-    """How a measure goes through the layers: "0.21 at embed → 0.87 at block 5"."""
+    """Return how a measure changes over the layers: "0.21 at embed → 0.87 at block 5"."""
     there = [layer for layer in layers if not math.isnan(layer[measure])]
     if not there:
         return "not measured"
@@ -102,30 +102,30 @@ def describe_path(layers: Sequence[Layer], measure: str) -> str:
 
 
 def difference(a: Diagnosis, b: Diagnosis) -> list[str]:
-    """What distinguishes b from a, in sentences: the verdict, then where the measures differ most.
+    """Return what distinguishes b from a, in sentences: the verdict, then where the measures differ most.
 
-    Layers are matched by name and place; if the models have different blocks, by relative depth.
+    Layers are matched by name and place, or by relative depth if the models have different blocks.
     """
-    sentences = [_verdicts(a, b)]
+    sentences = [_compare_verdicts(a, b)]
     if a.data != b.data:
         sentences.append(f"They were measured on different data: {a.data or 'not named'}; {b.data or 'not named'}.")
     if not same_layers([a, b]) and max(len(main_layers(d)) for d in (a, b)) > 1:
         counts = f"{len(main_layers(a))} and {len(main_layers(b))}"
         sentences.append(f"The models have different layers, {counts} of them, compared at the same relative depth.")
-    left_out = _left_out(a, b)
+    left_out = _incomparable(a, b)
     sentences += left_out.values()
     changes = [found for measure in COMPARED if measure not in left_out and (found := _changes(a, b, measure))]
     if not changes:
         sentences.append("No measure was taken in both at layers that belong together.")
     for found in changes:
-        sentences += _most(found)
+        sentences += _largest_changes(found)
     return sentences
 
 
-def _left_out(a: Diagnosis, b: Diagnosis) -> dict[str, str]:
-    """Measures that mean different things in both, with the reason."""
+def _incomparable(a: Diagnosis, b: Diagnosis) -> dict[str, str]:
+    """Return a sentence for each measure that was taken with different parameters, and so is not compared."""
     found = {}
-    for measure, name in ASKED.items():
+    for measure, name in PARAMETERS.items():
         one, other = (d.settings.get(name, 2) for d in (a, b))
         if one != other:
             reason = f"taken with {name} = {one:g} and {name} = {other:g}"
@@ -133,14 +133,14 @@ def _left_out(a: Diagnosis, b: Diagnosis) -> dict[str, str]:
     return found
 
 
-def _verdicts(a: Diagnosis, b: Diagnosis) -> str:
-    one, other = (_verdict(d) for d in (a, b))
+def _compare_verdicts(a: Diagnosis, b: Diagnosis) -> str:
+    one, other = (_describe_verdict(d) for d in (a, b))
     if one == other:
         return f"The verdict stays the same: {one}."
     return f"The verdict is {other} instead of {one}."
 
 
-def _verdict(d: Diagnosis) -> str:
+def _describe_verdict(d: Diagnosis) -> str:
     return KINDS[d.verdict.kind] + (f" from {d.verdict.onset} on" if d.verdict.onset else "")
 
 
@@ -149,21 +149,21 @@ def _changes(a: Diagnosis, b: Diagnosis, measure: str) -> list[Change]:
     return [change for change in found if all(map(math.isfinite, change.values))]
 
 
-def _most(changes: list[Change]) -> list[str]:
-    """A sentence about the layer where a measure differs most, and one about the last, if that is another."""
-    largest, last = max(changes, key=lambda change: change.size), _last(changes)
+def _largest_changes(changes: list[Change]) -> list[str]:
+    """Return a sentence on the layer where a measure differs most, and one on the last layer if that is another."""
+    largest, last = max(changes, key=lambda change: change.size), _last_change(changes)
     if not largest.matters:
         return [f"The {title_in_sentence(largest.measure)} is the same at every layer, or nearly."]
     shown = [largest] if largest is last or not last.matters else [largest, last]
     return [_sentence(change, "last" if change is last and len(changes) > 1 else "") for change in shown]
 
 
-def _last(changes: list[Change]) -> Change:
+def _last_change(changes: list[Change]) -> Change:
     main = [change for change in changes if change.after.place == changes[0].after.place]
     return main[-1]
 
 
-def _times(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     if ratio > 1000:
         return "more than 1,000×"
     return f"{ratio:.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}×" if ratio >= 0.005 else "less than 0.01×"
@@ -175,13 +175,13 @@ def _sentence(change: Change, where: str) -> str:
     notes = [f"{where} layer"] if where else []
     notes += [f"{other} in the first"] if name != other else []
     at = name + (f" ({', '.join(notes)})" if notes else "")
-    step = _times(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}"
+    step = _format_ratio(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}"
     values = f"{format_number(b)} instead of {format_number(a)} ({step})"
     return f"At {at} the {title_in_sentence(change.measure)} is {values}.{_overlap(change)}"
 
 
 def _overlap(change: Change) -> str:
-    """Whether both could be the same, where it is known how sure they are."""
+    """Return whether the confidence intervals overlap; empty if there are none."""
     one, other = (layer.intervals.get(change.measure) for layer in (change.before, change.after))
     if one is None or other is None:
         return ""

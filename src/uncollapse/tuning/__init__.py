@@ -1,1 +1,1 @@
-"""What `uc.tune` and `uncollapse tune` share: what may vary, the study that remembers, what came of it, its page."""
+"""Hyperparameter search for `uc.tune` and `uncollapse tune`: search space, Optuna study, trial loop, results, page."""

@@ -12,9 +12,9 @@ from uncollapse.tuning.trial_result import Better, TrialResult, best_trial, form
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
 SIZE = (8.4, 3.6)
-ROW = 0.42  # inches of a bar
-GOOD, QUIETLY = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}
-MOST = 12  # letters of a label below an axis that still lie flat
+ROW = 0.42  # inches per bar
+LONG_LABEL = 12  # letters from which on labels below an axis are rotated
+GOOD, DASHED = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def render_search_page(search: SearchReport) -> str:
     importance_plot = draw_importances(search.importances)
     slice_plots = dict(draw_slices(search.trials, search.metric, search.space))
     links = {
-        "best": "The best",
-        "importance": "What mattered" if importance_plot else "",
-        "history": "How it went",
+        "best": "Best trial",
+        "importance": "Parameter importance" if importance_plot else "",
+        "history": "History",
         "slices": "Parameter by parameter" if slice_plots else "",
         "trials": "All trials",
     }
@@ -78,65 +78,68 @@ def _counts(search: SearchReport) -> str:
     return f"{len(states)} trials: {', '.join(counts)}. Chosen by {search.metric}, {search.better} is better."
 
 
-def draw_history(tried: Sequence[TrialResult], figure: str, better: Better) -> Any:
-    """The figure of each trial in their order, and the best one so far."""
-    picture, (axes,) = new_figure("How it went", SIZE)
-    done = [each for each in tried if each.value is not None and not each.idle]
-    axes.plot([each.number for each in done], [each.value for each in done], "o", color=GOOD, label="trial")
+def draw_history(trials: Sequence[TrialResult], metric: str, better: Better) -> Any:
+    """Return a plot of the metric of each trial in order, and of the best one so far."""
+    figure, (axes,) = new_figure("History", SIZE)
+    done = [trial for trial in trials if trial.value is not None and not trial.idle]
+    axes.plot([trial.number for trial in done], [trial.value for trial in done], "o", color=GOOD, label="trial")
     bests = [best_trial(done[: count + 1], better) for count in range(len(done))]
-    line = [(each.number, top.value) for each, top in zip(done, bests, strict=True) if top is not None]
+    line = [(trial.number, top.value) for trial, top in zip(done, bests, strict=True) if top is not None]
     if line:
         axes.step(*zip(*line, strict=True), where="post", color=COLOURS[1], linewidth=2, label="best so far")
-    stopped = [(each.number, list(each.curve.values())[-1]) for each in tried if each.state == "pruned" and each.curve]
-    if stopped:
-        axes.plot(*zip(*stopped, strict=True), "x", color=QUIET, label="stopped early, its last figure")
-    _baseline(axes, tried)
-    return _labelled(picture, axes, "trial", figure)
+    pruned = [trial for trial in trials if trial.state == "pruned" and trial.curve]
+    if pruned:
+        last = [list(trial.curve.values())[-1] for trial in pruned]
+        label = f"stopped early, last {metric}"
+        axes.plot([trial.number for trial in pruned], last, "x", color=QUIET, label=label)
+    _draw_baseline(axes, trials)
+    return _add_labels(figure, axes, "trial", metric)
 
 
-def draw_curves(tried: Sequence[TrialResult], figure: str) -> Any | None:
-    """The figure by step of all trials that told it; None if none did."""
-    told = [(each, _whole(each)) for each in tried if each.curve]
-    if not told:
+def draw_curves(trials: Sequence[TrialResult], metric: str) -> Any | None:
+    """Return a plot of the metric by step of all trials that reported it; None if none did."""
+    if not any(trial.curve for trial in trials):
         return None
-    picture, (axes,) = new_figure("Step by step", SIZE)
-    for number, (state, words) in enumerate((("done", "went to the end"), ("pruned", "stopped early"))):
-        for each, points in (own := [pair for pair in told if pair[0].state == state]):
-            label = words if each is own[0][0] else None
-            look = {"color": COLOURS[0] if state == "done" else QUIET, "linewidth": 1.4, "alpha": 0.8, "markersize": 3}
-            axes.plot(*zip(*points, strict=True), marker=MARKERS[0], label=label, zorder=2 - number, **look)
-    return _labelled(picture, axes, "step", figure)
+    figure, (axes,) = new_figure("Step by step", SIZE)
+    for number, (state, label) in enumerate((("done", "completed"), ("pruned", "stopped early"))):
+        reported = [trial for trial in trials if trial.curve and trial.state == state]
+        look = {"color": COLOURS[0] if state == "done" else QUIET, "linewidth": 1.4, "alpha": 0.8, "markersize": 3}
+        for trial in reported:
+            named = label if trial is reported[0] else None
+            steps, values = zip(*_whole_curve(trial), strict=True)
+            axes.plot(steps, values, marker=MARKERS[0], label=named, zorder=2 - number, **look)
+    return _add_labels(figure, axes, "step", metric)
 
 
-def draw_importances(shares: Mapping[str, float]) -> Any | None:
-    """How much each parameter explains; None if that cannot be told."""
-    if not shares:
+def draw_importances(importances: Mapping[str, float]) -> Any | None:
+    """Return a bar plot of the parameter importances; None if there are none."""
+    if not importances:
         return None
-    picture, (axes,) = new_figure("What mattered", (SIZE[0], 1.4 + ROW * len(shares)))
-    names = list(shares)[::-1]
-    axes.barh(range(len(names)), [shares[name] for name in names], color=GOOD, height=0.6)
+    figure, (axes,) = new_figure("Parameter importance", (SIZE[0], 1.4 + ROW * len(importances)))
+    names = list(importances)[::-1]
+    axes.barh(range(len(names)), [importances[name] for name in names], color=GOOD, height=0.6)
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_xlim(0, 1)
-    axes.set_xlabel("share of the differences that it explains", color=INK)
+    axes.set_xlabel("share of the variance that it explains", color=INK)
     axes.grid(axis="x", color=LINE, linewidth=0.8)
-    return picture
+    return figure
 
 
 def draw_slices(
-    tried: Sequence[TrialResult], figure: str, dimensions: Sequence[Mapping[str, Any]]
+    trials: Sequence[TrialResult], metric: str, space: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any]]:
-    """The figure over each parameter that several trials have, with its name. dimensions: see `space.facts`."""
-    for dimension in dimensions:
+    """Yield the name of each parameter that varied, and a plot of the metric over it. space: see `space.facts`."""
+    for dimension in space:
         name = dimension["name"]
-        points = [(each.params[name], each.value) for each in tried if name in each.params and each.value is not None]
+        points = [(t.params[name], t.value) for t in trials if name in t.params and t.value is not None]
         if len({value for value, _ in points}) > 1:
-            picture, (axes,) = new_figure(name, SIZE)
-            (_choices if "values" in dimension else _numbers)(axes, points, dimension)
-            _baseline(axes, tried)
-            yield name, _labelled(picture, axes, name, figure)
+            figure, (axes,) = new_figure(name, SIZE)
+            (_draw_choices if "values" in dimension else _draw_numbers)(axes, points, dimension)
+            _draw_baseline(axes, trials)
+            yield name, _add_labels(figure, axes, name, metric)
 
 
-def _numbers(axes: Any, points: Sequence[tuple[Any, Any]], dimension: Mapping[str, Any]) -> None:
+def _draw_numbers(axes: Any, points: Sequence[tuple[Any, Any]], dimension: Mapping[str, Any]) -> None:
     axes.plot(*zip(*sorted(points), strict=True), MARKERS[0], color=GOOD, label="trial")
     low, high = dimension["low"], dimension["high"]
     if dimension["log"]:
@@ -148,29 +151,29 @@ def _numbers(axes: Any, points: Sequence[tuple[Any, Any]], dimension: Mapping[st
     axes.set_xlim(low, high)
 
 
-def _choices(axes: Any, points: Sequence[tuple[Any, Any]], dimension: Mapping[str, Any]) -> None:
+def _draw_choices(axes: Any, points: Sequence[tuple[Any, Any]], dimension: Mapping[str, Any]) -> None:
     labels = [str(value) for value in dimension["values"]]
     at = [labels.index(str(value)) for value, _ in points]
     axes.plot(at, [value for _, value in points], MARKERS[0], color=GOOD, label="trial")
-    turned = {"rotation": 20, "ha": "right"} if max(map(len, labels)) > MOST else {}
-    axes.set_xticks(range(len(labels)), labels, parse_math=False, **turned)
+    rotated = {"rotation": 20, "ha": "right"} if max(map(len, labels)) > LONG_LABEL else {}
+    axes.set_xticks(range(len(labels)), labels, parse_math=False, **rotated)
     axes.set_xlim(-0.5, len(labels) - 0.5)
 
 
-def _whole(tried: TrialResult) -> list[tuple[int, float]]:
-    """The figure by step, with the one at the end."""
-    last = [] if tried.value is None or tried.steps in tried.curve else [(tried.steps, tried.value)]
-    return [*tried.curve.items(), *last]
+def _whole_curve(trial: TrialResult) -> list[tuple[int, float]]:
+    """Return the metric by step, including the final one."""
+    last = [] if trial.value is None or trial.steps in trial.curve else [(trial.steps, trial.value)]
+    return [*trial.curve.items(), *last]
 
 
-def _baseline(axes: Any, tried: Sequence[TrialResult]) -> None:
-    if tried and tried[0].number == 0 and tried[0].value is not None:
-        axes.axhline(tried[0].value, label="without a cure", **QUIETLY)
+def _draw_baseline(axes: Any, trials: Sequence[TrialResult]) -> None:
+    if trials and trials[0].number == 0 and trials[0].value is not None:
+        axes.axhline(trials[0].value, label="without a cure", **DASHED)
 
 
-def _labelled(picture: Any, axes: Any, x: str, y: str) -> Any:
+def _add_labels(figure: Any, axes: Any, x: str, y: str) -> Any:
     axes.set_xlabel(x, color=INK, parse_math=False)
     axes.set_ylabel(y, color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend_below(picture, axes)
-    return picture
+    add_legend_below(figure, axes)
+    return figure

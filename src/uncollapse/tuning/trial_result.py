@@ -1,4 +1,4 @@
-"""What was tried: the settings of a trial, its figure, and what it cost."""
+"""The result of a trial: its settings, its metric and its cost; and how much each parameter matters."""
 
 import math
 import warnings
@@ -14,14 +14,14 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A trial.
+    """The result of a trial.
 
-    number: 0 is the one without a cure, 1 what one would have taken by default. settings: the fields that vary, with
-    its values. value: its figure on validation, once it is done. state: pruned, when it was stopped because others were
-    better after as many steps; failed, when its figures were no numbers; open, when it has begun and is not done.
-    steps: how many it made, such as epochs. curve: the figure by step, where it was told. params: what the study calls
-    its settings. why: it failed. key: what tells its settings from others. idle: it was not run, since the same was
-    tried before or cannot be had.
+    number: 0 is the trial without a cure, 1 has the default settings. settings: the fields that vary, with their
+    values. value: metric on validation data, None until the trial is done. state: "pruned" if it was stopped because
+    other trials were better after as many steps, "failed" if its metric was not finite, "open" if it is not done yet.
+    steps: steps it ran, such as epochs. curve: metric by step, if it was reported. params: the settings under the names
+    of the study. why: reason of the failure. key: identifies its settings. idle: it was not run, because the same
+    settings were tried before or are not valid.
     """
 
     number: int
@@ -38,11 +38,11 @@ class TrialResult:
 
     @property
     def role(self) -> str:
-        """What it is there for, in words; nothing for those that the search chose."""
+        """Return the purpose of the trial in words; empty for a trial that the search chose."""
         return {0: "without a cure", 1: "default"}.get(self.number, "")
 
     def describe(self) -> str:
-        """Its settings in words."""
+        """Return its settings in words."""
         return (
             self.role
             if not self.number or not self.settings
@@ -50,24 +50,26 @@ class TrialResult:
         )
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all fields for JSON."""
         return asdict(self) | {"curve": {str(step): value for step, value in self.curve.items()}, "role": self.role}
 
 
-def best_trial(tried: Sequence[TrialResult], better: Better = "higher") -> TrialResult | None:
-    """The trial with the best figure; of equals the first, so that a cure has to be better than none."""
+def best_trial(trials: Sequence[TrialResult], better: Better = "higher") -> TrialResult | None:
+    """Return the trial with the best metric, the first if several are equal: a cure must be better than none."""
     sign = 1.0 if better == "higher" else -1.0
-    rated = [each for each in tried if each.state == "done" and each.value is not None and math.isfinite(each.value)]
-    return max(rated, key=lambda each: (sign * (each.value or 0.0), -each.number), default=None)
+    done = [
+        trial for trial in trials if trial.state == "done" and trial.value is not None and math.isfinite(trial.value)
+    ]
+    return max(done, key=lambda trial: (sign * (trial.value or 0.0), -trial.number), default=None)
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written on a command line."""
+    """Return a value as it is written on a command line."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def attach_line(cure: str, options: Mapping[str, Any]) -> str:
-    """The line that puts a cure into a model; options that are None are left out.
+    """Return the line of code that attaches a cure to a model. Options that are None are left out.
 
     >>> attach_line("contra_norm", {"scale": 0.25, "at": "block", "layers": None})
     'uc.attach(model, "contra_norm", scale=0.25, at="block")'
@@ -84,36 +86,36 @@ def _code(value: Any) -> str:
     return repr(value)
 
 
-ENOUGH = 4  # trials before anything is said
-SEED = 0  # of the trees of fANOVA
+MIN_TRIALS = 4  # fewer say nothing about importance
+FANOVA_SEED = 0
 
 
 def parameter_importances(study: Any) -> dict[str, float]:
-    """The share of the differences between finished trials that each parameter explains, the largest first.
+    """Return the share of the variance between finished trials that each parameter explains, largest first.
 
-    fANOVA, over all trials that the search chose. Where a parameter did not count, it is taken to be the same in all
-    trials, so that it explains nothing there. Nothing if too few trials are done, or if all figures are the same.
+    Computed with fANOVA over all trials that the search chose. A parameter that was inactive in a trial gets the same
+    value in all such trials, so it explains nothing there. Empty if too few trials are done or all metrics are equal.
     """
     optuna: Any = import_optional("optuna", "tune")
     done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     chosen = [trial for trial in done if trial.params]
     varied = {name: kind for trial in chosen for name, kind in trial.distributions.items() if not kind.single()}
-    if len(chosen) < ENOUGH or len({trial.value for trial in chosen}) < 2 or not varied:
+    if len(chosen) < MIN_TRIALS or len({trial.value for trial in chosen}) < 2 or not varied:
         return {}
     filled = optuna.create_study(storage=optuna.storages.InMemoryStorage(), direction=study.direction)
     for trial in chosen:
         values = {name: trial.params.get(name, _any_value(kind)) for name, kind in varied.items()}
         filled.add_trial(optuna.trial.create_trial(params=values, distributions=varied, value=trial.value))
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=SEED)
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=FANOVA_SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             found = optuna.importance.get_param_importances(filled, evaluator=evaluator)
-        except (ValueError, RuntimeError):  # the trees found no difference to explain
+        except (ValueError, RuntimeError):  # the trees found no variance to explain
             return {}
     return {name: float(share) for name, share in found.items() if share > 0}
 
 
 def _any_value(kind: Any) -> Any:
-    """A value of a parameter, always the same one."""
+    """Return a value of a parameter, always the same one."""
     return kind.low if hasattr(kind, "low") else kind.choices[0]

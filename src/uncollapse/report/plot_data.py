@@ -1,4 +1,7 @@
-"""The curves by layer: what the page's script draws, as plain data, with their captions in words."""
+"""Data of the interactive plots: what the page's script draws, with captions in words.
+
+Curves have one value per layer. Spectra and heat maps have one step per layer, which a slider selects.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,16 +21,29 @@ QUESTIONS = {
     "outliers": "Do a few features or tokens dominate?",
     "views": "Do the two views agree?",
 }
-LOG_FROM = 1000.0  # a largest value this many times the smallest is drawn on a logarithmic axis
+LOG_RATIO = 1000.0  # largest over smallest value from which on an axis is logarithmic
+SMALLEST = 1e-7  # singular values below this share of the largest are rounding errors
+
+
+def page_data(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return all that the page's script draws. Diagnoses of a single layer have no curves."""
+    tracks = tr.build_tracks(diagnoses)
+    return {
+        "names": tr.diagnosis_names(diagnoses),
+        "axis": axis_data(diagnoses, tracks),
+        "groups": measure_groups(diagnoses, tracks) if len(tr.layer_axis(diagnoses)) > 1 else [],
+        "spectra": spectrum_steps(diagnoses),
+        "heatmaps": heatmap_steps(diagnoses),
+    }
 
 
 def round_digits(value: float | None, digits: int = 5) -> float | None:
-    """A number for the page: as many digits as can be seen; None for NaN and infinity, which JSON does not have."""
+    """Return a number with as many digits as a plot can show; None for NaN and infinity, which JSON lacks."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def axis_data(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> dict[str, Any]:
-    """The common axis, and every track on it."""
+    """Return the common axis of all layers, and every track on it."""
     return {
         "labels": [tr.tick_label(name, i + 1) for i, name in enumerate(tr.layer_axis(diagnoses))],
         "tracks": [
@@ -43,26 +59,26 @@ def axis_data(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> dic
             }
             for track in tracks
         ],
-        "onsets": [onset for of, d in enumerate(diagnoses) if (onset := _onset(of, d, tracks))],
+        "onsets": [onset for of, d in enumerate(diagnoses) if (onset := _onset_data(of, d, tracks))],
     }
 
 
 def measure_groups(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> list[dict[str, Any]]:
-    """The groups of measures that have data, each with its measures; what a verdict rests on is shown at the start."""
+    """Return the groups of measures that have data. A measure that a verdict rests on is shown first."""
     taken = {name for track in tracks for layer in track.layers for name in layer.measures}
     decisive = {e.measure for d in diagnoses if d.verdict.collapsed for e in d.verdict.evidence}
     found = []
     for group, question in QUESTIONS.items():
         measures = [m for m in MEASURES.values() if m.group == group and m.name in taken]
         if measures:
-            drawn = [_measure(m, diagnoses, tracks) for m in measures]
+            drawn = [_measure_data(m, diagnoses, tracks) for m in measures]
             start = next((i for i, m in enumerate(measures) if m.name in decisive), 0)
             found.append({"id": group, "question": question, "start": start, "measures": drawn})
     return found
 
 
 def spread_band(summary: Summary | None) -> tuple[float, float] | None:
-    """Between which values half of the sequences lie; mean ± deviation where there are no quantiles."""
+    """Return the quartiles over the sequences, or mean ± standard deviation if quantiles were not stored."""
     if summary is None or summary.count < 2:
         return None
     if len(summary.quantiles) == 5:
@@ -71,18 +87,18 @@ def spread_band(summary: Summary | None) -> tuple[float, float] | None:
 
 
 def describe_measure(measure: Measure) -> str:
-    """What a measure is, and which direction is further from collapse."""
+    """Return what a measure is, and which direction is further from collapse."""
     text = measure.says[0].upper() + measure.says[1:]
     return f"{text}. {measure.better.capitalize()} is further from collapse." if measure.better else f"{text}."
 
 
 def needs_log_axis(measure: Measure, values: Sequence[float]) -> bool:
-    """Whether the values span so much that only a logarithmic axis shows them."""
-    return measure.bounds[1] is None and min(values) > 0 and max(values) > LOG_FROM * min(values)
+    """Return whether the values span so many orders of magnitude that they need a logarithmic axis."""
+    return measure.bounds[1] is None and min(values) > 0 and max(values) > LOG_RATIO * min(values)
 
 
 def value_range(measure: Measure, values: Sequence[float]) -> tuple[float, float]:
-    """From where to where a linear axis goes: similarity is seen against 1, and what counts from 0 starts there."""
+    """Return the limits of a linear axis. Similarities are shown up to 1; measures bounded by 0 start or end there."""
     low, high = min(values), max(values)
     if measure.group == "similarity":
         return min(0.0, low - 0.03), 1.03
@@ -95,7 +111,7 @@ def value_range(measure: Measure, values: Sequence[float]) -> tuple[float, float
 
 
 def caption(measure: str, diagnoses: Sequence[Diagnosis]) -> str:
-    """The main numbers of a curve in words, for those who do not see it."""
+    """Return the main numbers of a curve in words, for screen readers."""
     parts = []
     for name, d in zip(tr.diagnosis_names(diagnoses), diagnoses, strict=True):
         start = f"{name}: " if len(diagnoses) > 1 else ""
@@ -106,15 +122,15 @@ def caption(measure: str, diagnoses: Sequence[Diagnosis]) -> str:
     return f"{words.measure_title(measure)}. {'; '.join(parts)}."
 
 
-def _measure(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> dict[str, Any]:
-    lines = [line for i, track in enumerate(tracks) if (line := _line(i, track, measure.name))]
+def _measure_data(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> dict[str, Any]:
+    lines = [line for i, track in enumerate(tracks) if (line := _line_data(i, track, measure.name))]
     decisive = {round_digits(e.bound) for d in diagnoses for e in d.verdict.evidence if e.measure == measure.name}
     bounds = sorted(bound for bound in decisive if bound is not None)
     seen = [v for line in lines for key in ("mean", "low", "high") for v in line.get(key, ()) if v is not None]
     means = [v for line in lines for v in line["mean"] if v is not None]
     log = bool(means) and needs_log_axis(measure, means)
-    if log:  # a band can reach below zero, a logarithmic axis can not
-        lines = [_above(line, min(means) / 2) for line in lines]
+    if log:  # a band may reach below zero, a logarithmic axis cannot
+        lines = [_clip_band(line, min(means) / 2) for line in lines]
     return {
         "name": measure.name,
         "title": measure.title,
@@ -127,8 +143,8 @@ def _measure(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequence[
     }
 
 
-def _line(index: int, track: tr.Track, measure: str) -> dict[str, Any] | None:
-    """The values of one track; None if it has none. Without a spread there is no band."""
+def _line_data(index: int, track: tr.Track, measure: str) -> dict[str, Any] | None:
+    """Return the values of one track, with a band where the spread is known; None if it has no values."""
     summaries = [layer.measures.get(measure) for layer in track.layers]
     if not any(s and math.isfinite(s.mean) for s in summaries):
         return None
@@ -142,11 +158,11 @@ def _line(index: int, track: tr.Track, measure: str) -> dict[str, Any] | None:
     return line
 
 
-def _above(line: dict[str, Any], floor: float) -> dict[str, Any]:
+def _clip_band(line: dict[str, Any], floor: float) -> dict[str, Any]:
     return line | {"low": [None if v is None else max(v, floor) for v in line["low"]]} if "low" in line else line
 
 
-def _onset(of: int, d: Diagnosis, tracks: Sequence[tr.Track]) -> dict[str, Any] | None:
+def _onset_data(of: int, d: Diagnosis, tracks: Sequence[tr.Track]) -> dict[str, Any] | None:
     main = next((t for t in tracks if t.of == of and not t.baseline and t.place == tr.main_place(d)), None)
     at = [layer.name for layer in main.layers] if main else []
     if main is None or d.verdict.onset not in at:
@@ -155,26 +171,24 @@ def _onset(of: int, d: Diagnosis, tracks: Sequence[tr.Track]) -> dict[str, Any] 
     return {"of": of, "x": main.x[i], "depth": round_digits(main.depth[i], 4), "name": d.verdict.onset}
 
 
-SHOWN = 1e-7  # smaller singular values, relative to the largest, are rounding
-
-
 def spectrum_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
-    """The spectra of every layer of every diagnosis, and the baseline's of the same layers.
+    """Return the spectra of every layer of every diagnosis, and those of the baseline; None if there are none.
 
-    A curve names its ranks by their number in `ranks`: most layers share them.
+    Most layers have the same ranks, so a curve refers to them by an index into `ranks`.
     """
     steps = _steps(diagnoses, lambda layer: bool(layer.spectrum))
     if not steps:
         return None
     baselines, ranks = tr.distinct_baselines(diagnoses), dict[tuple[int, ...], int]()
-    seen = [v for d in diagnoses for layer in d.layers for v in layer.spectrum if v > 0 and math.isfinite(v)]
+    values = [v for d in diagnoses for layer in d.layers for v in layer.spectrum if v > 0 and math.isfinite(v)]
+    largest = max(values, default=1.0)
     drawn = [
         {
             "label": _step_label(layers),
             "says": _spectrum_caption(diagnoses, layers),
-            "curves": [_curve(layer, ranks) for layer in layers],
+            "curves": [_curve_data(layer, ranks) for layer in layers],
             "random": [
-                _curve(_layer_like(random, layer), ranks) for random, layer in zip(baselines, layers, strict=True)
+                _curve_data(_layer_like(random, layer), ranks) for random, layer in zip(baselines, layers, strict=True)
             ],
         }
         for layers in steps
@@ -183,14 +197,15 @@ def spectrum_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
         "start": _start(diagnoses, steps),
         "steps": drawn,
         "ranks": list(ranks),
-        "range": [max(min(seen, default=SHOWN), SHOWN * max(seen, default=1.0)), max(seen, default=1.0)],
+        "range": [max(min(values, default=SMALLEST), SMALLEST * largest), largest],
     }
 
 
 def heatmap_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
-    """The cosines between the tokens of the example after each block.
+    """Return the cosines between the tokens of the example after each block; None if there are none.
 
-    In thousandths and below the diagonal only: they are symmetric. `short` names the layer of each diagnosis.
+    They are symmetric, so only the lower triangle is stored, in thousandths. `short` is the tick label of the layer in
+    each diagnosis.
     """
     main = {tr.main_place(d) for d in diagnoses}
     steps = _steps(diagnoses, lambda layer: bool(layer.heatmap) and layer.place in main)
@@ -214,28 +229,28 @@ def heatmap_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
 
 
 def off_diagonal_mean(heatmap: Sequence[Sequence[float]]) -> float:
-    """Mean cosine of two different tokens."""
+    """Return the mean cosine of two different tokens."""
     n = len(heatmap)
     total = sum(value for i, row in enumerate(heatmap) for j, value in enumerate(row) if i != j)
     return total / max(n * (n - 1), 1)
 
 
 def describe_spectrum(layer: Layer) -> str:
-    """How fast the singular values fall, in words."""
+    """Return how fast the singular values fall, in words."""
     large = [r for r, v in zip(layer.spectrum_ranks, layer.spectrum, strict=True) if v >= layer.spectrum[0] / 10]
     about = "about " if len(layer.spectrum) < layer.spectrum_ranks[-1] else ""
     return f"{about}{large[-1]} of {layer.spectrum_ranks[-1]} singular values are at least a tenth of the largest"
 
 
 def _steps(diagnoses: Sequence[Diagnosis], has: Callable[[Layer], bool]) -> list[list[Layer | None]]:
-    """For each layer of the deepest diagnosis, the layer of every diagnosis that belongs to it."""
+    """Return, for each layer of the deepest diagnosis, the matching layer of every diagnosis."""
     deepest = max(diagnoses, key=lambda d: sum(has(layer) for layer in d.layers))
     found = [{_key(deep): own for own, deep in tr.match_layers(d, deepest) if has(own)} for d in diagnoses]
     return [[own.get(_key(layer)) for own in found] for layer in deepest.layers if has(layer)]
 
 
 def _start(diagnoses: Sequence[Diagnosis], steps: Sequence[Sequence[Layer | None]]) -> int:
-    """The last layer of the main place: what people want to see first."""
+    """Return the step that is shown first: the last layer of the main place."""
     main = {tr.main_place(d) for d in diagnoses}
     return max((i for i, layers in enumerate(steps) if any(la and la.place in main for la in layers)), default=0)
 
@@ -245,14 +260,14 @@ def _key(layer: Layer) -> tuple[str, str]:
 
 
 def _step_label(layers: Sequence[Layer | None]) -> str:
-    """The name of the layer; all of them where the models call it differently."""
+    """Return the name of a step's layer; all names if they differ between the models."""
     return " · ".join(dict.fromkeys(tr.layer_name(layer) for layer in layers if layer))
 
 
-def _caption(diagnoses: Sequence[Diagnosis], layers: Sequence[Layer | None], what: Callable[[Layer], str]) -> str:
-    """What holds for each diagnosis at this step, with its name where there are several."""
+def _caption(diagnoses: Sequence[Diagnosis], layers: Sequence[Layer | None], describe: Callable[[Layer], str]) -> str:
+    """Return the description of each diagnosis at this step, with its name if there are several."""
     parts = [
-        what(layer) + (f" ({name})" if len(diagnoses) > 1 else "")
+        describe(layer) + (f" ({name})" if len(diagnoses) > 1 else "")
         for name, layer in zip(tr.diagnosis_names(diagnoses), layers, strict=True)
         if layer
     ]
@@ -271,11 +286,11 @@ def _heatmap_caption(diagnoses: Sequence[Diagnosis], layers: Sequence[Layer | No
 
 
 def _layer_like(layers: Sequence[Layer], layer: Layer | None) -> Layer | None:
-    """The layer of this name and place among others."""
+    """Return the layer with the same name and place as another one; None if there is none."""
     return next((other for other in layers if layer and _key(other) == _key(layer)), None)
 
 
-def _curve(layer: Layer | None, ranks: dict[tuple[int, ...], int]) -> dict[str, Any] | None:
+def _curve_data(layer: Layer | None, ranks: dict[tuple[int, ...], int]) -> dict[str, Any] | None:
     if layer is None or not layer.spectrum:
         return None
     at = ranks.setdefault(tuple(layer.spectrum_ranks), len(ranks))
