@@ -50,7 +50,7 @@ def test_the_model_of_each_seed_is_saved(run: Run, register: Callable[..., None]
     assert all(line.endswith("/model.") for line in lines)
     (folder,) = (tmp_path / "runs" / "slope").glob("2-seed1--*")
     there = sorted(path.name for path in folder.rglob("*"))
-    assert there == ["SHA256SUMS", "config.json", "model", "model.safetensors"]
+    assert there == ["config.json", "model", "model.safetensors"]
     repeated = run("train", "slope", "--config", folder / "model" / "config.json")  # it is a configuration
     assert "1 of 1 already has a result" in repeated.stderr
 
@@ -110,8 +110,8 @@ def test_a_model_that_cannot_be_saved_is_one_sentence(
         raise OSError(28, "No space left on device")
 
     register(run_and_save)
-    monkeypatch.setattr(model_folder, "_sync", full)
+    monkeypatch.setattr(model_folder, "_sync_files", full)
     result = run("train", "slope", "--save")
     assert (result.exit_code, result.stdout, models(tmp_path)) == (2, "", [])
-    assert result.stderr.startswith("Error: The model cannot be kept in runs/slope/2-seed0--")
+    assert result.stderr.startswith("Error: The model cannot be saved in runs/slope/2-seed0--")
     assert "No space left on device" in result.stderr

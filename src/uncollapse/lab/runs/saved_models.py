@@ -1,4 +1,4 @@
-"""Trained models in folders of their own, from which they come back as they were."""
+"""Save trained models to folders, and load them as they were."""
 
 import json
 import warnings
@@ -22,19 +22,19 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import preserve_random_state
 from uncollapse.lab.models.text_classifier import parse_place, use_l2_norms
 from uncollapse.lab.models.vision_classifier import build_vit, sizes_of
-from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json, whole
+from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, atomic_folder, read_json
 
-WHOLE_PICTURE = {"crop_pct": 1.0, "crop_mode": "squash"}  # how models that learned from padded crops are judged
+WHOLE_IMAGE = {"crop_pct": 1.0, "crop_mode": "squash"}  # evaluation of models that were trained on padded crops
 
 
 def save_weights(runtime: Runtime, model: nn.Module, config: Any) -> None:
-    """Keep the weights of a model beside the settings of its run, if the runtime says so.
+    """Save the weights of a model and the settings of its run, if the runtime has a folder for them.
 
-    The folder gets model.safetensors and config.json, which `uncollapse train RECIPE --config` reads.
+    The folder has model.safetensors and config.json, which `uncollapse train RECIPE --config` reads.
     """
     if runtime.save_to is None:
         return
-    with whole(runtime.save_to) as folder:
+    with atomic_folder(runtime.save_to) as folder:
         _write_weights(folder / WEIGHTS, model.state_dict())
         _write_settings(folder / CONFIG, config)
 
@@ -42,48 +42,47 @@ def save_weights(runtime: Runtime, model: nn.Module, config: Any) -> None:
 def save_text_model(
     runtime: Runtime,
     model: Any,
-    words: Any,
+    tokenizer: Any,
     config: Any,
     labels: tuple[str, ...] = (),
 ) -> None:
-    """Keep a model of transformers with its tokenizer and its cure, if the runtime says so.
+    """Save a transformers model, its tokenizer and its cure, if the runtime has a folder for them.
 
-    The folder is one of `save_pretrained`, with the cure as `uc.save_cure` writes it and the settings of the run in
-    settings.json. `load_text_model` brings all of it back.
+    The folder is that of `save_pretrained`, with the files of `uc.save_cure` and the settings of the run in
+    settings.json. `load_text_model` restores all of it.
 
     Args:
-        runtime: with the folder.
-        model: with a head for sentences.
-        words: its tokenizer.
-        config: of the run.
-        labels: names of the classes, which the model's configuration then has; none for scores.
+        runtime: Its `save_to` is the folder.
+        model: A classifier or regressor of sentences.
+        tokenizer: Its tokenizer.
+        config: Config of the run.
+        labels: Names of the classes, stored in the model's configuration; none for scores.
     """
     if runtime.save_to is None:
         return
-    with whole(runtime.save_to) as folder:
+    with atomic_folder(runtime.save_to) as folder:
         if labels:
             model.config.id2label = dict(enumerate(labels))
             model.config.label2id = {label: number for number, label in enumerate(labels)}
         own = {name: tensor for name, tensor in model.state_dict().items() if not is_of_cure(name)}
         with silence_libraries(import_optional("transformers", "hf")):
             model.save_pretrained(folder, state_dict=own)
-            words.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
         if attachments(model):
             save_cure(model, folder)
         _write_settings(folder / SETTINGS, config)
     if _has_l2(asdict(config)):
         warnings.warn(
-            f"The L2 norms of the model in {runtime.save_to} are no part of transformers. Load it with "
+            f"The L2 norms of the model in {runtime.save_to} are not part of transformers. Load it with "
             "uncollapse.lab.runs.saved_models.load_text_model, which restores them: LayerNorms give other answers.",
             stacklevel=2,
         )
 
 
 def load_text_model(folder: str | Path) -> tuple[nn.Module, Any]:
-    """The model that `save_text_model` kept, in evaluation mode and with its cure, and its tokenizer."""
+    """Return a model of `save_text_model`, in evaluation mode and with its cure, and its tokenizer."""
     folder = Path(folder)
     settings, facts = _read(folder)
-    check_weights(folder)
     labels = facts.get("id2label") or {0: "", 1: ""}
     origin = Origin(str(folder))
     model = load_classifier(origin, len(labels), head_too=True)
@@ -94,20 +93,20 @@ def load_text_model(folder: str | Path) -> tuple[nn.Module, Any]:
 
 
 def save_vision_model(runtime: Runtime, vit: Any, config: Any, classes: Sequence[str]) -> None:
-    """Keep a vision transformer of timm and its cure, if the runtime says so.
+    """Save a timm vision transformer and its cure, if the runtime has a folder for them.
 
-    timm loads the folder by itself: `timm.create_model("local-dir:FOLDER", pretrained=True)`. It has the cure as
-    `uc.save_cure` writes it, and the settings of the run in settings.json. `load_vision_model` brings all of it back.
+    timm loads the folder by itself: `timm.create_model("local-dir:FOLDER", pretrained=True)`. It has the
+    files of `uc.save_cure`, and the settings of the run in settings.json. `load_vision_model` restores all of it.
 
     Args:
-        runtime: with the folder.
-        vit: without what was there for training alone, such as a head of its patches.
-        config: of the run.
-        classes: their names, in the order of the outputs.
+        runtime: Its `save_to` is the folder.
+        vit: The model, without parts that only training needs, such as a head for its patches.
+        config: Config of the run.
+        classes: Names of the classes, in the order of the outputs.
     """
     if runtime.save_to is None:
         return
-    with whole(runtime.save_to) as folder:
+    with atomic_folder(runtime.save_to) as folder:
         _write_weights(folder / WEIGHTS, {k: v for k, v in vit.state_dict().items() if not is_of_cure(k)})
         facts = _timm_facts(vit, config, classes)
         (folder / CONFIG).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -117,19 +116,19 @@ def save_vision_model(runtime: Runtime, vit: Any, config: Any, classes: Sequence
     if config.talking_heads:
         warnings.warn(
             f"The talking heads of the model in {runtime.save_to} are not part of timm, which refuses its weights. "
-            "Load it with uncollapse.lab.runs.saved_models.load_vision_model, which puts them back.",
+            "Load it with uncollapse.lab.runs.saved_models.load_vision_model, which restores them.",
             stacklevel=2,
         )
 
 
 def load_vision_model(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model that `save_vision_model` kept, in evaluation mode and with its cure, and the names of its classes."""
+    """Return a model of `save_vision_model`, in evaluation mode and with its cure, and the names of its classes."""
     folder = Path(folder)
     settings, facts = _read(folder)
     if "architecture" not in facts or "talking_heads" not in settings:
-        raise UsageError(f"{folder} holds a kept model of another kind than a vision transformer.")
+        raise UsageError(f"{folder} is a saved model, but not a vision transformer.")
     with (
-        file_errors(folder, "folder of a kept model"),
+        file_errors(folder, "folder of a saved model"),
         preserve_random_state(),
     ):  # weights are drawn before they are read
         names = tuple(map(str, facts["label_names"]))
@@ -141,15 +140,14 @@ def load_vision_model(folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
             **facts["model_args"],
         )
     if not (folder / WEIGHTS).is_file():
-        raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
-    check_weights(folder)
+        raise UsageError(f"{folder} is not complete: {WEIGHTS} is missing. Save the model again.")
     load_into(vit, folder / WEIGHTS)
     load_saved_cure(vit, folder)
     return vit.eval(), names
 
 
 def load_saved_cure(model: nn.Module, folder: Path) -> None:
-    """Put the cure of a kept model into it, with what it had learned; nothing happens without one."""
+    """Attach the cure of a saved model to it, with its learned parameters; do nothing if there is none."""
     if not (folder / DESCRIPTION).is_file():
         return
     try:
@@ -159,10 +157,10 @@ def load_saved_cure(model: nn.Module, folder: Path) -> None:
 
 
 def _timm_facts(vit: Any, config: Any, classes: Sequence[str]) -> dict[str, Any]:
-    """What timm's config.json says of a model: how to build it, and how pictures are made ready for it."""
+    """Return timm's config.json of a model: how to build it, and how to preprocess images."""
     own = vit.pretrained_cfg
-    said = {name: own[name] for name in ("interpolation", "mean", "std", "first_conv", "classifier")}
-    judged = {"crop_pct": SHARE, "crop_mode": "center"} if config.crop == "resized" else WHOLE_PICTURE
+    inputs = {name: own[name] for name in ("interpolation", "mean", "std", "first_conv", "classifier")}
+    evaluation = {"crop_pct": SHARE, "crop_mode": "center"} if config.crop == "resized" else WHOLE_IMAGE
     size = [vit.in_chans, *vit.patch_embed.img_size]
     return {
         "architecture": own["architecture"],
@@ -170,19 +168,19 @@ def _timm_facts(vit: Any, config: Any, classes: Sequence[str]) -> dict[str, Any]
         "num_features": vit.num_features,
         "label_names": list(classes),
         "model_args": sizes_of(vit),
-        "pretrained_cfg": said
-        | judged
+        "pretrained_cfg": inputs
+        | evaluation
         | {"input_size": size, "fixed_input_size": True, "num_classes": vit.num_classes},
     }
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of the run that a model was kept of, and the model's configuration."""
+    """Return the settings of the run of a saved model, and the model's configuration."""
     return read_json(folder / SETTINGS), read_json(folder / CONFIG)
 
 
 def _write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    # each tensor has memory of its own: safetensors refuses what several modules share
+    # one copy per tensor: safetensors rejects shared memory
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     path.write_bytes(safetensors.torch.save(own))
 

@@ -140,7 +140,7 @@ def test_what_cannot_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (folder, tiny_vit(), CLASSES, "needs a student with a distillation token; VisionTransformer has none"),
         (folder, student, ("ant", "bee"), "knows 5 classes, the data has 2"),
         (folder, student, (*CLASSES[:3], "owl", "eel"), "class 3 is 'dog' there and 'owl' here"),
-        (str(tmp_path / "empty"), student, CLASSES, "holds no kept model"),
+        (str(tmp_path / "empty"), student, CLASSES, "saved model"),
         ("resnet51", student, CLASSES, "timm has no model 'resnet51'"),
         ("test_vit", student, CLASSES, r"weights of 'test_vit' cannot be fetched .*; name a folder that --save wrote"),
     ]

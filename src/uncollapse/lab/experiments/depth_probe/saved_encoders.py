@@ -13,7 +13,7 @@ from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
 from uncollapse.lab.experiments.moco import config as moco
 from uncollapse.lab.experiments.moco.config import MomentumConfig
-from uncollapse.lab.runs.model_folder import CONFIG, WEIGHTS, check_weights, read_json
+from uncollapse.lab.runs.model_folder import CONFIG, WEIGHTS, read_json
 
 HEAD = "head"  # the classifier that the recipe circle trains with labels
 
@@ -33,7 +33,6 @@ def load_encoder(folder: str | Path) -> SavedEncoder:
     path = folder / WEIGHTS
     if not path.is_file():
         raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
-    check_weights(folder)
     labelled = weights_of(path, encoder).get(f"{HEAD}.weight")
     if labelled is not None and labelled.dim() == 2:
         encoder.add_module(HEAD, nn.Linear(labelled.shape[1], labelled.shape[0]))

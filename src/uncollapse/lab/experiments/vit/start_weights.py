@@ -14,7 +14,7 @@ from uncollapse.io import timm_models
 from uncollapse.io.loading import silence_libraries
 from uncollapse.io.tensor_files import weights_of
 from uncollapse.lab.models.vision_classifier import heads_of
-from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, check_weights, read_json
+from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, read_json
 from uncollapse.lab.runs.saved_models import load_saved_cure
 
 SCRATCH, PUBLISHED = "scratch", "pretrained"
@@ -51,8 +51,6 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classe
             f"start is {SCRATCH}, {PUBLISHED}, a folder that --save wrote or a file of weights; there is no {file}."
         )
     cured = folder.is_dir() and _has_cure(folder, cure)
-    if folder.is_dir():
-        check_weights(folder)
     kept = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     heads: int | None = kept.get("model_args", {}).get("num_heads")
     known = tuple(kept.get("label_names", ()))

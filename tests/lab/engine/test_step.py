@@ -1,4 +1,4 @@
-"""Where a run goes: what Accelerate is asked for, and what is refused."""
+"""The accelerator of a run: launchers that are rejected."""
 
 import pytest
 from torch import nn
@@ -11,5 +11,5 @@ pytest.importorskip("accelerate")
 
 def test_a_launcher_that_splits_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # what `accelerate launch --use_fsdp` says
-    with pytest.raises(UsageError, match="trains a whole model here, and Accelerate is set to FSDP, which splits it"):
+    with pytest.raises(UsageError, match="FSDP"):
         build_accelerator(nn.Linear(2, 2), None, "no")

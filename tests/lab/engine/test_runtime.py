@@ -1,12 +1,13 @@
-"""A signal waits for the end of a step; the second one does not, unless a launcher only passed the first one on."""
+"""Threads of a run, and signals: the first waits for the end of a step, the second acts at once."""
 
 import signal
 
 import pytest
+import torch
 
 from uncollapse import distributed
 from uncollapse.lab.engine import runtime
-from uncollapse.lab.engine.runtime import Interrupts
+from uncollapse.lab.engine.runtime import Interrupts, use_threads
 
 
 def test_the_second_signal_acts_at_once() -> None:
@@ -29,3 +30,17 @@ def test_an_echo_of_a_launcher_is_no_second_signal(monkeypatch: pytest.MonkeyPat
         assert len(told) == 1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_threads_are_left_as_found() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with use_threads(1):
+            assert torch.get_num_threads() == 1
+            with use_threads(3):
+                assert torch.get_num_threads() == 3
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
