@@ -18,18 +18,19 @@ from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
-from uncollapse.lab.experiments.vit.training import Training, without_slow_attention
+from uncollapse.lab.experiments.vit.training import Training, avoid_slow_attention
 
 LARGE: dict[str, Any] = {"model": "deit_small_patch16_224", "batch": 8, "mixup": 0.0, "drop_path": 0.0}
-SMALL: dict[str, Any] = {**vit.SMALL, "data": "cifar10"}
+ALL_THREE: dict[str, Any] = dict.fromkeys(vit.DIVERSE, 1.0)
+SMALL: dict[str, Any] = {**vit.RECIPE.presets["small"], "data": "cifar10"}
 WAYS: dict[str, dict[str, Any]] = {
     "ContraNorm at every norm": {"cure": "contra_norm"},
-    "the three losses of DiversePatch": vit.ALL_THREE,
+    "the three losses of DiversePatch": ALL_THREE,
     "  its cosine loss": {"cosine_loss": 1.0},
     "  its contrastive loss": {"contrast_loss": 1.0},
     "  its mixing loss": {"mixing_loss": 1.0},
-    "  all three, contrast as released": {**vit.ALL_THREE, "contrast_form": "released"},
-    "ContraNorm and DiversePatch": {**vit.ALL_THREE, "cure": "contra_norm"},
+    "  all three, contrast as released": {**ALL_THREE, "contrast_form": "released"},
+    "ContraNorm and DiversePatch": {**ALL_THREE, "cure": "contra_norm"},
     "AttnScale": {"cure": "attn_scale"},
     "FeatScale": {"cure": "feat_scale"},
 }
@@ -59,7 +60,7 @@ def steps(shared: dict[str, Any], classes: int, changes: dict[str, Any]) -> Call
     """A step of a run."""
     config = vit.Config(**{"cure": "none", **shared, **changes})
     model = vision.build(config, classes)
-    without_slow_attention(model.vit, config.precision, "cpu")
+    avoid_slow_attention(model.vit, config.precision, "cpu")
     task = Training(model, config, {"train": _pictures(config.batch, 8, classes)}, Runtime()).__enter__()
     side = config.image or 224
     generator = torch.Generator().manual_seed(0)

@@ -24,10 +24,10 @@ from uncollapse.lab.data.image.image_batches import ImageBatches, epoch_order
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit import recipe as vit
-from uncollapse.lab.experiments.vit.training import look_of
+from uncollapse.lab.experiments.vit.training import input_spec
 
 SIZES = {"depth": 6, "width": 48, "image": 16, "patch": 4, "epochs": 3}
-PLAIN: dict[str, Any] = {**vit.SMALL, **SIZES, "cure": "none", "precision": "no"}
+PLAIN: dict[str, Any] = {**vit.RECIPE.presets["small"], **SIZES, "cure": "none", "precision": "no"}
 CURED: dict[str, Any] = {**PLAIN, "cure": "contra_norm"}
 
 
@@ -60,7 +60,7 @@ def batches(data: vision.Data, model: nn.Module, config: vit.Config, part: str =
     """The pictures of all epochs, or of the test, as a model wants them."""
     pictures, epochs = data.parts[part], config.epochs if part == "train" else 1
     order = [at for epoch in range(epochs) for at in epoch_order(len(pictures), epoch)]
-    return ImageBatches(pictures, order, config.batch, evaluation_transform(look_of(model), crop="padded"))
+    return ImageBatches(pictures, order, config.batch, evaluation_transform(input_spec(model), crop="padded"))
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from uncollapse.lab.experiments.vit.recipe import ALL_THREE, NAME, SMALL, Config, name_of
+from uncollapse.lab.experiments.vit.recipe import DIVERSE, NAME, RECIPE, Config, name_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_RUN = "not run yet"
@@ -31,7 +31,7 @@ def show(monkeypatch: pytest.MonkeyPatch, visions: ModuleType, *records: dict[st
 
 def made(test: float | None, depth: int = 24, seed: int = 0, **changes: Any) -> dict[str, Any]:
     """A result with two blocks worth of measures."""
-    given = {**SMALL, "data": "cifar10", "cure": "none", **changes}
+    given = {**RECIPE.presets["small"], "data": "cifar10", "cure": "none", **changes}
     config = Config(**given, depth=depth, seed=seed)
     measured = {"attention_std": 0.02, "effective_rank": 9.0}
     blocks = [{"name": f"block {at}", "mean_cosine": 0.5 + 0.1 * at, **measured} for at in range(2)]
@@ -74,7 +74,7 @@ def test_the_papers_numbers_stand_alone_until_theirs_is_run(visions: ModuleType)
 
 def test_dimensions_that_hold_most(visions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [visions.held([0.5, 0.3, 0.15, 0.05], share) for share in (0.4, 0.5, 0.51, 0.9, 1.0)] == [1, 1, 2, 3, 4]
-    show(monkeypatch, visions, made(0.5), made(0.5, 12, **ALL_THREE))
+    show(monkeypatch, visions, made(0.5), made(0.5, 12, **dict.fromkeys(DIVERSE, 1.0)))
     assert [row[1:] for row in visions.dimensions()[1]] == [
         ("none", "1", "3", "3", "4", "3.0"),
         ("DiversePatch", "1", "3", "3", "4", "3.0"),

@@ -60,8 +60,8 @@ def test_lines_for_text() -> None:
 
 
 def test_lines_for_pictures() -> None:
-    assert vit.line(vit.Config(scale=0.3)) == 'uc.attach(model, "contra_norm", at="norms", scale=0.3)'
-    assert vit.line(vit.Config(cure="attn_scale")) == 'uc.attach(model, "attn_scale")'
+    assert vit.attach_code(vit.Config(scale=0.3)) == 'uc.attach(model, "contra_norm", at="norms", scale=0.3)'
+    assert vit.attach_code(vit.Config(cure="attn_scale")) == 'uc.attach(model, "attn_scale")'
 
 
 def test_blocks_of_a_text_encoder() -> None:

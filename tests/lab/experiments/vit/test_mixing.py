@@ -9,20 +9,20 @@ from tests.lab.experiments.vit.tiny_vision import images
 from torch import Tensor
 
 from uncollapse.lab.engine.seeding import get_random_state, set_random_state, use_seed
-from uncollapse.lab.experiments.vit import mixing
+from uncollapse.lab.experiments.vit import soft_labels
 
 CLASSES = 4
-Make = Callable[..., mixing.Mixer]
+Make = Callable[..., soft_labels.Mixer]
 
 
-def whole(**changes: float) -> mixing.Mixer:
+def whole(**changes: float) -> soft_labels.Mixer:
     settings = {"mixup": 0.8, "cutmix": 1.0, "chance": 1.0, "switch": 0.5, "smoothing": 0.0} | changes
-    return mixing.of_images(CLASSES, **settings)
+    return soft_labels.image_mixer(CLASSES, **settings)
 
 
-def by_patch(patch: tuple[int, int] = (8, 8), **changes: float) -> mixing.Mixer:
+def by_patch(patch: tuple[int, int] = (8, 8), **changes: float) -> soft_labels.Mixer:
     settings = {"cutmix": 1.0, "chance": 1.0, "smoothing": 0.0} | changes
-    return mixing.of_patches(CLASSES, patch, **settings)
+    return soft_labels.patch_mixer(CLASSES, patch, **settings)
 
 
 def labels(count: int) -> Tensor:
@@ -35,12 +35,12 @@ def coloured(count: int, height: int = 16, width: int = 24) -> Tensor:
 
 
 def test_smoothed_by_hand() -> None:
-    found = mixing.smoothed(torch.tensor([1, 0]), 4, 0.2)
+    found = soft_labels.smooth_labels(torch.tensor([1, 0]), 4, 0.2)
     torch.testing.assert_close(found, torch.tensor([[0.05, 0.85, 0.05, 0.05], [0.85, 0.05, 0.05, 0.05]]))
 
 
 @pytest.mark.parametrize("mixer", [whole(mixup=0.0, cutmix=0.0, smoothing=0.1), whole(chance=0.0, smoothing=0.1)])
-def test_nothing_to_mix_leaves_images_and_draws_nothing(mixer: mixing.Mixer) -> None:
+def test_nothing_to_mix_leaves_images_and_draws_nothing(mixer: soft_labels.Mixer) -> None:
     given = images(5)
     with use_seed(0):
         before = random.getstate(), torch.get_rng_state()
@@ -48,7 +48,7 @@ def test_nothing_to_mix_leaves_images_and_draws_nothing(mixer: mixing.Mixer) -> 
         assert random.getstate() == before[0]
         assert torch.equal(torch.get_rng_state(), before[1])
     assert mixed.images is given
-    assert torch.equal(mixed.labels, mixing.smoothed(labels(5), CLASSES, 0.1))
+    assert torch.equal(mixed.labels, soft_labels.smooth_labels(labels(5), CLASSES, 0.1))
     assert mixed.patches is None
 
 
@@ -122,7 +122,7 @@ def test_chance_0_and_1_of_patches() -> None:
         left = by_patch(chance=0.0)(given, labels(4))
     assert torch.equal(left.images, given)
     assert left.patches is not None
-    assert torch.equal(left.patches, mixing.smoothed(labels(4), CLASSES, 0.0)[:, None].expand(4, 6, 4))
+    assert torch.equal(left.patches, soft_labels.smooth_labels(labels(4), CLASSES, 0.0)[:, None].expand(4, 6, 4))
     with use_seed(0):
         mixer = by_patch(chance=1.0)
         moved = [not torch.equal(mixer(given, labels(4)).images, given) for _ in range(20)]

@@ -52,7 +52,7 @@ SMALL = Config(  # all that is random is on: a checkpoint has to hold it
     ema=0.5,
 )
 DIVERSE = replace(SMALL, cure="none", mixup=0.0, cosine_loss=0.5, contrast_loss=0.5, mixing_loss=0.5)
-SHOWN = 20  # images that are diagnosed
+DIAGNOSED = 20  # images
 SAME = ("figures", "epochs", "ended", "diagnosis", "spectrum")  # of a record, whatever happened on the way
 CHILD = """
 import sys
@@ -76,7 +76,7 @@ def outcome(config: Config, **runtime: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def _few_are_diagnosed() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_training, "SHOWN", SHOWN)
+        patch.setattr(image_training, "DIAGNOSED", DIAGNOSED)
         yield
 
 
@@ -164,10 +164,10 @@ def test_pictures_of_steps_that_were_done_are_not_read_again(tmp_path: Path, mon
     monkeypatch.setattr(ArrayImages, "picture", counted)
     with pytest.raises(KeyboardInterrupt):
         outcome(config, checkpoints=tmp_path, progress=pressed(5))
-    assert asked == SHOWN + 5 * 40  # what is diagnosed before, and five steps of two batches
+    assert asked == DIAGNOSED + 5 * 40  # what is diagnosed before, and five steps of two batches
     asked = 0
     outcome(config, checkpoints=tmp_path)
-    assert asked == SHOWN + 40 + SHOWN + 300  # the last step, and at the end the test images
+    assert asked == DIAGNOSED + 40 + DIAGNOSED + 300  # the last step, and at the end the test images
 
 
 def test_it_is_found_by_name() -> None:
@@ -195,10 +195,10 @@ def test_rows_tell_weights_apart() -> None:
 def test_presets_name_all_but_the_data() -> None:
     named = set(asdict(Config())) - {"data", "class_list"}
     for name in ("paper-contranorm", "paper-diversepatch", "paper-diversepatch-longer"):
-        assert set(vit.PRESETS[name]) == named
-    longer = vit.PRESETS["paper-diversepatch-longer"]
+        assert set(vit.RECIPE.presets[name]) == named
+    longer = vit.RECIPE.presets["paper-diversepatch-longer"]
     assert (longer["epochs"], longer["drop_path"]) == (100, 0.75)
-    with pytest.raises(UsageError, match="there is no FOLDER-KEPT-AFTER-300-EPOCHS"):
+    with pytest.raises(UsageError, match="FOLDER-KEPT"):
         vision.build(Config(**{**longer, "depth": 1}), 10)
 
 
@@ -217,12 +217,12 @@ def test_a_result_of_other_pictures_is_not_taken_for_this_run(tmp_path: Path) ->
             for number in range(3):
                 picture = Image.new("RGB", (16, 16 + shade), (shade, number, 0))
                 picture.save(tmp_path / name / place / f"{number}.png")
-    sessions = [Runtime(tmp_path / name, device="cpu") for name in ("one", "other", "none")]
-    record, new = run_one(recipe, few, results, sessions[0])
+    runtimes = [Runtime(tmp_path / name, device="cpu") for name in ("one", "other", "none")]
+    record, new = run_one(recipe, few, results, runtimes[0])
     assert new
-    assert run_one(recipe, few, results, sessions[0]) == (record, False)
-    assert run_one(recipe, few, results, sessions[2]) == (record, False), "pictures that are away are no other ones"
-    with pytest.raises(UsageError, match="of the same settings, but of other data than there is now"):
-        run_one(recipe, few, results, sessions[1])
-    assert run_one(recipe, few, results, sessions[1], again=True)[1]
-    assert vit.RECIPE.same_data(few, sessions[0], {"figures": {}})  # a run that did not stay finite
+    assert run_one(recipe, few, results, runtimes[0]) == (record, False)
+    assert run_one(recipe, few, results, runtimes[2]) == (record, False), "pictures that are away are no other ones"
+    with pytest.raises(UsageError, match="other data"):
+        run_one(recipe, few, results, runtimes[1])
+    assert run_one(recipe, few, results, runtimes[1], again=True)[1]
+    assert vit.RECIPE.same_data(few, runtimes[0], {"figures": {}})  # a run that did not stay finite

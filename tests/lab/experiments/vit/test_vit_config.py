@@ -61,15 +61,12 @@ def test_settings_that_act_stay(acting: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"mixing_loss": 1.0}, r"CutMix without Mixup.* Got mixup 0\.8 and cutmix 1; take --mixup 0 --cutmix 1"),
-        ({"mixing_loss": 1.0, "mixup": 0.0, "cutmix": 0.0}, "Got mixup 0 and cutmix 0"),
-        ({"positive": True}, "positive is about a learned scale, and this one is fixed; take --learnable"),
-        ({"lr": 1e-6}, r"falls from lr to lr_floor; got lr 1e-06 and lr_floor 1e-05"),
-        (
-            {"epochs": 5, "warmup": 5.0},
-            r"warmup 5 leaves none of the 5 epochs after it; take fewer, such as --warmup 0\.5",
-        ),
-        ({"cure": "attn_scale", "talking_heads": True}, "attn_scale changes the maps of single heads"),
+        ({"mixing_loss": 1.0}, "--mixup 0 --cutmix 1"),
+        ({"mixing_loss": 1.0, "mixup": 0.0, "cutmix": 0.0}, "cutmix 0"),
+        ({"positive": True}, "--learnable"),
+        ({"lr": 1e-6}, "lr_floor"),
+        ({"epochs": 5, "warmup": 5.0}, r"--warmup 0\.5"),
+        ({"cure": "attn_scale", "talking_heads": True}, "talking_heads"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], words: str) -> None:
@@ -123,5 +120,5 @@ def test_a_patch_head_only_for_the_mixing_loss() -> None:
 
 
 def test_a_place_that_the_model_does_not_have() -> None:
-    with pytest.raises(UsageError, match=r"no place 'attention\.residul'\. Did you mean 'attention\.residual'"):
+    with pytest.raises(UsageError, match=r"'attention\.residual'"):
         vision.build(tiny_config(cure="contra_norm", at="attention.residul"), 5)

@@ -75,7 +75,7 @@ def test_an_image_does_not_change_with_its_batch() -> None:
 
 
 def test_unknown_norm_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"norm must be one of \('layer', 'contra'\), got 'batch'"):
+    with pytest.raises(ValueError, match="contra"):
         digits.run(replace(TINY, norm="batch"))
 
 

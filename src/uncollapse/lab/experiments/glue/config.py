@@ -1,7 +1,7 @@
 """Configuration, data and model of the recipes on GLUE tasks, `glue` and `bert-depth`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io.files import user_cache
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.io.text_batches import token_limit
-from uncollapse.lab.config.fields import config_field
+from uncollapse.lab.config.fields import config_field, reset_idle
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode
 from uncollapse.lab.engine.runtime import Runtime
@@ -79,9 +79,7 @@ class Config:
     seed: int = config_field(0, "Seed of a new head, dropout and the order of the examples.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name in IDLE[self.cure]:
-                object.__setattr__(self, field.name, field.default)
+        reset_idle(self, IDLE[self.cure])
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)

@@ -1,12 +1,11 @@
-"""A deep vision transformer of timm on scikit-learn's handwritten digits, with LayerNorm or with ContraNorm.
+"""Train a deep vision transformer of timm on scikit-learn's handwritten digits, with LayerNorm or ContraNorm.
 
-As published for DeiT (arXiv 2303.06562), ContraNorm stands in front of every LayerNorm. The two models start from the
-same weights. Settings were chosen on the validation images; test images are read once, at the end.
-48 blocks are far too many for these images: that is the point. So deep, tokens grow alike from block to block.
+As published for DeiT (arXiv 2303.06562), ContraNorm precedes every LayerNorm. Both models start from the same weights.
+Settings were chosen on the validation images; test images are read once, at the end. 48 blocks are far too many for
+these images, on purpose: at this depth tokens become similar from block to block.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,55 +21,52 @@ from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit as train_task
-from uncollapse.lab.engine.runtime import Runtime, use_threads
+from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.task import Task, TrainingOptions
+from uncollapse.lab.experiments import recipe_data
+from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.runs.results import build_record, fingerprint, round_metrics, summarize_diagnosis
+from uncollapse.lab.runs.results import fingerprint, summarize_diagnosis
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import CURES
 from uncollapse.tuning.space import Between
 from uncollapse.tuning.trial_result import attach_line
 
 NAME = "vit-digits"
-TITLE = "A deep vision transformer on 1,797 digits of 8×8 pixels, with LayerNorm or ContraNorm"
-PAPER = CURES["contra_norm"].paper
+Split = Literal["train", "validation", "test"]
 
-Part = Literal["train", "validation", "test"]
-
-SIZES: dict[Part, int] = {"train": 1197, "validation": 300, "test": 300}
+SIZES: dict[Split, int] = {"train": 1197, "validation": 300, "test": 300}
 SPLIT_SEED = 0  # the split is the same for every seed of a run
 NORMS = ("layer", "contra")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A run.
+    """Configuration of a run.
 
-    The default learning rate lies between the best of both norms: on the validation images 1e-3 was best for LayerNorm
-    and 3e-3 for ContraNorm, which was ahead at all three.
+    The default learning rate is between the best ones of both norms: on the validation images 1e-3 was best for
+    LayerNorm and 3e-3 for ContraNorm, which was better at all three.
     """
 
-    norm: str = config_field("contra", "What stands in front of every block's parts.", choices=NORMS)
+    norm: str = config_field("contra", "The norm before attention and MLP.", choices=NORMS)
     scale: float = config_field(0.3, "Scale of ContraNorm.")
-    depth: int = config_field(48, "Blocks.", minimum=1)
+    depth: int = config_field(48, "Number of blocks.", minimum=1)
     dim: int = config_field(48, "Width.", minimum=1)
-    heads: int = config_field(4, "Heads of the attention.", minimum=1)
+    heads: int = config_field(4, "Attention heads.", minimum=1)
     patch: int = config_field(2, "Side of a patch in pixels.", choices=(1, 2, 4))
-    mlp_ratio: float = config_field(2.0, "Width of the MLP, in widths.")
-    position_std: float = config_field(0.5, "Deviation of the position embeddings at the start.")
-    epochs: int = config_field(6, "Passes over the training images.", minimum=1)
-    batch: int = config_field(64, "Images in a step.", minimum=1)
-    lr: float = config_field(2e-3, "Largest learning rate of AdamW.", minimum=0)
+    mlp_ratio: float = config_field(2.0, "Width of the MLP as a multiple of the width.")
+    position_std: float = config_field(0.5, "Initial standard deviation of the position embeddings.")
+    epochs: int = config_field(6, "Number of epochs.", minimum=1)
+    batch: int = config_field(64, "Images per step.", minimum=1)
+    lr: float = config_field(2e-3, "Peak learning rate of AdamW.", minimum=0)
     warmup: float = config_field(
-        0.1, "Share of the steps in which the learning rate rises; it then falls along a cosine.", minimum=0, maximum=1
+        0.1, "Share of the steps for linear warm-up; a cosine decay follows.", minimum=0, maximum=1
     )
     weight_decay: float = config_field(0.05, "Weight decay of AdamW.")
-    clip: float = config_field(1.0, "Largest length of the gradient.")
-    seed: int = config_field(0, "Of the weights and of the order of the images.", minimum=0, maximum=2**31)
+    clip: float = config_field(1.0, "Largest norm of the gradient.")
+    seed: int = config_field(0, "Seed of the weights and of the order of the images.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
@@ -78,22 +74,22 @@ class Config:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of training steps."""
         return self.epochs * math.ceil(SIZES["train"] / self.batch)
 
 
-def digits() -> dict[Part, tuple[Tensor, Tensor]]:
-    """Images (n, 1, 8, 8), standardised by the mean and deviation of the training images, and labels (n,)."""
+def digits() -> dict[Split, tuple[Tensor, Tensor]]:
+    """Return images (n, 1, 8, 8), standardized by the training images, and labels (n,) of each split."""
     bunch: Any = import_optional("sklearn.datasets", "train").load_digits()
     images, labels = torch.from_numpy(bunch.images).float().unsqueeze(1), torch.from_numpy(bunch.target)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    parts = dict(zip(SIZES, torch.split(order, list(SIZES.values())), strict=True))
-    deviation, mean = torch.std_mean(images[parts["train"]])
-    return {name: ((images[part] - mean) / deviation, labels[part]) for name, part in parts.items()}
+    splits = dict(zip(SIZES, torch.split(order, list(SIZES.values())), strict=True))
+    deviation, mean = torch.std_mean(images[splits["train"]])
+    return {name: ((images[split] - mean) / deviation, labels[split]) for name, split in splits.items()}
 
 
 def build(config: Config) -> nn.Module:
-    """The model at its start. The same seed gives the same weights with both norms; the random state is not touched."""
+    """Return the model before training. Both norms get the same weights; the global random state is not changed."""
     torchvision_ops.declare()
     transformer: Any = import_optional("timm.models.vision_transformer", "timm").VisionTransformer
     if config.norm not in NORMS:
@@ -110,9 +106,9 @@ def build(config: Config) -> nn.Module:
             num_heads=config.heads,
             mlp_ratio=config.mlp_ratio,
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
-            weight_init="jax",  # Xavier: timm's own, of deviation 0.02, is far too small for so narrow a model
+            weight_init="jax",  # Xavier: timm's own, with a standard deviation of 0.02, is far too small at this width
         )
-        # A patch is a few grey pixels: where it is says more than what it is.
+        # A patch is a few gray pixels: its position says more than its content.
         nn.init.normal_(model.pos_embed, std=config.position_std)
     built: nn.Module = model
     if config.norm == "contra":
@@ -121,115 +117,100 @@ def build(config: Config) -> nn.Module:
 
 
 def train(config: Config, runtime: Runtime | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a model and train it; give it in evaluation mode with the record of the run."""
+    """Build a model and train it; return it in evaluation mode, and the record of the run."""
     model = build(config)
     return model, fit(model, config, runtime)
 
 
+run = record_of(train)
+
+
 def fit(model: nn.Module, config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
-    """Train a model, and give the record of the run."""
-    runtime = runtime or Runtime()
-    with use_threads(runtime.threads):
-        return _fit(model, config, runtime)
+    """Train a model that was built already; return the record of the run."""
+    return with_threads(partial(_fit, model))(config, runtime)
 
 
 def _fit(model: nn.Module, config: Config, runtime: Runtime) -> dict[str, Any]:
-    parts = digits()
-    before = summarize_diagnosis(_diagnosis(model, parts["test"][0]))
-    settings = TrainingOptions(config.epochs, config.seed, clip=config.clip)
-    data = fingerprint(tensor for pair in parts.values() for tensor in pair)
+    splits = digits()
+    before = summarize_diagnosis(_diagnose(model, splits["test"][0]))
+    options = TrainingOptions(config.epochs, config.seed, clip=config.clip)
+    data = fingerprint(tensor for pair in splits.values() for tensor in pair)
     experiment = f"{identity(NAME, config)}-{data}"
-    history = train_task(_task(model, config, parts), settings, runtime, experiment, vars(config))
-    after = summarize_diagnosis(_diagnosis(model, parts["test"][0]))
-    accuracies = {part: accuracy(model, *parts[part]) for part in SIZES}
+    history = train_task(_task(model, config, splits), options, runtime, experiment, vars(config))
+    after = summarize_diagnosis(_diagnose(model, splits["test"][0]))
     saved_models.save_weights(runtime, model, config)
-    return build_record(
+    sizes = {str(name): len(labels) for name, (_, labels) in splits.items()}
+    return training_record(
         NAME,
         config,
-        history.seconds,
+        history,
         ("timm", "scikit-learn", "accelerate"),
-        data={"name": "scikit-learn's digits", "fingerprint": data, **SIZES},
-        figures={**accuracies, "epoch": history.kept},
-        ended=history.ended,
-        epochs=[round_metrics(figures) for figures in history.epochs],
+        data={"name": "scikit-learn's digits", "fingerprint": data, **sizes},
+        figures={**{name: accuracy(model, *split) for name, split in splits.items()}, "epoch": history.kept},
         diagnosis={"before": before, "after": after},
     )
 
 
-def _task(model: nn.Module, config: Config, parts: dict[Part, tuple[Tensor, Tensor]]) -> Task:
-    images, labels = parts["train"]
+def _task(model: nn.Module, config: Config, splits: dict[Split, tuple[Tensor, Tensor]]) -> Task:
+    images, labels = splits["train"]
 
     def batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
         shuffle = torch.Generator().manual_seed(config.seed)
-        for _ in range(epoch):  # the order of an epoch is the next one that the seed gives
+        for _ in range(epoch):  # the seed gives one order after the other
             order = torch.randperm(len(images), generator=shuffle)
-        return [(images[chosen], labels[chosen]) for chosen in torch.split(order, config.batch)]
+        return [(images[rows], labels[rows]) for rows in torch.split(order, config.batch)]
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        return {"validation": accuracy(model, *parts["validation"])}
+        return {"validation": accuracy(model, *splits["validation"])}
 
-    optimiser = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
-    return Task(model, optimiser, batches, loss, evaluate, cosine(config.steps, config.warmup))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    return Task(model, optimizer, batches, loss, evaluate, cosine(config.steps, config.warmup))
 
 
-def _diagnosis(model: nn.Module, images: Tensor) -> Diagnosis:
+def _diagnose(model: nn.Module, images: Tensor) -> Diagnosis:
     return diagnose(model, torch.split(images, 50), plan=Plan(baseline=0))
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Share of the images that the model names rightly; it is left in evaluation mode."""
+    """Return the accuracy of a model, which is left in evaluation mode."""
     model.eval()
     device = next(model.parameters()).device
     right: Tensor = model(images.to(device)).argmax(1).cpu() == labels
     return float(right.float().mean())
 
 
-def run(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
-    """Train a model, and give the record of the run."""
-    return train(config, runtime)[1]
-
-
 def name_of(config: Config) -> str:
-    """What a run is called in the names of files."""
+    """Return the readable part of a run's file names."""
     scale = f"-s{config.scale:g}" if config.norm == "contra" else ""
     return f"{config.norm}{scale}-depth{config.depth}-seed{config.seed}"
 
 
 def cost(config: Config) -> float:
-    """Roughly the seconds of a run on one core."""
+    """Return an estimate of a run's seconds on one core."""
     tokens, width = (8 / config.patch) ** 2 / 16, config.dim / 48
     return 0.0066 * config.steps * config.depth * (config.batch / 64) * tokens * width
 
 
-QUICK: Mapping[str, Any] = {"depth": 12, "epochs": 4}
 SEARCH = Search(
     space=(Between("scale", 0.02, 2.0, when={"norm": ("contra",)}),),
     baseline={"norm": "layer"},
     line=lambda config: attach_line("contra_norm", {"scale": config.scale, "at": "norms"}),
 )
-TABLES: Mapping[str, PaperTable] = {
-    "depth": PaperTable(
-        "Test accuracy on digits", where={}, groups="dim", rows="norm", columns="depth", choose=("scale",)
-    ),
-}
-GRIDS: Mapping[str, tuple[Grid, ...]] = {
-    "depth": (Grid({"norm": NORMS, "depth": (12, 24, 48), "seed": (0, 1, 2)}),),
-}
-
+DATA = recipe_data.read(__package__, Config, prefix="digits_")
 RECIPE = Recipe(
     name=NAME,
-    title=TITLE,
-    paper=PAPER,
+    title="A deep vision transformer on 1,797 digits of 8×8 pixels, with LayerNorm or ContraNorm",
+    paper=CURES["contra_norm"].paper,
     config=Config,
     run=run,
     name_of=name_of,
     cost=cost,
-    tables=TABLES,
-    grids=GRIDS,
-    quick=QUICK,
+    tables=DATA.tables,
+    grids=DATA.grids,
+    quick=DATA.quick,
     search=SEARCH,
 )

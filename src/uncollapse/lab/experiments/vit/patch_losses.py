@@ -1,4 +1,4 @@
-"""DiversePatch's three losses on a vision transformer while it trains (Gong et al. 2021, arXiv 2104.12753)."""
+"""DiversePatch's three losses on a vision transformer in training (Gong et al. 2021, arXiv 2104.12753)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ FORMS = ("paper", "others", "released")
 class WithPatchHead(nn.Module):
     """A vision transformer in training, with the head that all patches share if the mixing loss needs one.
 
-    The transformer itself is not changed: `vit` is what is judged, exported and kept.
+    The transformer itself is not changed: `vit` is evaluated, exported and saved.
     """
 
     def __init__(self, vit: Any, *, patch_head: bool, dropout: float) -> None:
@@ -32,37 +32,37 @@ class WithPatchHead(nn.Module):
             self.patch_head = nn.Sequential(nn.Dropout(dropout), linear)
 
     def forward(self, images: Tensor) -> Any:
-        """What the transformer says of images: logits (b, C), or those of both heads while one is distilled."""
+        """Return logits (b, C) of images, or those of both heads during distillation."""
         return self.vit(images)
 
 
 class PatchLosses:
-    """The weighted sum of the losses, read from the model's last forward pass while it is open.
+    """The weighted sum of the losses on the model's last forward pass, while it is open.
 
-    h are the patches behind the last norm, or what is pooled in models whose last norm follows the pooling. The
-    contrast is with e: "paper" takes the patches that leave the first block, and the mean of all h; "others" leaves
-    each patch out of its mean; "released" is the three-way contrast with the patch embeddings, before positions are
-    added and without their gradient.
+    h are the patches after the last norm, or the input of the pooling in models whose last norm follows it. The
+    contrastive loss compares them with e: "paper" takes the output of the first block, and the mean of all h; "others"
+    leaves each patch out of its mean; "released" is the three-way contrast with the patch embeddings, before positions
+    are added and without their gradient.
 
     Args:
-        vit: the model that is trained.
-        weights: of "cosine", "contrast" and "mixing"; 0 leaves one out.
-        absolute: the cosine loss takes the size of cosines, not their sign.
-        form: of the contrast.
+        vit: The model that is trained.
+        weights: Weights of "cosine", "contrast" and "mixing"; 0 leaves one out.
+        absolute: Whether the cosine loss takes absolute values of cosines.
+        form: Form of the contrastive loss.
     """
 
     def __init__(self, vit: Any, weights: Mapping[str, float], *, absolute: bool = False, form: str = "paper") -> None:
         self.vit, self.weights, self.absolute, self.form = vit, weights, absolute, form
         if weights["contrast"] and form != "paper" and vit.patch_embed.num_patches < 2:
             raise UsageError(
-                f"contrast_form {form} compares the patches of an image, and these have one; take smaller patches."
+                f"contrast_form {form} needs at least two patches per image, got one; take smaller patches."
             )
         self.last = "last" if isinstance(vit.norm, nn.Identity) else "final"
         self.embedded: Tensor | None = None
 
     @contextmanager
     def open(self) -> Iterator["PatchLosses"]:
-        """Read along while the model runs."""
+        """Read the activations while the model runs."""
         if not any(self.weights.values()):
             yield self
             return
@@ -79,15 +79,15 @@ class PatchLosses:
     def _hook(self) -> RemovableHandle:
         watched = self.vit.patch_embed
 
-        def see(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-            if module is watched:  # not that of a copy, such as one of averaged weights, which has the same hook
-                self.embedded = output.flatten(1, -2)  # (b, n, d); models for images of any size have rows and columns
+        def store(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            if module is watched:  # not a copy, such as one of averaged weights, which has the same hook
+                self.embedded = output.flatten(1, -2)  # (b, n, d); models for any image size give rows and columns
 
-        handle: RemovableHandle = watched.register_forward_hook(see)
+        handle: RemovableHandle = watched.register_forward_hook(store)
         return handle
 
     def __call__(self, patch_head: nn.Module | None, labels: Tensor | None) -> Tensor:
-        """The loss of the last forward pass; labels (b, n, C): of the patches, for the mixing loss."""
+        """Return the loss of the last forward pass. labels (b, n, C): labels of the patches, for the mixing loss."""
         if not any(self.weights.values()):
             return torch.zeros(())
         h = self.held[self.last].float()

@@ -1,4 +1,4 @@
-"""The weights that a vision transformer begins with: timm's published ones, those of a kept model, or of a file."""
+"""Initial weights of a vision transformer: timm's pretrained ones, those of a saved model, or of a file."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,24 +19,24 @@ from uncollapse.lab.runs.saved_models import load_saved_cure
 
 SCRATCH, PUBLISHED = "scratch", "pretrained"
 HEADS = ("head.", "head_dist.")
-TALKING = (".attn.before.weight", ".attn.after.weight")  # they begin as the identity, which changes nothing
+TALKING = (".attn.before.weight", ".attn.after.weight")  # they start as the identity, which changes nothing
 
 
-def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classes: Sequence[str] = ()) -> bool:
-    """Give a model the weights that its run starts from.
+def load_start(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classes: Sequence[str] = ()) -> bool:
+    """Load the weights that a run starts from into a model.
 
-    timm resizes positions for images and patches of another size. A head of other classes begins anew, and a warning
-    says so; all else has to fit.
+    timm resizes positions for images and patches of another size. A head for other classes stays random, with a
+    warning. Everything else must match.
 
     Args:
-        vit: with random weights, its head among them, and without a cure.
-        start: "scratch", which changes nothing, "pretrained", a folder that `keeping.keep_vision` wrote, or a file.
-        name: timm's, of the model.
-        cure: settings of the run's cure, by name. A model that was kept with a cure goes on with the same one.
-        classes: names of what is learned, where they are known; a kept model knows its own.
+        vit: Model with random weights and without a cure.
+        start: "scratch", which changes nothing, "pretrained", a folder that `save_vision_model` wrote, or a file.
+        name: Name of the model in timm.
+        cure: Settings of the run's cure by name. A model that was saved with a cure must have the same.
+        classes: Names of the classes, where they are known; a saved model knows its own.
 
     Returns:
-        Whether the cure came along, attached and with what it had learned.
+        Whether the cure was loaded and attached too.
     """
     if start == SCRATCH:
         return False
@@ -62,7 +62,7 @@ def begin(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], classe
 
 
 def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
-    """Whether a model was kept with a cure; raise if it is another one than that of the run."""
+    """Return whether a model was saved with a cure; raise a UsageError if it is not that of the run."""
     if not (folder / DESCRIPTION).is_file():
         return False
     settings = read_json(folder / SETTINGS)
@@ -70,8 +70,8 @@ def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
     if kept != dict(cure):
         other = ", ".join(f"{name} {value}" for name, value in kept.items() if value != cure[name])
         raise UsageError(
-            f"{folder} was kept with {kept['cure']} in it, and this run has another cure: there it was {other}. Take "
-            "the same settings to go on with it, or start from a model that was kept without a cure."
+            f"{folder} was saved with {kept['cure']}, and this run has another cure: there it was {other}. Take the "
+            "same settings to continue with it, or start from a model that was saved without a cure."
         )
     return True
 
@@ -94,7 +94,7 @@ def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str, o
     vit.load_state_dict(resized, strict=False)
     if not fits:
         which = "other classes" if other_classes else f"another number of classes than {vit.num_classes}"
-        warnings.warn(f"The head begins anew: that of {start} is one of {which}.", stacklevel=3)
+        warnings.warn(f"The head is initialized anew: that of {start} is for {which}.", stacklevel=3)
 
 
 def _check_blocks(own: Iterable[str], weights: Iterable[str], start: str) -> None:
@@ -108,10 +108,10 @@ def _check_blocks(own: Iterable[str], weights: Iterable[str], start: str) -> Non
 def _check_names(own: Iterable[str], weights: Iterable[str], fresh: Iterable[str], start: str) -> None:
     missing = [name for name in own if name not in weights and name not in fresh]
     foreign = [name for name in weights if name not in own]
-    sides = ((f"it lacks {_some(missing)}", missing), (f"it has {_some(foreign)} beside them", foreign))
+    sides = ((f"it lacks {_some(missing)}", missing), (f"it has {_some(foreign)} in addition", foreign))
     told = " and ".join(words for words, names in sides if names)
     if told:
-        raise UsageError(f"{start} has not the weights of this model: {told}. Take the model that it was trained as.")
+        raise UsageError(f"{start} does not have the weights of this model: {told}. Take the model it was trained as.")
 
 
 def _check_shapes(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], start: str) -> None:
@@ -119,20 +119,20 @@ def _check_shapes(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], star
     if wrong:
         got, expected = tuple(weights[wrong[0]].shape), tuple(own[wrong[0]].shape)
         raise UsageError(
-            f"{start} has not the weights of this model: {_some(wrong)} differ in shape, the first of them {got} for "
-            f"{expected}. Take the same --width, and the model that it was trained as."
+            f"{start} does not have the weights of this model: {_some(wrong)} differ in shape, the first is {got}, not "
+            f"{expected}. Take the same --width, and the model it was trained as."
         )
 
 
 def _resized(vit: nn.Module, weights: dict[str, Tensor], start: str) -> dict[str, Tensor]:
-    """The weights with positions and patches in the model's sizes."""
+    """Return the weights with positions and patches in the model's sizes."""
     module: Any = import_optional("timm.models.vision_transformer", "timm")
     try:
         with silence_libraries(), torch.no_grad():
             resized: dict[str, Tensor] = module.checkpoint_filter_fn(weights, vit)
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"timm cannot bring {start} to the model's image and patch size: {reason}") from error
+        raise UsageError(f"timm cannot resize {start} to the model's image and patch size: {reason}") from error
     return resized
 
 
