@@ -10,7 +10,7 @@ from torch import nn
 from uncollapse import backbones
 from uncollapse.backbones.select import Selection, check_tokens, final_places, select_layers, select_places
 from uncollapse.backbones.sites import Layout, Stack
-from uncollapse.cli import choices
+from uncollapse.cli import options
 
 BLOCKS = (0, 1, 2)
 
@@ -111,4 +111,4 @@ def test_tokens() -> None:
 
 def test_the_command_line_knows_all_layouts() -> None:
     """It has its own list, because it starts without torch."""
-    assert typing.get_args(choices.Layout) == typing.get_args(Layout)
+    assert typing.get_args(options.Layout) == typing.get_args(Layout)

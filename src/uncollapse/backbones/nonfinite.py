@@ -53,7 +53,7 @@ class Fault:
 def describe_counts(nan: int, infinite: int, entries: int) -> str:
     """Return how many numbers are not finite, in words.
 
-    >>> counted(2, 0, 4096), counted(3, 1, 10)
+    >>> describe_counts(2, 0, 4096), describe_counts(3, 1, 10)
     ('2 NaN among 4,096 numbers', '3 NaN and 1 infinite among 10 numbers')
     """
     parts = [f"{count:,} {word}" for count, word in ((nan, "NaN"), (infinite, "infinite")) if count]
