@@ -475,7 +475,7 @@ def test_one_batch_instead_of_several_is_told() -> None:
 
 
 def test_a_model_without_weights_is_told() -> None:
-    with pytest.raises(ValueError, match="has no weights"):
+    with pytest.raises(ValueError, match="no weights"):
         uc.diagnose(encoder().to("meta"), batches(1))
 
 
