@@ -1,4 +1,4 @@
-"""What the runs of all recipes share: their threads, and the record of a training.
+"""The shape that the runs of all recipes share: threads of a run, and the record of a training.
 
 A recipe that trains a model has this shape::
 
