@@ -1,10 +1,10 @@
 """One training loop for all recipes, on Accelerate: devices, precision, checkpoints, resume, progress, trackers.
 
-A run that was killed and goes on from a checkpoint ends with the same figures, to the bit on one CPU thread: batches
-depend on the seed and the epoch only, and a checkpoint holds everything else, the random state too.
+A run that was killed and resumes from a checkpoint ends with the same metrics, to the bit on one CPU thread: batches
+depend only on the seed and the epoch, and a checkpoint has everything else, including the random state.
 
 Several processes, started by a launcher, share each batch and average their gradients. They always do the same step:
-what one of them alone knows, such as a signal or the clock, is told to all before anything follows from it.
+what only one of them knows, such as a signal or the time, is sent to all before anything depends on it.
 """
 
 import math
@@ -35,11 +35,11 @@ def fit(
     identity: str = "",
     facts: Mapping[str, Any] | None = None,
 ) -> History:
-    """Train `task.model`, which then has the weights that were chosen and is in evaluation mode.
+    """Train `task.model`, which then has the selected weights and is in evaluation mode.
 
-    `identity` names the experiment: a checkpoint of another one is refused. `facts` are told to the trackers. Ctrl-C
-    and SIGTERM write a checkpoint and raise KeyboardInterrupt. Several processes must all call it, with the same task;
-    the first one writes. If one of them fails, it raises its error and the others an PeerError.
+    `identity` identifies the experiment: a checkpoint of another one is refused. `facts` are logged by the trackers.
+    Ctrl-C and SIGTERM write a checkpoint and raise KeyboardInterrupt. Several processes must all call it with the same
+    task; rank zero writes. If one of them fails, it raises its error and the others raise PeerError.
     """
     runtime = runtime or Runtime()
     distributed.join_group(runtime.device)
@@ -55,7 +55,7 @@ def fit(
 
 
 class _Loop:
-    """A run while it runs."""
+    """State of a running training."""
 
     def __init__(
         self, task: Task, settings: TrainingOptions, runtime: Runtime, identity: str, facts: Mapping[str, Any]
@@ -69,19 +69,19 @@ class _Loop:
         if settings.select is not None and task.evaluate is None:
             raise UsageError(f"select={settings.select!r} needs a task that evaluates.")
         self.saves = distributed.on_rank_zero(lambda: self.checkpoints is not None)
-        saved = distributed.on_rank_zero(self._begun, "Reading the checkpoint")
+        saved = distributed.on_rank_zero(self._load_checkpoint, "Reading the checkpoint")
         restore(saved, self.at, *self.stepper.state)
         tracked = runtime.tracker_folder or folder
         name = identity if tracked is None else tracked.name
         self.trackers = open_trackers(runtime.trackers, tracked, name, facts, step=self.at.unlogged)
         self.started = self.saved = time.monotonic()
 
-    def _begun(self) -> Checkpoint | None:
-        """What it goes on from."""
+    def _load_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint to resume from."""
         if self.checkpoints is None:
             return None
         if not self.runtime.resume:
-            self.checkpoints.clear()  # else those of later steps would count when it is resumed next
+            self.checkpoints.clear()  # else those of later steps would be used at the next resumption
             return None
         return self.checkpoints.load()
 
@@ -89,51 +89,53 @@ class _Loop:
         while self.at.epoch < self.settings.epochs and self.at.ended is None:
             with closing(self._steps()) as steps:
                 for _ in steps:
-                    self._look_up(interrupts)
+                    self._check_signals(interrupts)
             self._end_epoch()
-            self._look_up(interrupts)
-            self._be_judged()
-        if self.saves:  # what is judged after the training may take long, and may be interrupted
+            self._check_signals(interrupts)
+            self._prune()
+        if self.saves:  # the evaluation after training may take long, and may be interrupted
             self._save()
         ended = self.at.ended or "the last epoch"
-        kept = self._keep()
-        return History(self.at.epochs, kept, ended, self._seconds(), self.pace.figures())
+        kept = self._load_selected()
+        return History(self.at.epochs, kept, ended, self._seconds(), self.pace.summary())
 
     def close(self) -> None:
         self.trackers.close()
         self.stepper.close()
 
     def _steps(self) -> Generator[None, None, None]:
-        """The steps of the epoch that are left."""
+        """Take the remaining steps of the epoch."""
         epoch, size = self.at.epoch + 1, self.settings.accumulate
         batches, stream = self._stream(epoch)
         count = math.ceil(len(batches) / size) if isinstance(batches, Sized) else 0
         self.task.model.train()
-        with closing(stream) if isinstance(stream, Generator) else nullcontext():  # else processes would go on reading
-            while group := self.pace.waited(lambda: list(islice(stream, size))):
+        with (
+            closing(stream) if isinstance(stream, Generator) else nullcontext()
+        ):  # else worker processes would keep reading
+            while group := self.pace.time_fetch(lambda: list(islice(stream, size))):
                 self.at.batch += len(group)
                 if portions := sharding.weigh_shards(group, self.task):
                     loss = self.stepper.step(portions, self.at)
-                    self.pace.did([portion.whole for portion in portions])
+                    self.pace.end_step([portion.whole for portion in portions])
                     self.at.step += 1
                     self.at.losses.append(loss)
-                    self._tell(epoch, count * self.settings.epochs, loss)
+                    self._report(epoch, count * self.settings.epochs, loss)
                 yield
         if self.at.batch and not self.at.losses:
-            raise UsageError(f"None of the {self.at.batch} batches of epoch {epoch} has anything in it to learn from.")
+            raise UsageError(f"All {self.at.batch} batches of epoch {epoch} are empty.")
 
-    def _tell(self, epoch: int, steps: int, loss: float) -> None:
-        """How far it is: in steps, or in epochs where it is not known how many steps there are."""
+    def _report(self, epoch: int, steps: int, loss: float) -> None:
+        """Report progress: in steps, or in epochs where the number of steps is unknown."""
         if self.runtime.progress is not None:
             done, total = (self.at.step, steps) if steps else (epoch, self.settings.epochs)
-            self.runtime.progress(done, total, {"epoch": epoch, "loss": loss} | self.pace.now() | self.at.newest())
+            self.runtime.progress(done, total, {"epoch": epoch, "loss": loss} | self.pace.current() | self.at.newest())
 
     def _stream(self, epoch: int) -> tuple[Iterable[Any], Iterator[Any]]:
-        """The batches of an epoch, and those of them that are left.
+        """Return the batches of an epoch, and an iterator over the remaining ones.
 
-        Making batches may draw random numbers, for an order or an augmentation. So when a run goes on within an epoch,
-        the batches that are skipped are made with the random state of the epoch's start, and it then goes on with that
-        of the checkpoint. Batches that know how to begin later are not made to be skipped.
+        Building batches may draw random numbers, for an order or an augmentation. When a run resumes within an epoch,
+        the skipped batches are therefore built with the random state of the epoch's start, and the rest with that of
+        the checkpoint. `Skippable` batches are skipped without building them.
         """
         here = get_random_state()
         if self.at.batch and self.at.epoch_start is not None:
@@ -152,8 +154,8 @@ class _Loop:
                 set_random_state(*here)
         return batches, stream
 
-    def _look_up(self, interrupts: Interrupts) -> None:
-        """Between two steps: stop if a process was asked to, and write a checkpoint when the first says it is time."""
+    def _check_signals(self, interrupts: Interrupts) -> None:
+        """Between two steps: stop if any rank got a signal, and write a checkpoint when rank zero says it is time."""
         late = distributed.is_rank_zero() and time.monotonic() - self.saved >= self.runtime.save_seconds
         asked, due = map(bool, distributed.sum_over_ranks([interrupts.asked, late]))
         if self.saves and (due or asked):
@@ -163,7 +165,7 @@ class _Loop:
             raise KeyboardInterrupt(f"{'in' if within else 'after'} epoch {epoch} of {self.settings.epochs}")
 
     def _save(self) -> None:
-        """Write a checkpoint; the others wait for the first process, so that none leaves while it writes."""
+        """Write a checkpoint on rank zero; the other ranks wait until it is written."""
         self.at.seconds, self.started = self._seconds(), time.monotonic()
         parts = take_snapshot(self.at, *self.stepper.state)
 
@@ -180,31 +182,31 @@ class _Loop:
     def _end_epoch(self) -> None:
         at, settings = self.at, self.settings
         at.epoch, at.batch = at.epoch + 1, 0
-        figures: dict[str, float] = {"epoch": at.epoch}
+        metrics: dict[str, float] = {"epoch": at.epoch}
         if at.losses:
-            figures["loss"] = sum(at.losses) / len(at.losses)
+            metrics["loss"] = sum(at.losses) / len(at.losses)
         at.losses = []
         if self.task.evaluate and (at.epoch % settings.evaluate_every == 0 or at.epoch == settings.epochs):
-            figures |= {name: float(value) for name, value in self.stepper.figures(self.task.evaluate).items()}
-            self._choose(figures)
-        at.epochs.append(figures)
-        self.trackers.log(at.step, figures)
+            metrics |= {name: float(value) for name, value in self.stepper.evaluate(self.task.evaluate).items()}
+            self._select(metrics)
+        at.epochs.append(metrics)
+        self.trackers.log(at.step, metrics)
 
-    def _be_judged(self) -> None:
-        """Ask whether it is worth going on, when there are new figures and something is left to do."""
-        judge, at = self.runtime.should_prune, self.at
+    def _prune(self) -> None:
+        """Stop the run if `should_prune` says so; asked when there are new metrics and epochs are left."""
+        should_prune, at = self.runtime.should_prune, self.at
         due = len(at.epochs[-1]) > 2 and at.epoch < self.settings.epochs and at.ended is None
-        if due and distributed.on_rank_zero(lambda: judge is not None and judge(at.epoch, at.epochs[-1])):
+        if due and distributed.on_rank_zero(lambda: should_prune is not None and should_prune(at.epoch, at.epochs[-1])):
             raise PrunedError(f"stopped after epoch {at.epoch} of {self.settings.epochs}")
 
-    def _choose(self, figures: Mapping[str, float]) -> None:
+    def _select(self, metrics: Mapping[str, float]) -> None:
         at, settings = self.at, self.settings
         if settings.select is None:
             return
-        if settings.select not in figures:
-            hint = did_you_mean(settings.select, figures)
-            raise UsageError(f"No figure is named {settings.select!r}.{hint} There are: {', '.join(figures)}.")
-        value = figures[settings.select]
+        if settings.select not in metrics:
+            hint = did_you_mean(settings.select, metrics)
+            raise UsageError(f"There is no metric {settings.select!r}.{hint} There are: {', '.join(metrics)}.")
+        value = metrics[settings.select]
         before = math.nan if at.best is None else at.best[1]
         first = math.isnan(before) and (at.best is None or not math.isnan(value))
         if first or (value > before if settings.better == "higher" else value < before):
@@ -214,8 +216,8 @@ class _Loop:
         if settings.patience is not None and at.waited >= settings.patience:
             at.ended = f"no better {settings.select} in {settings.patience} evaluations"
 
-    def _keep(self) -> int:
-        """Give the model the weights that were chosen; the answer is their epoch."""
+    def _load_selected(self) -> int:
+        """Load the selected weights into the model; return their epoch."""
         self.task.model.load_state_dict(self.at.chosen or self.stepper.weights())
         sharding.sync_buffers(self.task.model)
         self.task.model.eval()
@@ -223,11 +225,11 @@ class _Loop:
 
 
 def _check_same(task: Task, identity: str) -> None:
-    """Raise if several processes cannot share a task, or do not train the same one."""
+    """Raise if the processes cannot share the task, or do not train the same one."""
     if distributed.world_size() > 1 and task.sharding == "none":
         raise UsageError(f"{distributed.world_size()} processes cannot share a batch of this task; start one process.")
     if len(found := set(distributed.gather_objects(identity))) > 1:
         raise UsageError(
-            "The processes do not train the same: their settings, data or weights at the start differ "
+            "The processes do not train the same task: their settings, data or initial weights differ "
             f"({', '.join(sorted(found))}). All machines need the same files."
         )

@@ -1,4 +1,4 @@
-"""What a run is told besides its config: where it runs, not what it finds."""
+"""Runtime of a run, apart from its config: data folder, checkpoints, device, threads, trackers, interrupts."""
 
 import os
 import signal
@@ -13,18 +13,18 @@ from typing import Any, Self
 
 from uncollapse import distributed
 
-Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the newest figures
-ShouldPrune = Callable[[int, Mapping[str, float]], bool]  # epochs done, the newest figures: should the run be stopped?
-READERS = 8  # processes beyond which reading ahead rarely gains anything
+Progress = Callable[[int, int, Mapping[str, float]], None]  # steps done, total steps, the newest metrics
+ShouldPrune = Callable[[int, Mapping[str, float]], bool]  # epochs done, the newest metrics
+READERS = 8  # more processes rarely load images faster
 
 
 class PrunedError(Exception):
-    """A run was stopped since its figures are behind those of others."""
+    """A run was stopped because its metrics are worse than those of other runs."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Nothing in here changes the figures of a run on the same kind of processor.
+    """Where a run executes. Nothing in here changes its metrics on the same kind of processor.
 
     data_root: folder of the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume: start
     from them. save_seconds: time between two checkpoints. device: cpu, cuda or mps; None lets Accelerate decide.
@@ -50,28 +50,28 @@ class Runtime:
     should_prune: ShouldPrune | None = None
 
     def report_stage(self, words: str) -> None:
-        """Tell what is done now, where no steps are counted."""
+        """Report what happens now, where no steps are counted."""
         if self.on_stage is not None:
             self.on_stage(words)
 
     def without_output(self) -> "Runtime":
-        """For a process that only works along, while the first of several writes and tells."""
-        told = replace(self, progress=None, on_stage=None, should_prune=None)
-        return replace(told, checkpoints=None, trackers=(), tracker_folder=None, save_to=None)
+        """Return the runtime of a rank other than zero, which neither writes nor reports."""
+        quiet = replace(self, progress=None, on_stage=None, should_prune=None)
+        return replace(quiet, checkpoints=None, trackers=(), tracker_folder=None, save_to=None)
 
 
 def spare_cores(threads: int) -> int:
-    """Processes that can read images on cores which a run with so many threads leaves free."""
+    """Return how many processes can load images on cores that a run with this many threads leaves free."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(0, min(READERS, allowed // distributed.local_launch_size() - threads))
 
 
 @contextmanager
 def use_threads(count: int = 1) -> Iterator[None]:
-    """So many threads within, as many as before afterwards.
+    """Use this many CPU threads inside the context, and the previous number afterwards.
 
-    Models of a few dozen features gain next to nothing from a second thread, and are many times slower with it when
-    the machine is busy: threads then wait for each other in every small operation. And the figures no longer depend on
+    Models of a few dozen features gain almost nothing from a second thread, and on a busy machine they are many times
+    slower with it: threads then wait for each other in every small operation. With one thread, metrics do not depend on
     the number of cores.
     """
     import torch
@@ -84,35 +84,35 @@ def use_threads(count: int = 1) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # a cluster sends the second one before it kills
-ECHO = 2.0  # seconds in which a second signal is the first one again, which a launcher passes on to all its processes
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # clusters send SIGTERM before they kill
+ECHO = 2.0  # seconds in which a second signal is the first one, passed on by a launcher to its processes
 
 
 class Interrupts:
-    """Within, the first Ctrl-C or SIGTERM only sets `asked`; the second one acts at once.
+    """Inside the context, the first Ctrl-C or SIGTERM only sets `asked`; the second one acts at once.
 
-    Outside the main thread signals cannot be caught: nothing changes there. tell: hears that it was asked.
+    Outside the main thread, signals cannot be caught and nothing changes. report: called with a message on the first.
     """
 
-    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
-        self.asked, self._tell, self._heard_at = False, tell, 0.0
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
+        self.asked, self._report, self._asked_at = False, report, 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {name: signal.signal(name, self._heard) for name in SIGNALS}
+            self._before = {name: signal.signal(name, self._on_signal) for name in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
         for name, handler in self._before.items():
             signal.signal(name, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked and distributed.launch_size() > 1 and now - self._heard_at < ECHO:
+        if self.asked and distributed.launch_size() > 1 and now - self._asked_at < ECHO:
             return
         if self.asked:
             raise KeyboardInterrupt
-        self.asked, self._heard_at = True, now
-        if self._tell is not None:
-            self._tell("stopping after this step; Ctrl-C again stops at once")
+        self.asked, self._asked_at = True, now
+        if self._report is not None:
+            self._report("stopping after this step; Ctrl-C again stops at once")

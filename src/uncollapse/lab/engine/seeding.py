@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and on nothing else."""
+"""Seed, save and restore the random states of Python, NumPy and torch."""
 
 import random
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import numpy
 import torch
 from torch import Tensor
 
-STRIDE = 1_000_003  # between the seeds of two processes
+STRIDE = 1_000_003  # between the seeds of two ranks
 
 
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
-    """Whatever Python, NumPy and torch draw within, afterwards they go on as if nothing had been."""
+    """Restore the random states of Python, NumPy and torch after the context."""
     python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what other libraries draw from
     with torch.random.fork_rng():
         try:
@@ -26,9 +26,9 @@ def preserve_random_state() -> Iterator[None]:
 
 @contextmanager
 def use_seed(seed: int, process: int = 0) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's random numbers within; afterwards they go on as if nothing had been.
+    """Seed Python, NumPy and torch inside the context, and restore their states afterwards.
 
-    process: each of several has numbers of its own, the first those that it would have alone.
+    process: the rank; each has its own random numbers, and rank zero those of a single process.
     """
     seed += STRIDE * process
     with preserve_random_state():
@@ -39,7 +39,7 @@ def use_seed(seed: int, process: int = 0) -> Iterator[None]:
 
 
 def get_random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All of the random state: tensors, and values for JSON."""
+    """Return the whole random state: tensors, and values for JSON."""
     tensors = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -51,7 +51,7 @@ def get_random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def set_random_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Back to a state that `random_state` gave."""
+    """Restore a state of `get_random_state`."""
     torch.set_rng_state(tensors["cpu"])
     if torch.cuda.is_available():
         devices = [state for name, state in sorted(tensors.items()) if name.startswith("cuda")]

@@ -1,4 +1,4 @@
-"""All that a run needs to go on: where it is, weights, optimiser, averages, random state."""
+"""Snapshot of a training: progress, weights, optimizer, averaged weights and random state, to and from a checkpoint."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +10,15 @@ from uncollapse.lab.engine.checkpoints import Checkpoint
 from uncollapse.lab.engine.seeding import get_random_state, set_random_state
 
 Tensors = dict[str, Tensor]
-Random = tuple[Tensors, dict[str, Any]]  # a random state, see `random_state`
+Random = tuple[Tensors, dict[str, Any]]  # a random state, see `get_random_state`
 
 
 @dataclass
 class TrainingState:
-    """Where a run is: epochs done, batches done in the next one, steps; and what it has found.
+    """Progress of a training: epochs done, batches done in the next one, steps, and the metrics so far.
 
-    losses: of the steps of the epoch that is not done. best: the best epoch and its figure, `chosen` its weights.
-    epoch_start: the random state with which the epoch began.
+    losses: of the steps of the current epoch. best: the best epoch and its metric; `chosen`: its weights.
+    epoch_start: the random state at the start of the epoch. Checkpoints store the fields by name.
     """
 
     epoch: int = 0
@@ -35,11 +35,11 @@ class TrainingState:
 
     @property
     def unlogged(self) -> int:
-        """The first step whose figures are still to be logged; those of an epoch that is done have been."""
+        """The first step whose metrics are not logged yet; those of finished epochs are."""
         return self.step + (self.epoch > 0 and self.batch == 0)
 
     def newest(self) -> dict[str, float]:
-        """The figures of the last evaluation."""
+        """Return the metrics of the last evaluation."""
         measured = next((figures for figures in reversed(self.epochs) if len(figures) > 2), {})
         return {name: value for name, value in measured.items() if name not in ("epoch", "loss")}
 
@@ -47,17 +47,17 @@ class TrainingState:
 def take_snapshot(
     at: TrainingState, model: nn.Module, optimiser: Any, average: Any, scaler: Any
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Groups of tensors and values for JSON; all processes make it together.
+    """Return groups of tensors and values for JSON; all ranks must call it.
 
-    The random states are those of all processes: "random" and "start" of the first, "random-1" and so on of the others.
+    The random states are those of all ranks: "random" and "start" of rank zero, "random-1" and so on of the others.
     """
     states = {"random": get_random_state(), "start": at.epoch_start or ({}, {})}
     drawn = {
-        _of(name, number): state
+        _rank_name(name, number): state
         for number, each in enumerate(distributed.gather_objects(states))
         for name, state in each.items()
     }
-    moments, counts = _flat(optimiser.state_dict()["state"])
+    moments, counts = _flatten(optimiser.state_dict()["state"])
     groups = {"model": model.state_dict(), "optimiser": moments, "buffers": _other_buffers(model)}
     groups |= {name: tensors for name, (tensors, _) in drawn.items()}
     if average is not None:
@@ -73,9 +73,9 @@ def take_snapshot(
 def restore(
     saved: Checkpoint | None, at: TrainingState, model: nn.Module, optimiser: Any, average: Any, scaler: Any
 ) -> None:
-    """Bring everything to where it was when a checkpoint was written; nothing happens without one.
+    """Restore everything from a checkpoint; do nothing without one.
 
-    A process that was not there then keeps the random numbers that it began with.
+    A rank that did not exist then keeps its initial random state.
     """
     if saved is None:
         return
@@ -83,45 +83,45 @@ def restore(
         setattr(at, name, value)
     at.best = None if at.best is None else (at.best[0], at.best[1])
     at.chosen = saved.tensors.get("best")
-    at.epoch_start = _drawn(saved, "start")
+    at.epoch_start = _random_state(saved, "start")
     model.load_state_dict(saved.tensors["model"])
     for name, buffer in _other_buffers(model).items():
         buffer.copy_(saved.tensors["buffers"][name])
-    state = _deep(saved.tensors["optimiser"], saved.state["optimiser"])
+    state = _unflatten(saved.tensors["optimiser"], saved.state["optimiser"])
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     if average is not None:
         average.load_state_dict(saved.tensors["average"])
     if scaler is not None:
         scaler.load_state_dict(saved.state["scaler"])
-    if (drawn := _drawn(saved, "random")) is not None:
+    if (drawn := _random_state(saved, "random")) is not None:
         set_random_state(*drawn)
 
 
-def _of(name: str, process: int) -> str:
-    """What a random state of a process is called."""
+def _rank_name(name: str, process: int) -> str:
+    """Return the name of a rank's random state."""
     return f"{name}-{process}" if process else name
 
 
-def _drawn(saved: Checkpoint, name: str) -> Random | None:
-    """A random state of this process; None if it had none."""
-    own = _of(name, distributed.rank())
+def _random_state(saved: Checkpoint, name: str) -> Random | None:
+    """Return a random state of this rank; None if there is none."""
+    own = _rank_name(name, distributed.rank())
     return (saved.tensors[own], saved.state[own]) if saved.tensors.get(own) else None
 
 
 def _other_buffers(model: nn.Module) -> Tensors:
-    """The buffers that a state_dict leaves out."""
+    """Return the buffers that a state_dict leaves out."""
     known = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name not in known}
 
 
-def _flat(state: dict[int, dict[str, Any]]) -> tuple[Tensors, dict[str, Any]]:
-    """An optimiser's state by "parameter.name": tensors, and the rest."""
+def _flatten(state: dict[int, dict[str, Any]]) -> tuple[Tensors, dict[str, Any]]:
+    """Return the state of an optimizer by "parameter.name": tensors, and the rest."""
     flat = {f"{number}.{name}": value for number, own in state.items() for name, value in own.items()}
     tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
     return tensors, {name: value for name, value in flat.items() if name not in tensors}
 
 
-def _deep(tensors: Tensors, values: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _unflatten(tensors: Tensors, values: dict[str, Any]) -> dict[int, dict[str, Any]]:
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **values}.items():
         number, _, own = name.partition(".")

@@ -1,4 +1,4 @@
-"""What is trained, how, and what came of it."""
+"""Training task, training options, and the history of a training."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from uncollapse.errors import UsageError
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and how it is judged.
+    """What is trained, and how it is evaluated.
 
-    batches: those of an epoch, counted from 1; the same ones whenever it is asked for that epoch. loss: a scalar of the
-    model and a batch. evaluate: figures of the model, which is in evaluation mode and without gradients. schedule: the
-    factor of the learning rate at a step, counted from 0. unit: what `len` of a batch counts, such as "images", where
-    the speed is reported in them. sharding: how several processes share a batch. "rows": each takes some, and the loss
-    is a mean over rows. "gathered": the same, but the loss is that of all rows by itself, as losses with gather=True
-    are. "none": it cannot be shared, such as a graph.
+    batches: the batches of an epoch, counted from 1; the same ones at every call. loss: a scalar of the model and a
+    batch. evaluate: metrics of the model, which is in evaluation mode and without gradients. schedule: the factor of
+    the learning rate at a step, counted from 0. unit: what `len` of a batch counts, such as "images", to report the
+    speed. sharding: how processes share a batch. "rows": each takes some rows, and the loss is a mean over rows.
+    "gathered": the same, but the loss already covers all rows, as losses with gather=True do. "none": the batch cannot
+    be shared, such as a graph.
     """
 
     model: nn.Module
@@ -34,30 +34,30 @@ class Task:
 
 @runtime_checkable
 class Skippable(Protocol):
-    """Batches that need not be made to be skipped."""
+    """Batches that can be skipped without building them."""
 
     def after(self, count: int) -> Iterable[Any]:
-        """Those behind the first few; the first ones need no random number."""
+        """Return the batches after the first `count`, which draw no random numbers."""
         ...
 
 
 @runtime_checkable
 class Shareable(Protocol):
-    """Batches of which one of several processes makes its part alone."""
+    """Batches of which each rank can build only its own part."""
 
     def share(self, number: int, count: int) -> Iterable[Any]:
-        """The same batches with the rows alone that process `number` of `count` takes, see `sharing.slice_of`."""
+        """Return the same batches with only the rows of rank `number` of `count`, see `sharding.shard_slice`."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long and how it is trained.
+    """How long and how a task is trained.
 
-    accumulate: batches for one step. clip: largest length of the gradient. ema: decay of the averaged weights, which
-    are then evaluated and kept. evaluate_every: epochs between two evaluations; the last epoch is always evaluated.
-    select: the figure that chooses the weights that are kept, those of the last epoch without it. patience: evaluations
-    without a better one after which training stops.
+    accumulate: batches per step. clip: largest norm of the gradient. ema: decay of the averaged weights, which are then
+    evaluated and saved. evaluate_every: epochs between two evaluations; the last epoch is always evaluated. select: the
+    metric that selects the final weights; None takes the last epoch. patience: evaluations without improvement after
+    which training stops.
     """
 
     epochs: int
@@ -80,16 +80,16 @@ class TrainingOptions:
         if self.ema is not None and not 0 < self.ema < 1:
             raise UsageError(f"ema is a decay between 0 and 1, got {self.ema}.")
         if self.clip is not None and not self.clip > 0:
-            raise UsageError(f"clip is a length above 0, or None, got {self.clip}.")
+            raise UsageError(f"clip must be a norm above 0, or None, got {self.clip}.")
         if self.better not in ("higher", "lower"):
             raise UsageError(f"better must be 'higher' or 'lower', got {self.better!r}.")
 
 
 @dataclass(frozen=True)
 class History:
-    """Figures by epoch, the epoch whose weights were kept, why training ended, and its seconds in all its parts.
+    """Metrics per epoch, the epoch of the final weights (`kept`), why training ended, and its total seconds.
 
-    pace: how fast the last part of it went, see `Pace.figures`.
+    pace: speed since the last resumption, see `Throughput.summary`.
     """
 
     epochs: list[dict[str, float]]

@@ -1,4 +1,4 @@
-"""What a sweep has to do: which runs are there, which are missing, and which appear once others are done."""
+"""Queue of a sweep's runs: those that are done, missing, and added once others are done."""
 
 import statistics
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What `uncollapse tune` may vary in a recipe, and by what it chooses."""
+"""Search space of a recipe for `uncollapse tune`, and the metric that compares trials."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping

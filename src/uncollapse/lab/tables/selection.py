@@ -1,4 +1,4 @@
-"""Which results count: the best on validation with one seed, and those that were run with the same settings."""
+"""Select the results that count: the best on validation with one seed, and those run with the same settings."""
 
 import math
 from collections import Counter, defaultdict
