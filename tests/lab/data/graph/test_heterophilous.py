@@ -28,7 +28,7 @@ from uncollapse.lab.data.graph import datasets
         ({"edges": numpy.array([[0.0, 1.0]])}, r"numbers of nodes \(E, 2\)"),
         ({"train_masks": numpy.ones(40)}, r"masks \(splits, nodes\)"),
         ({"train_masks": numpy.ones((9, 40))}, r"masks \(splits, nodes\)"),
-        ({"train_masks": numpy.ones((10, 39))}, "masks of 40 truth values"),
+        ({"train_masks": numpy.ones((10, 39))}, "masks of 40"),
         ({"train_masks": numpy.ones((10, 40))}, "in two of training"),
         ({"node_labels": numpy.array([{}] * 40, dtype=object)}, "not a valid"),
     ],

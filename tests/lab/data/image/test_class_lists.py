@@ -48,7 +48,7 @@ def test_folders_of_other_classes_are_not_looked_into(tmp_path: Path) -> None:
     root = folder(tmp_path)
     (root / "train/fox").mkdir()
     assert load(root, "cat\ndog").train.classes == ("cat", "dog")
-    with pytest.raises(UsageError, match="no pictures of the classes 'fox'"):
+    with pytest.raises(UsageError, match="classes 'fox'"):
         load(root, "cat\nfox")
 
 
@@ -62,14 +62,14 @@ def test_a_name_of_several_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "must name two classes or more, one a line, got 0"),
-        ("# nothing\n\n", "must name two classes or more, one a line, got 0"),
-        ("cat\n", "must name two classes or more, one a line, got 1"),
-        ("cat\ndog\ncat hairy\n", "must name each class once, got 'cat' again"),
-        ("cat\ndogs\n", r"classes that the pictures do not have: 'dogs'\. Did you mean 'dog'\?"),
+        ("", "got 0"),
+        ("# nothing\n\n", "got 0"),
+        ("cat\n", "got 1"),
+        ("cat\ndog\ncat hairy\n", "once, got 'cat'"),
+        ("cat\ndogs\n", r"classes .* 'dogs'\. Did you mean 'dog'\?"),
         ("cat\nn01443537 goldfish\n", r"do not have: 'n01443537'\. There are 'cat', 'dog', 'emu'\."),
         ("\n".join(f"x{number}" for number in range(9)), "'x0', 'x1', 'x2', 'x3', 'x4' and 4 more"),
-        (b"\xff\xfe\x00cat", "is no list of classes, a text in UTF-8"),
+        (b"\xff\xfe\x00cat", "UTF-8"),
     ],
 )
 def test_lists_that_do_not_fit(tmp_path: Path, kind: str, text: str | bytes, words: str) -> None:
@@ -85,5 +85,5 @@ def test_a_list_that_is_not_there(tmp_path: Path) -> None:
 def test_a_list_without_pictures(tmp_path: Path) -> None:
     pack(tmp_path / "train.npz")
     pack(tmp_path / "val.npz", labels=numpy.zeros(6, int))
-    with pytest.raises(UsageError, match=r"has no pictures of the classes in .*list\.txt to learn from or be judged"):
+    with pytest.raises(UsageError, match=r"classes in .*list\.txt"):
         load(tmp_path, "dog\nemu")

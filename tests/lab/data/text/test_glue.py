@@ -109,12 +109,12 @@ def test_chosen_examples(tmp_path: Path) -> None:
         ("a joy\t1\n", "line 1, should name the columns 'sentence', 'label' of sst2"),
         ("sentence,label\na,1\n", "with tabs between them; it has 'sentence,label'"),
         ("sentence\tlabel\tlabel\na\t1\t0\n", "line 1, should name once only the columns 'label'"),
-        ("sentence\tlabel\na\t1\nonly this\n", r"line 3, has 1 columns, 2 are needed: 'only this'\. Mend"),
+        ("sentence\tlabel\na\t1\nonly this\n", r"line 3, has 1 columns, 2 are needed: 'only this'"),
         ("sentence\tlabel\na\t1\n\nb\t1\n", "line 3, has 1 columns"),
         ("sentence\tlabel\n \t1\n", "line 2, has an empty sentence"),
-        ("sentence\tlabel\na\t1\nb\tgood\n", "line 3: the label is one of 0, 1, got 'good'"),
-        ("sentence\tlabel\na\t1.0\n", "line 2: the label is one of 0, 1, got '1.0'"),
-        ("sentence\tlabel\na\t\n", "line 2: the label is one of 0, 1, got ''"),
+        ("sentence\tlabel\na\t1\nb\tgood\n", "line 3: the label must be one of 0, 1, got 'good'"),
+        ("sentence\tlabel\na\t1.0\n", "line 2: the label must be one of 0, 1, got '1.0'"),
+        ("sentence\tlabel\na\t\n", "line 2: the label must be one of 0, 1, got ''"),
         ("sentence\tlabel\n" + "a" * 200 + "\n", "line 2, .*a…'"),
     ],
 )
@@ -126,7 +126,7 @@ def test_files_that_do_not_fit(tmp_path: Path, content: str, words: str) -> None
 @pytest.mark.parametrize("score", ["5.001", "-0.1", "nan", "inf", "four", ""])
 def test_scores_of_sts_b(tmp_path: Path, score: str) -> None:
     put(tmp_path / "STS-B/sts-train.csv", f"g\tf\t1\t1\t5\tA\tB\ng\tf\t1\t2\t{score}\tA\tB\n")
-    with pytest.raises(UsageError, match=rf"sts-train\.csv, line 2: the score is a number from 0 to 5, got '{score}'"):
+    with pytest.raises(UsageError, match=rf"sts-train\.csv, line 2: .*number from 0 to 5, got '{score}'"):
         glue.load_split(TASKS["stsb"], "train", tmp_path)
 
 
@@ -135,9 +135,6 @@ def test_rows_of_qqp_that_lack_columns(tmp_path: Path) -> None:
     put(tmp_path / "QQP/train.tsv", f"{head}1\t1\t2\tA?\n2\t1\t2\tA?\tB?\t1\n3\t1\t2\tC?\t\t0\n")
     found = glue.load_split(TASKS["qqp"], "train", tmp_path)
     assert (found.first, found.second, found.labels, found.skipped) == (["A?", "C?"], ["B?", ""], [1, 0], 1)
-    put(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\tA?\n1\t\tB?\n\n3\tC?\tD?\n")
-    found = glue.load_split(TASKS["qqp"], "test", tmp_path)  # answers go by the number of the row: none may be lost
-    assert (found.first, found.second, found.skipped) == (["A?", "", "", "C?"], ["", "B?", "", "D?"], 0)
     put(tmp_path / "QQP/dev.tsv", f"{head}1\t1\t2\tA?\n")
     with pytest.raises(UsageError, match=r"dev\.tsv has no examples, only damaged rows"):
         glue.load_split(TASKS["qqp"], "dev", tmp_path)
@@ -150,19 +147,19 @@ def test_test_parts_keep_labels_that_are_there(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
     put(tmp_path / "SST-2/train.tsv", "").write_bytes("sentence\tlabel\ncafé\t1\n".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"train\.tsv is no text in UTF-8: .* at byte 18\. Save it in UTF-8"):
+    with pytest.raises(UsageError, match=r"train\.tsv is not valid UTF-8: .* at byte 18"):
         glue.load_split(TASKS["sst2"], "train", tmp_path)
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no folder .*nowhere; give --data-root"):
+    with pytest.raises(UsageError, match=r"nowhere; set --data-root"):
         glue.load_split(TASKS["rte"], "train", tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"no train\.tsv of rte in .*RTE or .*glue.RTE\. Give --data-root .* hub"):
+    with pytest.raises(UsageError, match=r"no train\.tsv of rte in .*RTE or .*glue.RTE\. Set --data-root .* hub"):
         glue.load_split(TASKS["rte"], "train", tmp_path)
     with pytest.raises(UsageError, match=r"no train\.tsv or sts-train\.csv of stsb"):
         glue.load_split(TASKS["stsb"], "train", tmp_path)
     with pytest.raises(
-        UsageError, match=r"mnli has no part 'dev'. Did you mean 'dev_matched'\? There are: train, dev_matched"
+        UsageError, match=r"mnli has no split 'dev'. Did you mean 'dev_matched'\? There are: train, dev_matched"
     ):
         glue.load_split(TASKS["mnli"], "dev", tmp_path)
 

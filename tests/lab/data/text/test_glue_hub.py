@@ -117,7 +117,7 @@ class OfItsHttpClient(Exception):  # noqa: N818 - such libraries have errors tha
 def test_what_cannot_be_fetched(hub: Any, error: Exception) -> None:
     hub(error)
     with pytest.raises(
-        UsageError, match=rf"^rte cannot be fetched from .* \({type(error).__name__}\)\. Give --data-root"
+        UsageError, match=rf"^rte cannot be fetched from .* \({type(error).__name__}\)\. Set --data-root"
     ):
         glue.load_split(TASKS["rte"], "train", None)
 

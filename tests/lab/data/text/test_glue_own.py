@@ -44,7 +44,7 @@ def test_pairs_with_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", ["nan", "-inf", "1e39", "high"])
 def test_scores_are_finite(tmp_path: Path, score: str) -> None:
     root = folder(tmp_path, f"sentence score\na 1\nb {score}\n")
-    with pytest.raises(UsageError, match=rf"train\.tsv, line 3: the score is a finite number, got '{score}'"):
+    with pytest.raises(UsageError, match=rf"train\.tsv, line 3: .*finite number, got '{score}'"):
         glue.load_split(glue.find_task(str(root)), "train", root)
 
 
@@ -58,7 +58,7 @@ def test_scores_are_finite(tmp_path: Path, score: str) -> None:
         ("sentence label score\na b 1\n", "line 1, should name the columns"),
         ("sentence sentence1 sentence2 label\na b c d\n", "line 1, should name the columns"),
         ("sentence label\na x\nb \nc \n", "line 3, has no label"),
-        ("sentence label\na x\nb x\n", "only the label 'x'; two classes"),
+        ("sentence label\na x\nb x\n", "only the label 'x'"),
         ("sentence label\n" + "".join(f"a {n}\n" for n in range(101)), "101 different labels, at most 100 .* score"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_label_that_was_not_trained(tmp_path: Path) -> None:
 def test_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a folder with your own train\.tsv .*got 'rt'\. Did you mean 'rte'"):
         glue.find_task("rt")
-    with pytest.raises(UsageError, match=r"no train\.tsv in .*Give --task the folder that has your train\.tsv"):
+    with pytest.raises(UsageError, match=r"no train\.tsv in .*--task"):
         glue.find_task(str(tmp_path))
     root = folder(tmp_path, "sentence label\na x\nb y\n")
     with pytest.raises(UsageError, match=r"no dev\.tsv in"):

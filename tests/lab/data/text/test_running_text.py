@@ -47,9 +47,9 @@ def test_a_corpus_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pyt
     put(tmp_path / "own.txt", "One.\nTwo.\n")
     monkeypatch.setattr(running_text, "LARGEST", 8)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it was opened"))
-    with pytest.raises(UsageError, match=r"brown\.zip has 47 bytes, and 8 are the most"):
+    with pytest.raises(UsageError, match=r"brown\.zip has 47 bytes"):
         running_text.load_documents("brown", "lines", tmp_path)
-    with pytest.raises(UsageError, match="10 bytes, and 8 are the most"):
+    with pytest.raises(UsageError, match="10 bytes"):
         running_text.load_documents("own.txt", "lines", tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_old_encodings_are_read(tmp_path: Path) -> None:
     [
         ("brown", "There is no Brown corpus"),
         ("wikitext2", "There is no WikiText"),
-        ("absent", "data is one of brown, wikitext2, pydoc, a text file or a folder"),
+        ("absent", "brown, wikitext2, pydoc"),
         ("empty", r"has no \.txt files"),
         ("blank.txt", "has no sentences"),
     ],
@@ -129,5 +129,5 @@ def test_what_is_not_there_is_told(tmp_path: Path, name: str, words: str) -> Non
 
 
 def test_a_corpus_needs_a_folder() -> None:
-    with pytest.raises(UsageError, match="give --data-root the folder that has it, or take --data pydoc"):
+    with pytest.raises(UsageError, match="--data pydoc"):
         running_text.load_documents("brown", "lines", None)

@@ -1,4 +1,4 @@
-"""ogbn-arxiv: papers that cite each other. The library ogb fetches it; its files of numbers are read here."""
+"""Load ogbn-arxiv, papers that cite each other. The library ogb downloads it; its CSV files are read here."""
 
 import gzip
 import importlib
@@ -38,9 +38,9 @@ class Arxiv(NamedTuple):
 
 
 def read_arxiv(root: Path) -> Arxiv:
-    """Read it from `ogbn_arxiv` under the root, where ogb puts it if it is not there.
+    """Read the graph from `ogbn_arxiv` below the root, where ogb downloads it if it is missing.
 
-    ogb itself cannot read its own copy of the graph without an open unpickler.
+    ogb's own reader needs an unrestricted unpickler.
     """
     folder = root / NAME
     if missing_files(folder, FILES):
@@ -73,7 +73,7 @@ def _numbers(path: Path, kind: str) -> NDArray[Any]:
 
 
 def _check_growth(path: Path) -> None:
-    """Raise for a packed file that stands for more than such files do; how much that is shows when it is unpacked."""
+    """Raise for a packed file that unpacks to far more than such files do."""
     unpacked = 0
     with gzip.open(path) as file:
         while block := file.read(BLOCK):
@@ -104,7 +104,7 @@ def _fetch(root: Path, folder: Path) -> None:
 
 
 def _why_not_importable(error: ModuleNotFoundError) -> str:
-    """What is the matter with ogb."""
+    """Return why ogb cannot be imported."""
     library = "the library ogb, which fetches it,"
     own = (error.name or "").partition(".")[0] == "ogb"
     return f"{library} is not installed" if own else f"{library} does not start without {error.name}"

@@ -1,4 +1,4 @@
-"""The contextual stochastic block model: a random graph whose edges and features both tell the class of a node."""
+"""Contextual stochastic block model: a random graph whose edges and features both depend on the classes."""
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ def csbm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw a graph: features (nodes, features), edges (2, E) in one direction, and classes (nodes,).
 
-    Classes are of the same size, within one node. Nodes have `degree` edges on average, a share of `homophily` of them
-    within their class; a few are self-loops or there twice. Features are x = μ_y + ε, with standard normal ε and a mean
+    Classes have the same size, within one node. Nodes have `degree` edges on average, a share of `homophily` of them
+    within their class; a few are self-loops or duplicates. Features are x = μ_y + ε, with standard normal ε and a mean
     μ of length `signal` for each class, in a random direction. Time and memory are linear in nodes and edges.
 
-    With the defaults and 20 labels a class, features alone give about 70 % accuracy, with those of neighbours 90 %. A
+    With the defaults and 20 labels per class, features alone give about 70 % accuracy, with those of neighbours 90 %. A
     plain GCN is best with two or four layers, and at chance with sixteen.
 
     Deshpande et al., Contextual stochastic block models (NeurIPS 2018), for any number of classes.
@@ -44,7 +44,7 @@ def csbm(
 
 
 def _members(y: Tensor, goal: Tensor, random: torch.Generator) -> Tensor:
-    """A random node of each wanted class."""
+    """Return a random node of each wanted class."""
     order = y.argsort(stable=True)  # nodes of class 0, then of class 1, and so on
     counts = y.bincount()
     place = (torch.rand(len(goal), generator=random, dtype=torch.float64) * counts[goal]).long()

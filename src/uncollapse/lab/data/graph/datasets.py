@@ -1,4 +1,4 @@
-"""Graphs for node classification, with their splits, as tensors."""
+"""Load graphs for node classification by name, with a split and normalised features."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,17 +33,17 @@ class Graph:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return int(self.y.max()) + 1
 
     def fingerprint(self) -> str:
-        """16 hex digits that change when any value of the data does."""
+        """Return 16 hexadecimal digits that change when any value of the data does."""
         return fingerprint((self.x, self.edge_index, self.y, self.train, self.validation, self.test))
 
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A data set as it comes: x (n, d), edges (2, E) in any direction, classes y (n,), and its own splits."""
+    """A data set as it is stored: x (n, d), edges (2, E) in any direction, classes y (n,), and its own splits."""
 
     x: Tensor
     edges: Tensor
@@ -61,16 +61,16 @@ def load_graph(
     root: Path | None = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """A graph by name, with a split by name.
+    """Return a graph by name, with a split by name.
 
     Args:
-        name: one of `NAMES`; csbm and karate need no files.
-        split: one of `SPLITS`, see `splits.choose_split`.
-        split_index: which of several splits; also what random splits, missing features and csbm are drawn by.
-        normalise: one of `NORMALISATIONS`, see `normalise_features`.
-        missing: share of the nodes that are not for training whose features are set to zero.
-        root: the folder that has the data sets, or gets them.
-        drawn: arguments of `csbm`, for that graph: its size and so on.
+        name: One of `NAMES`; csbm and karate need no files.
+        split: One of `SPLITS`, see `splits.choose_split`.
+        split_index: Which of several splits; also the seed of random splits, missing features and csbm.
+        normalise: One of `NORMALISATIONS`, see `normalise_features`.
+        missing: Share of the nodes outside training whose features are set to zero.
+        root: Folder that has the data sets, or gets them.
+        drawn: Arguments of `csbm`, for that graph.
 
     >>> graph = load("csbm")
     >>> graph.x.shape, graph.classes, int(graph.train.sum()), int(graph.validation.sum()), int(graph.test.sum())
@@ -102,7 +102,7 @@ def _csbm(seed: int, drawn: Mapping[str, Any]) -> GraphSource:
 
 
 def _karate(name: str, root: Path, seed: int) -> GraphSource:
-    """Its four labelled nodes are for training; half of the others, by the seed, for validation."""
+    """Return the karate club: its four labelled nodes are for training, a random half of the others for validation."""
     data, _ = graphs.load_graph(name, None)
     others = (~data.train_mask).nonzero().squeeze(1)
     others = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))]
@@ -141,15 +141,15 @@ NORMALISATIONS = ("auto", "rows", "unit", "standard", "none")
 
 
 def normalise_features(x: Tensor, how: str) -> Tensor:
-    """Features (n, d) on a common scale.
+    """Return features (n, d) on a common scale.
 
     - rows: the absolute values of each node sum to one;
     - unit: each node has length one;
     - standard: each feature has mean zero and variance one over all nodes;
-    - none: as they are;
+    - none: unchanged;
     - auto: rows where no value is negative (bags of words), none otherwise.
 
-    Nodes without features, and features that are the same everywhere, become zero.
+    Nodes without features and constant features become zero.
 
     >>> normalise(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), "rows")
     tensor([[0.7500, 0.2500],
@@ -172,9 +172,9 @@ def normalise_features(x: Tensor, how: str) -> Tensor:
 
 
 def hide_features(x: Tensor, nodes: Tensor, share: float, seed: int) -> Tensor:
-    """Set the features of a share of some nodes (mask) to zero, drawn by the seed: PairNorm's missing features."""
+    """Set the features of a random share of some nodes (mask) to zero: PairNorm's missing features."""
     if not 0.0 <= share <= 1.0:
-        raise UsageError(f"missing must be a share between 0 and 1, got {share}.")
+        raise UsageError(f"missing must be between 0 and 1, got {share}.")
     candidates = nodes.nonzero().squeeze(1)
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
     return x.index_fill(0, candidates[order[: round(share * len(candidates))]], 0.0)

@@ -1,4 +1,4 @@
-"""Graphs whose neighbours are often of another class: Wikipedia pages, actors, web pages of universities."""
+"""Load heterophilous graphs, whose neighbours are often of another class: Wikipedia pages, actors, university pages."""
 
 import shutil
 import tempfile
@@ -20,7 +20,7 @@ ARRAYS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "
 
 
 class PygLoader(NamedTuple):
-    """How PyG gets a graph: its class, where the folder of raw files is below the root, and the class's arguments."""
+    """How PyG loads a graph: its class, its folder and that of its raw files below the root, and its arguments."""
 
     dataset: str
     top: str
@@ -58,7 +58,7 @@ class Heterophilous(NamedTuple):
 
 
 def read_heterophilous(name: str, root: Path) -> Heterophilous:
-    """A graph by name, from `heterophilous/NAME.npz` or `NAME.npz` under the root, or else by PyG's loader."""
+    """Return a graph by name, from `heterophilous/NAME.npz` or `NAME.npz` below the root, or else with PyG."""
     places = [folder / f"{name}.npz" for folder in (root / "heterophilous", root)]
     there = next((path for path in places if path.is_file()), None)
     if there is not None:
@@ -66,7 +66,7 @@ def read_heterophilous(name: str, root: Path) -> Heterophilous:
     loader = LOADERS[name]
     if loader is None:
         raise UsageError(
-            f"{name} is not there. Get {name}.npz from the project yandex-research/heterophilous-graphs on GitHub and "
+            f"{name} was not found. Get {name}.npz from the project yandex-research/heterophilous-graphs on GitHub and "
             f"put it into {root / 'heterophilous'}, or name the folder that has it with --data-root."
         )
     return _load_with_pyg(loader, name, root)
@@ -95,7 +95,7 @@ def _check_arrays(arrays: dict[str, NDArray[Any]], path: Path) -> Heterophilous:
 
 
 def _load_with_pyg(loader: PygLoader, name: str, root: Path) -> Heterophilous:
-    """Read by PyG in a folder of its own: it writes beside what it reads."""
+    """Read a graph with PyG in a temporary folder, as it writes next to what it reads."""
     dataset = getattr(import_optional("torch_geometric.datasets", "pyg"), loader.dataset)
     folder = root / loader.raw
     page = (
@@ -108,7 +108,7 @@ def _load_with_pyg(loader: PygLoader, name: str, root: Path) -> Heterophilous:
         try:
             with silence_libraries():
                 data = dataset(str(Path(scratch) / loader.top), **loader.settings)[0]
-        except Exception as error:  # a torn text can make its reader raise anything
+        except Exception as error:  # a damaged file can make its reader raise anything
             raise UsageError(f"{folder} has no valid raw files of {name}. Get them again from {page}.") from error
     found = (data.x, data.y, data.edge_index.T, data.train_mask.T, data.val_mask.T, data.test_mask.T)
     return _check_arrays({key: tensor.numpy() for key, tensor in zip(ARRAYS, found, strict=True)}, folder)

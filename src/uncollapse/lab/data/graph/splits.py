@@ -1,4 +1,4 @@
-"""Which nodes are for training, validation and test."""
+"""Splits of a graph's nodes into training, validation and test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnSplits:
-    """The splits that come with a data set: one, or one for each index.
+    """The splits that come with a data set: one, or one per index.
 
-    published: those that ContraNorm's published code uses. public: those of the data set itself. fixed: the public ones
-    are the splits 48/32/20 that everybody uses (Geom-GCN's).
+    published: those of ContraNorm's published code. public: those of the data set itself. fixed: whether the public
+    ones are the usual splits 48/32/20 (Geom-GCN's).
     """
 
     published: tuple[Split, ...]
@@ -39,15 +39,15 @@ class OwnSplits:
 
 
 def choose_split(split: str, index: int, y: Tensor, own: OwnSplits, *, name: str, root: Path) -> Split:
-    """A split by name.
+    """Return a split by name.
 
-    - published: what ContraNorm's published code uses: Planetoid's public training and validation nodes with every
-      other node for test, and Geom-GCN's split of that index for the heterophilous graphs.
+    - published: as in ContraNorm's published code: Planetoid's public training and validation nodes with every other
+      node for the test, and Geom-GCN's split of that index for the heterophilous graphs.
     - public: that of the data set: Planetoid's own, Geom-GCN's, ogbn-arxiv's by year.
-    - 60/20/20: drawn at random within each class, by the index.
-    - 48/32/20: Geom-GCN's of that index, which citation graphs have in `geom_gcn_splits/NAME_split_0.6_0.2_INDEX.npz`;
-      drawn as above for graphs without any.
-    - contranorm: the one split 60/20/20 that lies in ContraNorm's repository, from `contranorm_splits/NAME.npz`.
+    - 60/20/20: drawn at random within each class, with the index as seed.
+    - 48/32/20: Geom-GCN's of that index, for citation graphs from `geom_gcn_splits/NAME_split_0.6_0.2_INDEX.npz`; drawn
+      as above for graphs without any.
+    - contranorm: the one split 60/20/20 of ContraNorm's repository, from `contranorm_splits/NAME.npz`.
 
     Where there is one split only, the index does not matter.
     """
@@ -66,7 +66,7 @@ def choose_split(split: str, index: int, y: Tensor, own: OwnSplits, *, name: str
 
 
 def split_by_class(y: Tensor, shares: tuple[float, float], seed: int) -> Split:
-    """Draw shares of each class for training and validation; the rest is for test. Every class has a training node."""
+    """Draw shares of each class for training and validation, the rest for the test. Each class has a training node."""
     random = torch.Generator().manual_seed(seed)
     part = torch.full_like(y, 2)
     for label in torch.unique(y):
@@ -79,7 +79,7 @@ def split_by_class(y: Tensor, shares: tuple[float, float], seed: int) -> Split:
 
 
 def split_by_count(y: Tensor, train: int, validation: int, seed: int) -> Split:
-    """Draw as many training nodes of each class, validation nodes among the others, and leave the rest for test."""
+    """Draw `train` nodes per class for training, `validation` of the others, and leave the rest for the test."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     chosen = torch.cat([order[y[order] == label][:train] for label in torch.unique(y)])
     part = torch.full_like(y, 2).index_fill(0, chosen, 0)
@@ -88,12 +88,10 @@ def split_by_count(y: Tensor, train: int, validation: int, seed: int) -> Split:
 
 
 def split_from_masks(arrays: Sequence[NDArray[Any]], nodes: int, where: Path) -> Split:
-    """Three arrays of truth values, checked: of the right length, without overlap, with nodes in each."""
+    """Return a split from three boolean arrays of the right length, without overlap, with nodes in each."""
     for array in arrays:
         if array.shape != (nodes,) or not numpy.isin(array, (0, 1)).all():
-            raise UsageError(
-                f"{where} must have masks of {nodes} truth values, got {array.dtype} of shape {array.shape}."
-            )
+            raise UsageError(f"{where} must have masks of {nodes} booleans, got {array.dtype} of shape {array.shape}.")
     split = Split(*(torch.from_numpy(array.astype(bool)) for array in arrays))
     if int(torch.stack(split).sum(0).max()) > 1:
         raise UsageError(f"{where} has a node in two of training, validation and test.")
@@ -120,11 +118,11 @@ def _contranorm(path: Path, nodes: int) -> Split:
     if not path.is_file():
         raise UsageError(
             f"The split contranorm needs {path}, a file of ContraNorm's repository (PKU-ML/ContraNorm on GitHub) for "
-            "cora, citeseer and pubmed. Put it there, or choose 60/20/20."
+            "cora, citeseer and pubmed. Put it there, or use 60/20/20."
         )
     arrays = read_npz(path, ("train", "val", "test"))
     for key, array in arrays.items():
         bad = array.ndim != 1 or array.dtype.kind not in "iu" or len(numpy.unique(array)) != len(array)
         if bad or (len(array) and not 0 <= array.min() <= array.max() < nodes):
-            raise UsageError(f"{path} must have in {key} numbers of nodes below {nodes}, each once.")
+            raise UsageError(f"{path} must have in {key} node indices below {nodes}, each once.")
     return split_from_masks([numpy.isin(numpy.arange(nodes), array) for array in arrays.values()], nodes, path)

@@ -1,8 +1,8 @@
-"""Random changes of a whole batch of images at once, each image by numbers of its own, as transforms of torchvision v2.
+"""Random transforms of whole batches with parameters per image, as transforms of torchvision v2.
 
-torchvision's own transforms draw one set of numbers for all images of a batch. These draw one for each, on the device
-of the images, so that a large batch costs a few operations. With the same numbers an image comes out as torchvision's
-functional transforms would have it. Images are (b, 3, height, width), of float numbers from 0 to 1.
+torchvision's own transforms draw one set of parameters for all images of a batch. These draw one per image, on the
+device of the images, so that a large batch costs a few operations. With the same parameters the results are those of
+torchvision's functional transforms. Images are (b, 3, height, width) of floats from 0 to 1.
 """
 
 import math
@@ -25,7 +25,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 def compose(steps: Sequence[torch.nn.Module]) -> Step:
-    """Several transforms in a row, these and torchvision's own."""
+    """Return several transforms in a row, these and torchvision's own."""
     torchvision_ops.declare()
     v2: Any = import_optional("torchvision.transforms.v2", "timm")
     made: Step = v2.Compose(list(steps))
@@ -33,14 +33,14 @@ def compose(steps: Sequence[torch.nn.Module]) -> Step:
 
 
 class RandomResizedCrop(torch.nn.Module):
-    """A random part of each image, of a random area and shape, scaled to (side, side).
+    """Crop a random part of each image, of random area and aspect ratio, and resize it to (side, side).
 
-    As `v2.RandomResizedCrop(antialias=False)`, but that a part which would reach beyond the image is cut, where
-    torchvision draws anew.
+    Like `v2.RandomResizedCrop(antialias=False)`, except that a part which would exceed the image is cut, where
+    torchvision draws again.
 
     Args:
-        side: of the crops in pixels.
-        least_area: of a part, as a share of the image.
+        side: Side of the crops in pixels.
+        least_area: Smallest share of the image that a crop shows.
     """
 
     def __init__(self, side: int, least_area: float = 0.08) -> None:
@@ -53,7 +53,7 @@ class RandomResizedCrop(torch.nn.Module):
         return resized_crop(images, boxes, self.side)
 
     def boxes(self, count: int, height: int, width: int, device: torch.device) -> Tensor:
-        """(count, 4): top, left, height and width of the parts, in whole pixels."""
+        """Return random boxes (count, 4): top, left, height and width, in whole pixels."""
         draw = torch.rand(4, count, device=device)
         area = height * width * (self.least_area + (1 - self.least_area) * draw[0])
         low, high = (math.log(ratio) for ratio in RATIO)
@@ -66,11 +66,11 @@ class RandomResizedCrop(torch.nn.Module):
 
 
 def resized_crop(images: Tensor, boxes: Tensor, side: int) -> Tensor:
-    """The parts of images that boxes (b, 4) of top, left, height and width say, scaled bilinearly to (side, side)."""
+    """Crop images to boxes (b, 4) of top, left, height and width, and resize them bilinearly to (side, side)."""
     height, width = images.shape[-2:]
     top, left, tall, wide = boxes.to(images.dtype).unbind(1)
     step = (torch.arange(side, device=images.device, dtype=images.dtype) + 0.5) / side
-    # pixels of a crop lie between those of its own part only, not of its surroundings: hence the clamping
+    # clamped, so that pixels are interpolated within the crop and not with its surroundings
     rows = (top[:, None] + (tall[:, None] * step).clamp(min=0.5).minimum(tall[:, None] - 0.5)) * (2 / height) - 1
     columns = (left[:, None] + (wide[:, None] * step).clamp(min=0.5).minimum(wide[:, None] - 0.5)) * (2 / width) - 1
     grid = torch.stack(
@@ -80,27 +80,27 @@ def resized_crop(images: Tensor, boxes: Tensor, side: int) -> Tensor:
 
 
 class RandomHorizontalFlip(torch.nn.Module):
-    """Mirrors a share of the images, as `v2.RandomHorizontalFlip`."""
+    """Flip each image with a probability, like `v2.RandomHorizontalFlip`."""
 
     def __init__(self, chance: float = 0.5) -> None:
         super().__init__()
         self.chance = chance
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images of the same shape."""
+        """Return images of the same shape."""
         drawn = torch.rand(len(images), device=images.device) < self.chance
         return torch.where(drawn[:, None, None, None], images.flip(-1), images)
 
 
 class ColorJitter(torch.nn.Module):
-    """Brightness, contrast, saturation and hue of each image, changed at random in an order drawn for the batch.
+    """Jitter brightness, contrast, saturation and hue of each image, in a random order per batch.
 
-    As `v2.ColorJitter`. Factors are drawn from 1 − strength to 1 + strength, and a turn of the hue from −hue to hue.
+    Like `v2.ColorJitter`. Factors are drawn from 1 − strength to 1 + strength, and shifts of the hue from −hue to hue.
 
     Args:
-        strength: of brightness, contrast and saturation.
-        hue: as a share of the circle of colours, at most 0.5.
-        chance: that an image is changed at all.
+        strength: Strength for brightness, contrast and saturation.
+        hue: Largest shift, as a share of the colour circle, at most 0.5.
+        chance: Probability that an image is changed at all.
     """
 
     def __init__(self, strength: float = 0.4, hue: float = 0.4, chance: float = 1.0) -> None:
@@ -108,7 +108,7 @@ class ColorJitter(torch.nn.Module):
         self.strength, self.hue, self.chance = strength, hue, chance
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images of the same shape."""
+        """Return images of the same shape."""
         count, device = len(images), images.device
         low = max(0.0, 1 - self.strength)
         factors = low + (1 + self.strength - low) * torch.rand(3, count, device=device)
@@ -128,27 +128,27 @@ class ColorJitter(torch.nn.Module):
 
 
 class RandomGrayscale(torch.nn.Module):
-    """Takes the colours out of a share of the images, as `v2.RandomGrayscale`."""
+    """Turn each image to grayscale with a probability, like `v2.RandomGrayscale`."""
 
     def __init__(self, chance: float = 0.2) -> None:
         super().__init__()
         self.chance = chance
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images of the same shape."""
+        """Return images of the same shape."""
         drawn = torch.rand(len(images), device=images.device) < self.chance
         return torch.where(drawn[:, None, None, None], rgb_to_grayscale(images).expand_as(images), images)
 
 
 class RandomGaussianBlur(torch.nn.Module):
-    """Blurs a share of the images, each by a Gaussian of a width of its own, as `v2.GaussianBlur`."""
+    """Blur each image with a probability, by a Gaussian of its own width, like `v2.GaussianBlur`."""
 
     def __init__(self, side: int, chance: float = 0.5) -> None:
         super().__init__()
         self.reach, self.chance = max(1, round(KERNEL * side / 2)), chance
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images of the same shape."""
+        """Return images of the same shape."""
         drawn = torch.rand(len(images), device=images.device) < self.chance
         low, high = SPREAD
         spread = low + (high - low) * torch.rand(len(images), device=images.device)
@@ -156,23 +156,23 @@ class RandomGaussianBlur(torch.nn.Module):
 
 
 def rgb_to_grayscale(images: Tensor) -> Tensor:
-    """(b, 1, h, w): the grey picture."""
+    """Return grayscale images (b, 1, h, w)."""
     red, green, blue = images.unbind(-3)
     return (GREY[0] * red + GREY[1] * green + GREY[2] * blue).unsqueeze(-3)
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
-    """Each image times its factor."""
+    """Multiply each image by its factor."""
     return (images * factors[:, None, None, None]).clamp(0, 1)
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Each image away from, or towards, the mean brightness of all its pixels."""
+    """Blend each image with the mean brightness of its pixels."""
     return _blend(images, rgb_to_grayscale(images).mean((-3, -2, -1), keepdim=True), factors)
 
 
 def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Each image away from, or towards, its grey picture."""
+    """Blend each image with its grayscale version."""
     return _blend(images, rgb_to_grayscale(images), factors)
 
 
@@ -181,7 +181,7 @@ def _blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Each image with its hue turned by a share of the circle."""
+    """Shift the hue of each image by a share of the colour circle."""
     red, green, blue = images.unbind(-3)
     top, low = images.amax(-3), images.amin(-3)
     span = top - low
@@ -190,13 +190,13 @@ def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
         top == red, (green - blue) / safe, torch.where(top == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     )
     hue = hue + 6 * turns[:, None, None]  # in sixths of the circle, of any sign
-    # a colour is the highest minus the span times how far the hue is from its own, cut to 0 … 1
+    # a channel is the maximum minus the span times the distance of the hue from its own, clamped to 0 … 1
     sixth = torch.stack([(hue + shift) % 6 for shift in (5.0, 3.0, 1.0)], -3)
     return top.unsqueeze(-3) - span.unsqueeze(-3) * torch.minimum(sixth, 4 - sixth).clamp(0, 1)
 
 
 def gaussian_blur(images: Tensor, spread: Tensor, reach: int) -> Tensor:
-    """Each image blurred by a Gaussian of its own width, in pixels; the border is mirrored outside."""
+    """Blur each image with a Gaussian of its own width in pixels; the border is reflected."""
     count, channels = images.shape[:2]
     at = torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype)
     kernel = torch.softmax(-0.5 * (at / spread[:, None]).square(), -1).repeat_interleave(channels, 0)[:, None]

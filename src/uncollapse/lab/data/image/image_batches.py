@@ -1,7 +1,7 @@
-"""Batches of pictures: decoded and augmented in processes of their own, ahead of the training that takes them.
+"""Batches of images, decoded and augmented by worker processes ahead of the training.
 
-What happens to a picture depends on the seed, the epoch and its place in it, and on nothing else: not on the number of
-processes, and not on where a run that was interrupted goes on.
+The augmentation of an image depends only on the seed, the epoch and its index in it: not on the number of workers, and
+not on where an interrupted run resumes.
 """
 
 import copy
@@ -29,9 +29,9 @@ Transform = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """images (b, 3, height, width) and labels (b,); b is 0 if none of its pictures can be read.
+    """Images (b, 3, height, width) and labels (b,); b is 0 if no image can be read.
 
-    skipped: pictures that could not be read and are left out. unread: why the last of them could not.
+    skipped: number of unreadable images, which are left out. unread: the error of the last one.
     """
 
     images: Tensor
@@ -44,10 +44,10 @@ class ImageBatch:
 
 
 def epoch_order(count: int, seed: int, repeats: int = 1) -> list[int]:
-    """The order in which pictures come in an epoch, drawn by a seed of its own: their places.
+    """Return the order of the images in an epoch as indices, drawn with a seed.
 
-    With repeats each comes so many times in a row, to be augmented anew each time (DeiT has 3). The epoch is not longer
-    for that: it has so many times fewer of the pictures. Unlike timm's, it is not cut to a multiple of 256.
+    With repeats each image comes that many times in a row, with a new augmentation each time (DeiT has 3). The epoch
+    keeps its length: it has that many times fewer of the images. Unlike timm's, it is not cut to a multiple of 256.
 
     >>> epoch_order(4, seed=0), epoch_order(4, seed=0, repeats=3)
     ([0, 1, 3, 2], [0, 0, 0, 1])
@@ -65,18 +65,18 @@ def epoch_order(count: int, seed: int, repeats: int = 1) -> list[int]:
 
 
 class ImageBatches:
-    """The batches of an epoch, made when they are asked for.
+    """The batches of an epoch, made on iteration.
 
     Args:
-        pictures: to choose from.
-        order: places of the pictures, as they come; one may come several times.
-        size: of a batch; the last may be smaller.
-        transform: a picture -> a tensor, which may draw random numbers.
-        seed: of these.
-        workers: processes that read ahead; 0 reads in this one, when a batch is asked for.
-        count: told of each batch how many of its pictures could not be read.
-        first: the batch to begin with.
-        part: the number of this process and how many there are; each makes its part of every batch.
+        pictures: Images to draw from.
+        order: Indices of the images, in order; one may occur several times.
+        size: Images per batch; the last batch may be smaller.
+        transform: Turns an image into a tensor; it may draw random numbers.
+        seed: Seed of these.
+        workers: Processes that read ahead; 0 reads in this one, when a batch is needed.
+        count: Called with the number of unreadable images of each batch.
+        first: Index of the first batch.
+        part: Rank of this process and number of processes; each makes its shard of every batch.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class ImageBatches:
         return -(-len(self.order) // self.size)
 
     def after(self, count: int) -> "ImageBatches":
-        """Those behind the first few, without making them."""
+        """Return the batches after the first few, without making those."""
         rest = copy.copy(self)
         rest.first = count
         return rest
 
     def share(self, number: int, count: int) -> "ImageBatches":
-        """Those of one of several processes, which reads no other pictures; they look as they would in one process."""
+        """Return the shards of one of several processes, which reads no other images; they are as in one process."""
         own = copy.copy(self)
         own.part = number, count
         return own
@@ -121,13 +121,13 @@ class ImageBatches:
 
 
 class _Reader(Dataset[ImageBatch | UsageError]):
-    """Places in the order -> a batch, or the error that says what is wrong."""
+    """Dataset from indices in the order to a batch, or to the error that explains what is wrong."""
 
     def __init__(self, pictures: Images, order: Sequence[int], transform: Transform, seed: int) -> None:
         self.pictures, self.order, self.transform, self.seed = pictures, order, transform, seed
 
     def __getitem__(self, places: Sequence[int]) -> ImageBatch | UsageError:
-        is_apart = get_worker_info() is not None  # nobody else draws random numbers there, nor may CUDA be asked
+        is_apart = get_worker_info() is not None  # nothing else draws random numbers there, and CUDA must not be used
         with nullcontext() if is_apart else preserve_random_state():
             try:
                 return self._batch(places)
@@ -151,36 +151,36 @@ class _Reader(Dataset[ImageBatch | UsageError]):
 
 
 def _seed(seed: int) -> None:
-    """Python, NumPy and torch; not CUDA, which pictures do not need."""
+    """Seed Python, NumPy and torch; not CUDA, which images do not need."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)  # noqa: NPY002 - what timm draws from
     torch.default_generator.manual_seed(seed)
 
 
 def _mix_seed(seed: int, place: int) -> int:
-    """A seed for each place, which has nothing to do with that of the next one."""
+    """Return a seed for each index, unrelated to that of the next one."""
     value = (seed * 0x9E3779B97F4A7C15 + place + 1) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (value ^ (value >> 31)) >> 1
 
 
-AHEAD = 4  # batches that each process has ready
-GRACE = 10  # seconds that a process goes on when it is told to end
+AHEAD = 4  # batches that each worker prefetches
+GRACE = 10  # seconds until a worker ends after SIGTERM
 
 
 def read_ahead(reader: Dataset[Any], keys: Sequence[Any], workers: int) -> Iterator[Any]:
-    """What a reader gives for each key, in their order. A UsageError that it gives is raised here.
+    """Yield what a reader returns for each key, in their order. A UsageError that it returns is raised here.
 
     Args:
-        reader: key -> what is wanted. It gives an error back rather than raising it: on its way from another process a
-            raised one loses its own words.
-        keys: of what is wanted.
-        workers: processes that read; 0 reads in this one, when something is asked for.
+        reader: Dataset by key. It returns an error instead of raising it, as a raised one loses its message on the way
+            from another process.
+        keys: Keys to read.
+        workers: Processes that read; 0 reads in this one, when something is needed.
     """
     several: dict[str, Any] = {"prefetch_factor": AHEAD, "worker_init_fn": _init_worker} if workers else {}
     if workers and sys.platform == "linux":
-        several["multiprocessing_context"] = "fork"  # pictures in memory are shared then, not copied
+        several["multiprocessing_context"] = "fork"  # then images in memory are shared, not copied
     generator = torch.Generator().manual_seed(0)  # else torch's own would be drawn from
     started = _start(
         DataLoader(reader, batch_size=None, sampler=keys, num_workers=workers, generator=generator, **several)
@@ -191,14 +191,14 @@ def read_ahead(reader: Dataset[Any], keys: Sequence[Any], workers: int) -> Itera
                 raise found
             yield found
     finally:
-        if workers:  # an error keeps what raised it, and without this its processes, until the garbage is collected
+        if workers:  # an error keeps the iterator, and without this its workers, alive until the garbage is collected
             getattr(started, "_shutdown_workers", lambda: None)()
 
 
 def _init_worker(_: int) -> None:
-    """In a process that begins: Ctrl-C and the word to end, which often come to all, are for the one that trains.
+    """Initialise a worker: Ctrl-C and SIGTERM, which often reach all processes, are for the one that trains.
 
-    That one may want another batch before it stops, and it ends the others then.
+    It may need another batch before it stops, and ends the workers then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     can_wait = hasattr(signal, "alarm")  # not on Windows
@@ -206,9 +206,9 @@ def _init_worker(_: int) -> None:
 
 
 def _start(loader: "DataLoader[Any]") -> Iterator[Any]:
-    """Start the processes. When one dies, whoever asks for a batch is told.
+    """Start the workers. If one dies, the next batch raises the error.
 
-    torch would catch the signal that tells of it, and raise wherever the training happens to be: that is taken back.
+    torch would catch SIGCHLD and raise wherever the training happens to be; its handler is removed.
     """
     child = getattr(signal, "SIGCHLD", None)  # not on Windows
     before = None if child is None else signal.getsignal(child)
@@ -219,13 +219,13 @@ def _start(loader: "DataLoader[Any]") -> Iterator[Any]:
 
 
 def _check_alive(started: Iterator[Any], workers: int) -> Iterator[Any]:
-    """All that the processes make, or an error that says that one of them has died."""
+    """Yield what the workers make, or raise an error if one of them has died."""
     try:
         yield from started
     except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
         raise UsageError(
-            f"One of the {workers} processes that read pictures came to a sudden end. Mostly memory ran out, or in a "
-            "container the shared memory in /dev/shm: fewer workers need less, and with 0 there are no such processes."
+            f"One of the {workers} workers that read images died. Usually memory ran out or, in a container, shared "
+            "memory in /dev/shm: fewer workers need less, and 0 needs none."
         ) from error

@@ -1,4 +1,8 @@
-"""Pictures in files, a folder for each class, as ImageNet comes: `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`."""
+"""Sources of images: folders per class as in ImageNet, packed .npz files, and arrays of torchvision and scikit-learn.
+
+A folder has `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`. A packed file has the arrays `data` (the bytes of all image
+files), `offsets`, `labels` and `classes`.
+"""
 
 import hashlib
 import io
@@ -21,15 +25,13 @@ from uncollapse.io.images import IMAGE_SUFFIXES, decode_image
 from uncollapse.io.tensor_files import check_growth, read_member, read_npz
 from uncollapse.lab.data.image.image_source import ClassList, Images, UnreadableError, quote_names
 
-TEST_SPLITS = ("test", "val", "valid", "validation")  # the first one that is there judges
-SIZES = 10_000  # files at most whose size is asked for: over a network that takes time
-LAYOUT = (
-    "train/CLASS/*.JPEG and val/CLASS/*.JPEG, a folder for each class (test, valid or validation may stand for val)"
-)
+TEST_SPLITS = ("test", "val", "valid", "validation")  # the first one that exists is the test split
+SIZES = 10_000  # at most so many file sizes are read: over a network that takes time
+LAYOUT = "train/CLASS/*.JPEG and val/CLASS/*.JPEG, one folder per class (test, valid or validation may replace val)"
 
 
 class ImageFiles:
-    """The pictures in some files below a folder. The names are kept end to end, for there may be millions."""
+    """Images in files below a folder. The names are one byte string, as there may be millions."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         coded = [os.fsencode(name) for name in names]
@@ -40,11 +42,11 @@ class ImageFiles:
         return len(self.ends) - 1
 
     def path(self, number: int) -> str:
-        """Where a picture is."""
+        """Return the path of an image."""
         return os.path.join(self.folder, os.fsdecode(self.names[self.ends[number] : self.ends[number + 1]]))
 
     def image(self, number: int) -> Any:
-        """A picture in colour."""
+        """Return an RGB image."""
         path = self.path(number)
         try:
             with open(path, "rb") as file:
@@ -53,7 +55,7 @@ class ImageFiles:
             raise UnreadableError(f"{path}: {error.strerror or error}") from error
 
     def fingerprint(self) -> str:
-        """Of all names, and of the sizes of some files, in even steps."""
+        """Return a fingerprint of all names and of some file sizes, at even steps."""
         return self._digest
 
     @cached_property
@@ -65,19 +67,19 @@ class ImageFiles:
 
 
 def read_folder(folder: Path, wanted: ClassList | None = None) -> tuple[Images, Images, str]:
-    """The pictures to learn from and those to be judged by, and the name of the folder that has the latter.
+    """Return the training images, the test images, and the name of the folder of the latter.
 
     Args:
-        folder: has `train` and one of `PARTS`, with a folder for each class in both.
-        wanted: classes to take, in this order; else all, in alphabetical order. Only their folders are looked into.
+        folder: Has `train` and one of `TEST_SPLITS`, with one folder per class in both.
+        wanted: Classes to use, in this order; None: all, in alphabetical order. Only their folders are read.
     """
     there = _folders(folder / "train")
     classes = tuple(there) if wanted is None else wanted.classes(there)
     if len(classes) < 2:
-        raise UsageError(f"{folder / 'train'} must have a folder for each of two classes or more, got {len(classes)}.")
+        raise UsageError(f"{folder / 'train'} must have folders of two or more classes, got {len(classes)}.")
     part = next((part for part in TEST_SPLITS if set(there) & set(_folders(folder / part))), None)
     if part is None:
-        raise UsageError(f"{folder} has pictures to learn from, but none to be judged by: expected {LAYOUT}.")
+        raise UsageError(f"{folder} has training images, but no test images: expected {LAYOUT}.")
     unknown = [name for name in _folders(folder / part) if name not in set(there)]
     if unknown:
         raise UsageError(f"{folder / part} has classes that train does not have: {quote_names(unknown)}.")
@@ -85,7 +87,7 @@ def read_folder(folder: Path, wanted: ClassList | None = None) -> tuple[Images, 
 
 
 def read_unlabelled(folder: Path) -> Images | None:
-    """All pictures in a folder and in those within, as one class; None if there are none."""
+    """Return all images in a folder and its subfolders, as one class; None if there are none."""
     there = folder.resolve()
     names = sorted(_files(there.parent, there.name))
     if not names:
@@ -98,7 +100,7 @@ def _read_classes(folder: Path, classes: tuple[str, ...]) -> Images:
     empty = [name for name, found in zip(classes, files, strict=True) if not found]
     if empty:
         raise UsageError(
-            f"{folder} has no pictures of the classes {quote_names(empty)}. Add some, remove these folders, or "
+            f"{folder} has no images of the classes {quote_names(empty)}. Add some, remove these folders, or "
             f"leave the classes out with --class-list. Images end in {', '.join(sorted(IMAGE_SUFFIXES))}."
         )
     labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor([len(found) for found in files]))
@@ -106,7 +108,7 @@ def _read_classes(folder: Path, classes: tuple[str, ...]) -> Images:
 
 
 def _folders(folder: Path) -> list[str]:
-    """The names of the folders in a folder, sorted, without hidden ones; none if it is not there."""
+    """Return the sorted names of the folders in a folder, without hidden ones; none if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
@@ -117,7 +119,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, name: str) -> Iterator[str]:
-    """The pictures of a class, also those in folders within, as names below the folder."""
+    """Yield the images of a class, including those in subfolders, as paths relative to the folder."""
     start = len(os.fspath(folder)) + 1
     for place, within, names in os.walk(folder / name, onerror=_raise_unless_missing):
         within[:] = [one for one in within if not one.startswith(".")]
@@ -127,7 +129,7 @@ def _files(folder: Path, name: str) -> Iterator[str]:
 
 
 def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # a class without a folder has no pictures, which is said elsewhere
+    if not isinstance(error, FileNotFoundError):  # a class without a folder has no images, which is reported elsewhere
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
@@ -139,11 +141,11 @@ def _size(path: str) -> int:
 
 
 PACKED_ARRAYS = ("data", "offsets", "labels")
-SPARE = 2**26  # bytes that a small file may unpack to: image files do not shrink when they are packed
+SPARE = 2**26  # bytes that a small file may unpack to: image files hardly compress
 
 
 class PackedImages:
-    """The pictures of a file: number i has the bytes offsets[i] to offsets[i + 1] of `data`."""
+    """Images of a packed file: image i has the bytes offsets[i] to offsets[i + 1] of `data`."""
 
     def __init__(self, name: str, data: NDArray[Any], offsets: NDArray[Any]) -> None:
         self.name, self.data, self.offsets = name, data, offsets
@@ -152,12 +154,12 @@ class PackedImages:
         return len(self.offsets) - 1
 
     def image(self, number: int) -> Any:
-        """A picture in colour."""
+        """Return an RGB image."""
         content = self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
-        return decode_image(io.BytesIO(content), f"picture {number} of {self.name}")
+        return decode_image(io.BytesIO(content), f"image {number} of {self.name}")
 
     def fingerprint(self) -> str:
-        """Of all bytes."""
+        """Return a fingerprint of all bytes."""
         return self._digest
 
     @cached_property
@@ -168,7 +170,7 @@ class PackedImages:
 
 
 def read_packed(path: Path) -> Images:
-    """All pictures of a file, which is checked. They are decoded later, so one may yet turn out to be unreadable."""
+    """Read a packed file and check it. Images are decoded later, so one may still turn out to be unreadable."""
     check_growth(path, SPARE)
     data, offsets, labels = read_npz(path, PACKED_ARRAYS).values()
     classes = _packed_classes(path)
@@ -183,7 +185,7 @@ def read_packed(path: Path) -> Images:
 
 
 def _packed_classes(path: Path) -> tuple[str, ...]:
-    with file_errors(path, "file of packed pictures"), zipfile.ZipFile(path) as file:
+    with file_errors(path, "file of packed images"), zipfile.ZipFile(path) as file:
         found = read_member(file, "classes") if "classes.npy" in file.namelist() else None
     if found is None or found.dtype.kind != "U" or found.ndim != 1:
         got = "none" if found is None else f"{found.dtype} of {found.shape}"
@@ -199,7 +201,7 @@ def _check_offsets(path: Path, data: NDArray[Any], offsets: NDArray[Any]) -> Non
         raise UsageError(f"{path} must have in data bytes, uint8 (bytes,), got {data.dtype} of {data.shape}.")
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise UsageError(
-            f"{path} must have in offsets whole numbers (pictures + 1,), got {offsets.dtype} of {offsets.shape}."
+            f"{path} must have in offsets whole numbers (images + 1,), got {offsets.dtype} of {offsets.shape}."
         )
     if offsets[0] < 0 or offsets[-1] > len(data) or (offsets[1:] < offsets[:-1]).any():
         raise UsageError(f"{path} must have in offsets numbers that never fall, from 0 to at most {len(data)}.")
@@ -209,7 +211,7 @@ DIGITS_TEST, SPLIT_SEED = 300, 0  # of the digits: as in the recipe vit-digits
 
 
 class ArrayImages:
-    """The pictures of an array of bytes, (n, height, width, 3) or without the last for grey ones."""
+    """Images in an array of bytes: (n, height, width, 3), or (n, height, width) for grayscale."""
 
     def __init__(self, data: NDArray[Any]) -> None:
         self.data = data
@@ -218,12 +220,12 @@ class ArrayImages:
         return len(self.data)
 
     def image(self, number: int) -> Any:
-        """A picture in colour."""
+        """Return an RGB image."""
         image: Any = import_optional("PIL.Image", "data")
         return image.fromarray(numpy.ascontiguousarray(self.data[number])).convert("RGB")
 
     def fingerprint(self) -> str:
-        """Of all bytes."""
+        """Return a fingerprint of all bytes."""
         return self._digest
 
     @cached_property
@@ -234,7 +236,7 @@ class ArrayImages:
 
 
 class TorchvisionSet(NamedTuple):
-    """How torchvision gets a set: its class, its folder, and the page that has its files."""
+    """How torchvision loads a set: its class, its folder, and the page that has its files."""
 
     dataset: str
     folder: str
@@ -251,14 +253,14 @@ STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "sh
 
 
 def load_torchvision(name: str, root: Path, unlabelled: bool = False) -> tuple[Images, Images]:
-    """A set to learn from and one to be judged by, from their files below `root` or `root/name`, or else fetched.
+    """Return the training and test images, from files below `root` or `root/name`, or else downloaded.
 
-    unlabelled: with STL-10's 100,000 pictures that have no labels; theirs is −1.
+    unlabelled: include STL-10's 100,000 images without labels, with label −1.
     """
     torchvision_ops.declare()
     loader = TORCHVISION_SETS[name]
     dataset: Any = getattr(import_optional("torchvision.datasets", "timm"), loader.dataset)
-    if name == "stl10" and not unlabelled:  # nor need the 2.6 GB of pictures that have no labels be there
+    if name == "stl10" and not unlabelled:  # then the 2.6 GB of unlabelled images need not exist
         dataset = type("STL10", (dataset,), {"train_list": dataset.train_list[:2]})
     place = next((folder for folder in (root, root / name) if (folder / loader.folder).is_dir()), root)
     learned = "train+unlabeled" if unlabelled else "train"
@@ -274,7 +276,7 @@ def load_torchvision(name: str, root: Path, unlabelled: bool = False) -> tuple[I
 
 
 def load_digits() -> tuple[Images, Images]:
-    """scikit-learn's 1,797 handwritten digits of 8×8 pixels; the last 300 in a random order, always the same, judge."""
+    """Return scikit-learn's 1,797 digits of 8×8 pixels; the last 300 in a fixed random order are for the test."""
     bunch: Any = import_optional("sklearn.datasets", "data").load_digits()
     grey = numpy.rint(bunch.images * (255 / 16)).astype("uint8")
     found = Images.all_of(ArrayImages(grey), torch.from_numpy(bunch.target), tuple(map(str, bunch.target_names)))
@@ -283,7 +285,7 @@ def load_digits() -> tuple[Images, Images]:
 
 
 def _set(dataset: Any, root: Path, part: dict[str, Any]) -> Any:
-    """A part by torchvision, which compares the check sums of CIFAR and STL-10 before it opens their files."""
+    """Load a split with torchvision, which checks the checksums of CIFAR and STL-10 before it opens their files."""
     try:
         return dataset(str(root), **part)
     except RuntimeError:  # not there, or not whole

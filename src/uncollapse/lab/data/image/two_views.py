@@ -1,8 +1,8 @@
-"""Two random views of each picture: what contrastive encoders learn from.
+"""Two random views of each image, for contrastive training.
 
-Pictures of one size that fit into memory are decoded once and held there; all changes are then made on whole batches,
-on the device. Others are decoded and cropped as they are needed, by processes that read ahead, and the rest of the
-changes is made on batches. Either way an epoch's views depend on the seed and the epoch only.
+Images of one size that fit into memory are decoded once; all transforms then run on whole batches, on the device. Other
+images are decoded and cropped by workers that read ahead, and the other transforms run on batches. Either way the views
+of an epoch depend only on the seed and the epoch.
 """
 
 import copy
@@ -23,12 +23,12 @@ from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, Tr
 from uncollapse.lab.data.image.image_source import Images, UnreadableError
 from uncollapse.lab.engine.sharding import shard_slice
 
-HELD = 4 * 2**30  # bytes of pictures that are held in memory
+HELD = 4 * 2**30  # largest size of images in memory, in bytes
 
 
 @dataclass(frozen=True)
 class ViewAugmentation:
-    """What may happen to a picture. Chances are those that it happens at all; see `batch_augmenting`."""
+    """Augmentation of a view, see `batch_transforms`."""
 
     least_area: float = 0.08
     flip: float = 0.5
@@ -39,7 +39,7 @@ class ViewAugmentation:
     blur: float = 0.0
 
     def steps(self, look: InputSpec, crop: bool) -> Callable[[Tensor], Tensor]:
-        """The changes of a batch of bytes (b, 3, h, w), which then has the model's mean and deviation."""
+        """Return the transform of a batch of bytes (b, 3, h, w), including the model's normalisation."""
         v2: Any = _transforms()
         steps: list[torch.nn.Module] = [changes.RandomResizedCrop(look.side, self.least_area)] if crop else []
         steps += [changes.RandomHorizontalFlip(self.flip)] if self.flip else []
@@ -51,21 +51,21 @@ class ViewAugmentation:
 
 
 class ImagesInMemory(NamedTuple):
-    """Pictures in memory: images (n, 3, h, w) of bytes and labels (n,)."""
+    """Images (n, 3, h, w) of bytes and labels (n,)."""
 
     images: Tensor
     labels: Tensor
 
 
 class TwoViews:
-    """The views of some pictures.
+    """Two random views of each image.
 
     Args:
-        pictures: to look at.
-        look: what the model wants.
-        changed: what may happen to a picture.
-        workers: processes that read ahead, where pictures are not held in memory.
-        count: told of pictures that cannot be read.
+        pictures: Images to view.
+        look: Input of the model.
+        changed: Augmentation of a view.
+        workers: Processes that read ahead, if the images are not in memory.
+        count: Called with the number of unreadable images.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class TwoViews:
         return len(self.pictures) if self.in_memory is None else len(self.in_memory.labels)
 
     def batches(self, seed: int, size: int, whole: bool = False) -> "MemoryBatches | ImageBatches":
-        """All pictures in a random order; those that do not fill a batch are left out, unless there are no others.
+        """Return batches of all images in a random order, without an incomplete last one unless it is the only one.
 
-        whole: leave out none.
+        whole: keep the last one.
         """
         order = epoch_order(len(self), seed)
         if not whole:
@@ -99,7 +99,7 @@ class TwoViews:
         return ImageBatches(self.pictures, order, size, transform, seed, self.workers, self.count)
 
     def pair(self, batch: ImageBatch, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Two views (b, 3, side, side) of each picture of a batch, as the model wants them."""
+        """Return two views (b, 3, side, side) of each image of a batch, as the model's input."""
         images = batch.images.to(device)
         first, second = (images, images) if self.in_memory is not None else images.unbind(1)
         with torch.autocast(images.device.type, enabled=False):
@@ -107,7 +107,7 @@ class TwoViews:
 
 
 class MemoryBatches:
-    """Batches of pictures that are in memory. order: their places. part: as of `Batches`."""
+    """Batches of images in memory. order: their indices. part: as for `ImageBatches`."""
 
     def __init__(
         self, held: ImagesInMemory, order: Sequence[int], size: int, first: int = 0, part: tuple[int, int] = (0, 1)
@@ -118,13 +118,13 @@ class MemoryBatches:
         return -(-len(self.order) // self.size)
 
     def after(self, count: int) -> "MemoryBatches":
-        """Those behind the first few."""
+        """Return the batches after the first few."""
         rest = copy.copy(self)
         rest.first = count
         return rest
 
     def share(self, number: int, count: int) -> "MemoryBatches":
-        """Those of one of several processes."""
+        """Return the shards of one of several processes."""
         own = copy.copy(self)
         own.part = number, count
         return own
@@ -136,7 +136,7 @@ class MemoryBatches:
 
 
 def load_into_memory(pictures: Images) -> ImagesInMemory | None:
-    """All pictures but those that cannot be read; None if their sizes differ or they are too many for the memory."""
+    """Return all readable images; None if their sizes differ or they are too large for memory."""
     images: NDArray[numpy.uint8] | None = None
     places: list[int] = []
     for at in range(len(pictures)):
@@ -147,18 +147,18 @@ def load_into_memory(pictures: Images) -> ImagesInMemory | None:
         if images is None:
             if picture.nbytes * len(pictures) > HELD:
                 return None
-            images = numpy.empty((len(pictures), *picture.shape), "uint8")  # at once: two copies would be too many
+            images = numpy.empty((len(pictures), *picture.shape), "uint8")  # at once, to avoid a second copy
         elif picture.shape != images.shape[1:]:
             return None
         images[len(places)] = picture
         places.append(at)
     if images is None:
-        raise UsageError(f"None of the {len(pictures)} pictures can be read.")
+        raise UsageError(f"None of the {len(pictures)} images can be read.")
     return ImagesInMemory(torch.from_numpy(images[: len(places)]), pictures.labels[places])
 
 
 def _two_crops(look: InputSpec, changed: ViewAugmentation) -> Transform:
-    """A picture -> bytes (2, 3, side, side): two random parts of it."""
+    """Return a transform from an image to bytes (2, 3, side, side): two random crops of it."""
     v2: Any = _transforms()
     crop = v2.RandomResizedCrop(look.side, scale=(changed.least_area, 1.0), antialias=True)
     return lambda picture: torch.stack([v2.functional.pil_to_tensor(crop(picture)) for _ in range(2)])

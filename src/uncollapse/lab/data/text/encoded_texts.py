@@ -1,4 +1,4 @@
-"""Sentences as token ids: made once, kept on the disk, padded to the longest of each batch."""
+"""Sentences as token ids: tokenized once, cached on disk, padded to the longest of each batch."""
 
 import hashlib
 import json
@@ -19,18 +19,21 @@ from uncollapse.lab.data.text.glue import Examples
 from uncollapse.lab.runs.results import fingerprint
 
 POOL = 50  # batches whose examples are sorted by length together
-CHUNK = 10_000  # examples that the tokenizer sees at a time: what it gives takes far more room than the ids
-SEAL = "seal"  # the entry of the file that tells whether the others are what was written
+CHUNK = 10_000  # examples per call of the tokenizer, whose output takes far more memory than the ids
+SEAL = "seal"  # entry of the file with the checksum of the others
 KINDS = {"ids": torch.int32, "starts": torch.int64, "types": torch.uint8}
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Token ids of many examples, one behind the other.
+    """Token ids of many examples, concatenated.
 
-    ids, types: of all tokens; types tell the first sentence from the second, and are missing where the model does not
-    take them. starts: where each example begins, and where the last one ends. labels: one an example. padding: the id
-    that fills up.
+    Args:
+        ids: Ids of all tokens.
+        starts: Where each example starts, and where the last one ends.
+        types: 0 for tokens of the first sentence and 1 for the second; None where the model does not take them.
+        labels: One per example.
+        padding: Id of the padding token.
     """
 
     ids: Tensor
@@ -44,11 +47,11 @@ class EncodedTexts:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each example."""
+        """Return the number of tokens of each example."""
         return self.starts.diff()
 
     def batch(self, numbers: Tensor, length: int | None = None) -> dict[str, Tensor]:
-        """Arguments of a model for some examples, filled up to the longest, or to `length`."""
+        """Return a model's inputs for some examples, padded to the longest, or to `length`."""
         counts = self.starts[numbers + 1] - self.starts[numbers]
         longest = max(counts.tolist(), default=0)
         size = longest if length is None else length
@@ -69,14 +72,14 @@ class EncodedTexts:
 
 
 def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool, cache: Path | None) -> EncodedTexts:
-    """Token ids of examples, from the cache if they are there.
+    """Tokenize examples, or read their token ids from the cache.
 
     Args:
-        examples: sentences or pairs of them.
-        tokenizer: of transformers.
-        max_length: tokens of an example; of a pair the longer sentence is cut first.
-        classes: labels are numbers of classes, not scores.
-        cache: folder that keeps them; None keeps nothing.
+        examples: Sentences or pairs of sentences.
+        tokenizer: Tokenizer of transformers.
+        max_length: Largest number of tokens per example; the longer sentence of a pair is cut first.
+        classes: Whether labels are class indices, not scores.
+        cache: Folder of the cache; None: no cache.
     """
     path = None if cache is None else cache / "tokens" / f"{_key(examples, tokenizer, max_length)}.safetensors"
     kept = None if path is None else _read_cache(path, len(examples))
@@ -104,7 +107,7 @@ def _tokenize(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, 
 
 
 def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
-    """What the token ids depend on, in 32 hex digits."""
+    """Return 32 hexadecimal digits of everything the token ids depend on."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         kind = json.dumps([tokenizer.get_vocab(), tokenizer.init_kwargs], sort_keys=True, default=str)
@@ -119,12 +122,12 @@ def _key(examples: Examples, tokenizer: Any, max_length: int) -> str:
 
 
 def _without_call_state(description: str) -> str:
-    """A tokenizer's description without what each call sets anew."""
+    """Return a tokenizer's description without what each call sets."""
     return json.dumps(json.loads(description) | {"truncation": None, "padding": None}, sort_keys=True)
 
 
 def _read_cache(path: Path, examples: int) -> dict[str, Tensor] | None:
-    """What is in the cache; nothing if it is not there, or not what we wrote: then it is made again."""
+    """Return the cached token ids; None if there are none, or not those that were written: then they are made again."""
     try:
         found = load(path.read_bytes())
     except (OSError, SafetensorError):
@@ -139,7 +142,7 @@ def _read_cache(path: Path, examples: int) -> dict[str, Tensor] | None:
 
 
 def _checksum(tokens: dict[str, Tensor]) -> Tensor:
-    """Bytes that change when any token does: a disk that is wrong in one bit would make another run of it."""
+    """Return bytes that change when any token does: a single wrong bit on disk would make it another run."""
     return torch.tensor(list(fingerprint(tokens[name] for name in sorted(tokens)).encode()), dtype=torch.uint8)
 
 
@@ -147,17 +150,17 @@ def _write_cache(path: Path, tokens: dict[str, Tensor]) -> None:
     try:
         files.write(path, save(tokens | {SEAL: _checksum(tokens)}))
     except OSError as error:
-        _warn(f"Token ids cannot be kept in {path.parent}: {error.strerror}. They are made anew for each run.")
+        _warn(f"Token ids cannot be cached in {path.parent}: {error.strerror}. Each run tokenizes again.")
 
 
 @once
 def _warn(sentence: str) -> None:
-    """Warn, but only once: a run has several parts."""
+    """Warn once: a run has several splits."""
     warnings.warn(sentence, stacklevel=4)
 
 
 def length_buckets(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Batches in a random order, each of examples of about the same length, so that little is filled up.
+    """Return batches in a random order, each of examples of similar length, so that there is little padding.
 
     Examples are shuffled, cut into pools of 50 batches, and sorted by length within each; then batches are shuffled.
 
@@ -171,5 +174,5 @@ def length_buckets(lengths: Tensor, size: int, generator: torch.Generator) -> li
 
 
 def batches_by_length(lengths: Tensor, size: int) -> list[Tensor]:
-    """Batches of all examples by length, for an evaluation."""
+    """Return batches of all examples by length, for an evaluation."""
     return list(torch.split(lengths.argsort(stable=True), size))

@@ -1,4 +1,4 @@
-"""The tasks of GLUE, from files in its own layout or from the hub, and the user's own data in that layout."""
+"""Load the tasks of GLUE from files in its own layout or from the hub, and the user's own data in that layout."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,48 +27,48 @@ __all__ = [
 
 
 def check_task(name: str) -> None:
-    """Raise unless it names a task of GLUE or a folder."""
+    """Raise unless `name` is a task of GLUE or a folder."""
     if name not in TASKS and not expand_user(name).is_dir():
         hint = did_you_mean(name, TASKS)
         raise UsageError(
-            f"task is a task of GLUE ({', '.join(TASKS)}) or a folder with your own train.tsv and dev.tsv, "
+            f"task must be a task of GLUE ({', '.join(TASKS)}) or a folder with your own train.tsv and dev.tsv, "
             f"got {name!r}.{hint}"
         )
 
 
 def find_task(name: str) -> GlueTask:
-    """A task of GLUE by its name, or what the training file in a folder makes of it."""
+    """Return a task of GLUE by name, or the task that the training file of a folder describes."""
     check_task(name)
     return TASKS[name] if name in TASKS else own_task(expand_user(name))
 
 
 def load_split(task: GlueTask, part: str, root: Path | None) -> Examples:
-    """A part of a task: from the files below `root`, or from the hub if no folder is given.
+    """Return a split of a task, from the files below `root`, or from the hub if no folder is given.
 
     The user's own data are read from their own folder.
     """
     if part not in task.files:
         hint = did_you_mean(part, task.files)
-        raise UsageError(f"{task.name} has no part {part!r}.{hint} There are: {', '.join(task.files)}.")
+        raise UsageError(f"{task.name} has no split {part!r}.{hint} There are: {', '.join(task.files)}.")
     if task.name == OWN:
         return read_split(task, part, Path(task.folder))
     return fetch_split(task, part) if root is None else read_split(task, part, root)
 
 
 HUB = "nyu-mll/glue"
-HIDDEN = -1  # stands there for a label that is not public
+HIDDEN = -1  # the hub's label where it is not public
 
 
 def fetch_split(task: GlueTask, part: str) -> Examples:
-    """A part of a task, from the hub or from what was fetched before."""
+    """Return a split of a task from the hub, or from its local cache."""
     datasets: Any = import_optional("datasets", "text")
     try:
         with _offline_if_unreachable(datasets):
             table = datasets.load_dataset(HUB, task.name, split=part.replace("dev", "validation"))
     except Exception as error:  # offline: an OSError, one of the library's own, or of its HTTP client
         raise UsageError(
-            f"{task.name} cannot be fetched from {HUB} ({type(error).__name__}). Give --data-root the folder of GLUE's "
-            "own files, or connect and try again."
+            f"{task.name} cannot be fetched from {HUB} ({type(error).__name__}). Set --data-root to the folder of "
+            "GLUE's own files, or connect and try again."
         ) from error
     lacking = [name for name in (*task.hub_columns, "label") if name not in table.column_names]
     if lacking:
@@ -79,7 +79,7 @@ def fetch_split(task: GlueTask, part: str) -> Examples:
 
 @contextmanager
 def _offline_if_unreachable(datasets: Any) -> Iterator[None]:
-    """If the hub does not answer, only what was fetched before is looked for: no half minute of attempts."""
+    """Use only the local cache if the hub does not answer, instead of half a minute of attempts."""
     import huggingface_hub
 
     offline = datasets.config.HF_HUB_OFFLINE
@@ -95,7 +95,7 @@ def _offline_if_unreachable(datasets: Any) -> Iterator[None]:
 
 
 def _hub_labels(task: GlueTask, part: str, table: Any) -> list[float] | None:
-    """Numbers of classes in the order of `task.labels`, scores, or nothing if they are hidden."""
+    """Return class indices in the order of `task.labels`, or scores; None if they are hidden."""
     labels = list(table["label"])
     if part.startswith("test") and HIDDEN in labels:
         return None

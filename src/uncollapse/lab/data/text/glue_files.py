@@ -1,6 +1,7 @@
-"""Sentences and labels from files in GLUE's own layout.
+"""Read sentences and labels from files in GLUE's own layout, and describe the user's own files as a task.
 
-A file has one example a line, tabs between its columns, and no quoting: a quotation mark is a part of the sentence.
+A file has one example per line, tabs between its columns, and no quoting: a quotation mark is part of the sentence. A
+CSV reader would join lines at unbalanced quotes and would not report the line of an error, so lines are split here.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ Row = tuple[int, list[str]]  # the number of a line, and its columns
 
 @dataclass(frozen=True)
 class Examples:
-    """Sentences or pairs of them, with labels where they are public.
+    """Sentences or pairs of sentences, with labels where they are public.
 
-    labels: numbers of classes, or scores. skipped: damaged rows that were left out, where a task's own files have them.
+    labels: class indices, or scores. skipped: number of damaged rows of a task's own files that were left out.
     """
 
     first: Sequence[str]
@@ -29,14 +30,14 @@ class Examples:
         return len(self.first)
 
     def select(self, numbers: Sequence[int]) -> "Examples":
-        """Some of them, in this order."""
+        """Return the examples of these indices, in this order."""
         second = None if self.second is None else [self.second[n] for n in numbers]
         labels = None if self.labels is None else [self.labels[n] for n in numbers]
         return Examples([self.first[n] for n in numbers], second, labels, self.skipped)
 
 
 def read_split(task: GlueTask, part: str, root: Path) -> Examples:
-    """A part of a task from its file below `root`; of a test part every row is kept, for answers go by their number."""
+    """Read a split of a task from its file below `root`. A test split may have no labels."""
     path = path_of(task, part, root)
     lines = read_rows(path)
     is_test = part.startswith("test")
@@ -45,7 +46,7 @@ def read_split(task: GlueTask, part: str, root: Path) -> Examples:
     else:
         columns = _find_columns(task, path, lines[0][1], optional=is_test)
         lines = lines[1:]
-    lines, skipped = _complete_rows(task, path, columns, lines, is_test)
+    lines, skipped = _complete_rows(task, path, columns, lines)
     if not lines:
         raise UsageError(f"{path} has no examples, only {'damaged rows' if skipped else 'the names of its columns'}.")
     first, *second = ([row[int(at)].strip() for _, row in lines] for at in columns.sentences)
@@ -54,7 +55,7 @@ def read_split(task: GlueTask, part: str, root: Path) -> Examples:
 
 
 def path_of(task: GlueTask, part: str, root: Path) -> Path:
-    """The file of a part: in `root/<Folder>` or `root/glue/<Folder>`, the user's own data in `root`."""
+    """Return the file of a split: in `root/<Folder>` or `root/glue/<Folder>`, the user's own data in `root`."""
     is_own = task.name == OWN
     folders = [root] if is_own else [root / task.folder, root / "glue" / task.folder]
     places = [folder / name for folder in folders for name in task.files[part]]
@@ -62,33 +63,33 @@ def path_of(task: GlueTask, part: str, root: Path) -> Path:
     if found is not None:
         return found
     if not root.is_dir():
-        raise UsageError(f"There is no folder {root}; give --data-root the one that has the data.")
-    wanted = "--data-root the folder that has the tasks' folders as GLUE's files come, or leave it out to ask the hub."
+        raise UsageError(f"There is no folder {root}; set --data-root to the one that has the data.")
+    wanted = "--data-root to the folder with the tasks' folders in GLUE's own layout, or leave it out to use the hub."
     if is_own:
-        wanted = "--task the folder that has your train.tsv and dev.tsv."
+        wanted = "--task to the folder that has your train.tsv and dev.tsv."
     whose = "" if is_own else f" of {task.name}"
     raise UsageError(
-        f"There is no {' or '.join(task.files[part])}{whose} in {' or '.join(map(str, folders))}. Give {wanted}"
+        f"There is no {' or '.join(task.files[part])}{whose} in {' or '.join(map(str, folders))}. Set {wanted}"
     )
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The lines of a file, without empty ones at its end; at least one."""
+    """Return the rows of a file, without empty lines at its end; at least one."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").rstrip("\r\n").split("\n")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is no text in UTF-8: {error.reason} at byte {error.start}. Save it in UTF-8."
+            f"{path} is not valid UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
         ) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     if lines == [""]:
-        raise UsageError(f"{path} is empty; get it again.")
+        raise UsageError(f"{path} is empty; download it again.")
     return [(number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1)]
 
 
 def _find_columns(task: GlueTask, path: Path, names: list[str], *, optional: bool) -> Columns:
-    """The numbers of a task's columns in a file that names them in its first line."""
+    """Return the indices of a task's columns in a file that names them in its first line."""
     names = [name.strip() for name in names]
     wanted = [str(name) for name in task.columns.sentences]
     label = str(task.columns.label)
@@ -108,21 +109,17 @@ def _find_columns(task: GlueTask, path: Path, names: list[str], *, optional: boo
     return Columns(tuple(found[:count]), found[count] if len(found) > count else None)
 
 
-def _complete_rows(
-    task: GlueTask, path: Path, columns: Columns, lines: list[Row], is_test: bool
-) -> tuple[list[Row], int]:
-    """The rows that have all their columns, and how many were skipped."""
+def _complete_rows(task: GlueTask, path: Path, columns: Columns, lines: list[Row]) -> tuple[list[Row], int]:
+    """Return the rows that have all their columns, and the number of damaged ones that were skipped."""
     needed = (*columns.sentences, *(() if columns.label is None else (columns.label,)))
     least = 1 + max(int(column) for column in needed)
-    if task.skips and is_test:
-        return [(number, row + [""] * (least - len(row))) for number, row in lines], 0
     kept = []
     for number, row in lines:
         if len(row) >= least and (task.skips or all(row[int(at)].strip() for at in columns.sentences)):
             kept.append((number, row))
         elif not task.skips:
             what = f"{len(row)} columns, {least} are needed" if len(row) < least else "an empty sentence"
-            raise UsageError(f"{path}, line {number}, has {what}: {_start(row)!r}. Mend the line or take it out.")
+            raise UsageError(f"{path}, line {number}, has {what}: {_start(row)!r}. Fix or remove the line.")
     return kept, len(lines) - len(kept)
 
 
@@ -142,10 +139,10 @@ def _read_labels(task: GlueTask, path: Path, column: int, lines: list[Row]) -> l
 def _allowed(task: GlueTask) -> str:
     if task.scores:
         least, most = task.bounds
-        return f"the score is a {'finite number' if most == LARGEST else f'number from {least:g} to {most:g}'}"
+        return f"the score must be a {'finite number' if most == LARGEST else f'number from {least:g} to {most:g}'}"
     more = ", …" if len(task.labels) > 12 else ""
     whose = ", as in the training file" if task.name == OWN else ""
-    return f"the label is one of {', '.join(task.labels[:12])}{more}{whose}"
+    return f"the label must be one of {', '.join(task.labels[:12])}{more}{whose}"
 
 
 def _number(word: str) -> float | None:
@@ -160,14 +157,14 @@ def _start(row: list[str]) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-MOST_CLASSES = 100  # classes: more of them are numbers, or texts, that went into the wrong column
+MOST_CLASSES = 100  # more are probably scores, or texts, in the wrong column
 
 
 def own_task(root: Path) -> GlueTask:
-    """The task in `train.tsv`, `dev.tsv` and, without labels, `test.tsv` of a folder.
+    """Return the task in `train.tsv`, `dev.tsv` and, without labels, `test.tsv` of a folder.
 
     The first line of each names its columns: `sentence`, or `sentence1` and `sentence2`, and `label` for classes or
-    `score` for numbers. Other columns are not read. The classes are those of the training file, in sorted order.
+    `score` for numbers. Other columns are ignored. The classes are those of the training file, in sorted order.
     """
     path = path_of(GlueTask(OWN, str(root), Columns(SINGLE), files=PLAIN), "train", root)
     (_, names), *lines = read_rows(path)
@@ -189,12 +186,12 @@ def own_task(root: Path) -> GlueTask:
 def _own_classes(path: Path, column: int, lines: list[Row]) -> tuple[str, ...]:
     words = {row[column].strip(): number for number, row in reversed(lines) if len(row) > column}
     if "" in words:
-        raise UsageError(f"{path}, line {words['']}, has no label; give it one or take the line out.")
+        raise UsageError(f"{path}, line {words['']}, has no label; add one or remove the line.")
     if len(words) > MOST_CLASSES:
         raise UsageError(
             f"{path} has {len(words)} different labels, at most {MOST_CLASSES} are allowed; name the column score if "
             "they are numbers."
         )
     if lines and len(words) < 2:
-        raise UsageError(f"{path} has only the label {', '.join(map(repr, words))}; two classes or more can be learnt.")
-    return tuple(sorted(words)) or ("",)  # without any line the reader says so
+        raise UsageError(f"{path} has only the label {', '.join(map(repr, words))}; at least two classes are needed.")
+    return tuple(sorted(words)) or ("",)  # the reader reports a file without lines

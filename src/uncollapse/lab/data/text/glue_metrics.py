@@ -1,4 +1,4 @@
-"""GLUE's figures, by scikit-learn and scipy."""
+"""GLUE's metrics, computed with scikit-learn and scipy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,13 +17,13 @@ def _f1(truth: Any, answers: Any) -> float:
 
 
 def _macro_f1(truth: Any, answers: Any) -> float:
-    """The mean over the classes that are in the truth or in the answers."""
+    """Return the mean over the classes that occur in the labels or in the predictions."""
     score = import_optional("sklearn.metrics", "text").f1_score(truth, answers, average="macro", zero_division=0.0)
     return float(score)
 
 
 def _matthews(truth: Any, answers: Any) -> float:
-    """0 where one side has one class only, by definition."""
+    """Return Matthews' correlation; 0 where one side has a single class, by definition."""
     if len(np.unique(truth)) < 2 or len(np.unique(answers)) < 2:
         return 0.0
     return float(import_optional("sklearn.metrics", "text").matthews_corrcoef(truth, answers))
@@ -38,7 +38,7 @@ def _pearson(truth: Any, answers: Any) -> float:
 
 
 def _correlation(name: str, truth: Any, answers: Any) -> float:
-    """0 where one side is constant: such answers tell nothing, as Matthews' correlation has it too."""
+    """Return a correlation; 0 where one side is constant, as Matthews' correlation is."""
     if len(truth) < 2 or np.ptp(truth) == 0 or np.ptp(answers) == 0:
         return 0.0
     return float(getattr(import_optional("scipy.stats", "text"), name)(truth, answers).statistic)
@@ -55,7 +55,7 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
 
 
 def compute_metrics(names: Sequence[str], truth: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
-    """Some figures of answers beside the truth; both are numbers of classes, or scores.
+    """Return metrics of predictions compared with the labels; both are class indices, or scores.
 
     >>> figures(("f1", "accuracy"), [1, 1, 0, 0], [1, 0, 0, 0])
     {'f1': 0.6666666666666666, 'accuracy': 0.75}

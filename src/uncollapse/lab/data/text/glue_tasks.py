@@ -1,14 +1,14 @@
-"""What the tasks of GLUE (https://gluebenchmark.com) are: their files, columns, classes and figures."""
+"""Description of the tasks of GLUE (https://gluebenchmark.com): files, columns, classes and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LARGEST = 3e38  # float32 has no larger numbers
+LARGEST = 3e38  # about the largest float32
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a file has what: names of columns, or their numbers if the file has no first line with names."""
+    """Columns of a file: their names, or their indices if its first line does not name them."""
 
     sentences: tuple[str | int, ...]
     label: str | int | None = None
@@ -18,11 +18,17 @@ class Columns:
 class GlueTask:
     """A task.
 
-    folder: of its files. columns: of the files with labels; those of a test part may lack the label. labels: names of
-    the classes, in the order of their numbers; none for scores. metrics: figures, of which the first is the paper's.
-    files: the file of each part, or several of which one must be there. unnamed: columns of files without a first line
-    of names. bounds: least and largest score. skips: rows of its own files lack columns, and are left out.
-    hub_columns: the sentences' on the hub.
+    Args:
+        name: Name of the task.
+        folder: Folder of its files.
+        columns: Columns of the files with labels; a test file may lack the label.
+        labels: Names of the classes, in the order of their indices; none for scores.
+        metrics: Names of the metrics; the first is the paper's.
+        files: File of each split, or several of which one must exist.
+        unnamed: Columns of files whose first line does not name them.
+        bounds: Least and largest score.
+        skips: Whether rows of its own files that lack columns are left out.
+        hub_columns: Columns of the sentences on the hub.
     """
 
     name: str
@@ -38,17 +44,17 @@ class GlueTask:
 
     @property
     def scores(self) -> bool:
-        """Whether it has scores instead of classes."""
+        """Return whether it has scores instead of classes."""
         return not self.labels
 
     @property
     def outputs(self) -> int:
-        """Numbers that a model says of an example: one a class, or a score."""
+        """Return the number of a model's outputs: one per class, or one score."""
         return len(self.labels) or 1
 
     @property
     def dev(self) -> tuple[str, ...]:
-        """Its development parts, the main one first."""
+        """Return its development splits, the main one first."""
         return tuple(part for part in self.files if part.startswith("dev"))
 
 

@@ -1,7 +1,7 @@
-"""Sentences with classes, on which sentence encoders are judged: MR, CR, SUBJ, MPQA and TREC from local files.
+"""Labelled sentences for the evaluation of sentence encoders: MR, CR, SUBJ, MPQA and TREC from local files.
 
-A line is the number of a class, a space and the sentence, which is empty in one line of CR. Four of them come in one
-file and are judged by ten folds, TREC has a file for training and one for the test.
+A line is a class index, a space and the sentence, which is empty in one line of CR. Four of the tasks are one file and
+are evaluated by ten folds; TREC has a file for training and one for the test.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ FILES: dict[str, tuple[str, ...]] = {
 }
 TOPICS = ("compound", "debugger", "formatstrings", "specialnames", "types")  # large ones that share few sentences
 NAMES = (*FILES, "topics")
-LARGEST = 2**27  # bytes of a file; those that there are have about one million
+LARGEST = 2**27  # bytes of a file; the published ones have about one million
 TAIL = 1 / 3  # of each topic: no encoder is trained on its sentences
 
 
 @dataclass(frozen=True)
 class LabelledSentences:
-    """Sentences and the numbers of their classes. tests: how many of the last ones are for the test; 0: ten folds."""
+    """Sentences and their class indices. tests: number of last sentences that are for the test; 0: ten folds."""
 
     sentences: Sequence[str]
     labels: Sequence[int]
@@ -37,24 +37,24 @@ class LabelledSentences:
 
 
 def load_task(name: str, root: Path | None) -> LabelledSentences:
-    """A task by name: from `root/sentences` or `root`, or "topics", which needs no files."""
+    """Return a task by name, from `root/sentences` or `root`, or "topics", which needs no files."""
     if name == "topics":
         return _topics()
     if name not in FILES:
         raise UsageError(f"There is no task {name!r}.{did_you_mean(name, NAMES)} There are: {', '.join(NAMES)}.")
     if root is None:
-        raise UsageError(f"{name} is read from a file: give --data-root the folder that has {FILES[name][0]}.")
+        raise UsageError(f"{name} is read from a file: set --data-root to the folder that has {FILES[name][0]}.")
     parts = [_read(_path(file, root)) for file in FILES[name]]
     tests = len(parts[1]) if len(parts) > 1 else 0
     lines = [line for part in parts for line in part]
     found = LabelledSentences([text for _, text in lines], [label for label, _ in lines], tests)
     if len(set(found.labels)) < 2:
-        raise UsageError(f"{FILES[name][0]} of {name} has only one class; there must be two or more.")
+        raise UsageError(f"{FILES[name][0]} of {name} has only one class; at least two are needed.")
     return found
 
 
 def sentences_to_exclude(tasks: Sequence[str]) -> frozenset[str]:
-    """Sentences that an encoder must not be trained on, because a task is made of the same text."""
+    """Return the sentences that an encoder must not be trained on, because a task is made of the same text."""
     return frozenset(_topics().sentences) if "topics" in tasks else frozenset()
 
 
@@ -69,7 +69,7 @@ def _path(file: str, root: Path) -> Path:
 
 
 def _read(path: Path) -> list[tuple[int, str]]:
-    # only at line feeds: in the old encodings of these files other bytes would count as ends of lines too
+    # only at line feeds: in the old encodings of these files other bytes would count as line ends too
     lines = decode_text(path.read_bytes()).split("\n")
     found = []
     for number, line in enumerate(lines, 1):
@@ -78,7 +78,7 @@ def _read(path: Path) -> list[tuple[int, str]]:
             continue
         if not (label.isascii() and label.isdigit()):
             raise UsageError(
-                f"{path}, line {number}, should be the number of a class, a space and a sentence, got {line[:60]!r}."
+                f"{path}, line {number}, must be a class index, a space and a sentence, got {line[:60]!r}."
             )
         found.append((int(label), sentence.strip()))
     if not found:
@@ -87,7 +87,7 @@ def _read(path: Path) -> list[tuple[int, str]]:
 
 
 def _topics() -> LabelledSentences:
-    """Which topic of Python's help a sentence is from: the last third of a few large ones."""
+    """Return the task of naming the topic of Python's help a sentence is from: the last third of a few large topics."""
     texts = help_topics()
     missing = [topic for topic in TOPICS if topic not in texts]
     if missing:

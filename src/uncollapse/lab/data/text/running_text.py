@@ -1,6 +1,6 @@
-"""Running text: documents of sentences in their order, from Brown, WikiText, text files or Python's own help.
+"""Documents of sentences in their order, from Brown, WikiText, text files or Python's own help.
 
-Nothing is unpacked to the disk, and sizes are checked before anything is read.
+Nothing is unpacked to disk, and sizes are checked before anything is read.
 """
 
 import importlib
@@ -28,18 +28,18 @@ LEAST = 3  # words of a sentence of Python's help: less is a heading or a piece 
 
 
 def load_documents(name: str, split: str, root: Path | None) -> list[Document]:
-    """The documents of a corpus by name, or of text files below `root`, each with a sentence or more.
+    """Return the documents of a corpus by name, or of text files below `root`, each with at least one sentence.
 
     Args:
         name: "brown", "wikitext2", "pydoc" (which needs no files), or a text file or a folder of .txt files.
-        split: of text files: "lines" has a sentence a line, and an empty line ends a document; "text" is split into
-            sentences, and a file is a document.
-        root: the folder that has the data sets.
+        split: For text files: "lines" has one sentence per line and an empty line between documents; "text" is split
+            into sentences, and a file is a document.
+        root: Folder that has the data sets.
     """
     if name == "pydoc":
         return [*help_topics().values()]
     if root is None:
-        raise UsageError(f"{name} is read from files: give --data-root the folder that has it, or take --data pydoc.")
+        raise UsageError(f"{name} is read from files: set --data-root to the folder that has it, or use --data pydoc.")
     known = {"brown": _brown, "wikitext2": _wikitext}
     documents = known[name](root) if name in known else _own_files(root / name, split)
     found = [document for document in documents if document]
@@ -49,7 +49,7 @@ def load_documents(name: str, split: str, root: Path | None) -> list[Document]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split running text into sentences, at stops that a capital or a number follows.
+    """Split running text into sentences, at stops that are followed by a capital or a number.
 
     >>> sentences('Mr. Lee came at 5 p.m. and sat. "Why?" It was late.')
     ['Mr. Lee came at 5 p.m. and sat.', '"Why?"', 'It was late.']
@@ -63,9 +63,9 @@ def split_sentences(text: str) -> list[str]:
 
 
 def help_topics() -> Mapping[str, Document]:
-    """What `help()` of this Python says of its topics: real English that comes with every CPython, code left out.
+    """Return the texts of Python's `help()` by topic: real English that comes with every CPython, without code.
 
-    The words differ a little from version to version of Python.
+    The texts differ a little between versions of Python.
     """
     try:
         texts: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
@@ -86,7 +86,7 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def _brown(root: Path) -> Iterator[Document]:
-    """One sentence a line, each word with its tag: The/at jury/nn said/vbd."""
+    """Yield documents with one sentence per line, each word with its tag: The/at jury/nn said/vbd."""
     for text in _brown_files(root):
         lines = (line.split() for line in text.splitlines())
         yield tuple(" ".join(word.rpartition("/")[0] or word for word in line) for line in lines if line)
@@ -111,12 +111,12 @@ def _read_zip(path: Path) -> Iterator[str]:
         _check_size(path, size)
         check_unpacked(path, size, SPARE)
         for entry in entries:
-            with file.open(entry) as text:  # no more than the size that it says: it may be wrong
+            with file.open(entry) as text:  # not more than the declared size, which may be wrong
                 yield _decode_lines(text.read(entry.file_size))
 
 
 def _wikitext(root: Path) -> Iterator[Document]:
-    """Articles, which begin with a title between equals signs; headings are left out."""
+    """Yield articles, which start with a title between equals signs; headings are left out."""
     found = _text_files(root / "wikitext2") if (root / "wikitext2").exists() else []
     if not found:
         raise UsageError(f"There is no WikiText in {root}: wikitext2/ with files such as train.txt and valid.txt.")
@@ -133,7 +133,9 @@ def _wikitext(root: Path) -> Iterator[Document]:
 
 def _own_files(path: Path, split: str) -> Iterator[Document]:
     if not path.exists():
-        raise UsageError(f"There is no {path}. data is one of {', '.join(NAMES)}, a text file or a folder of them.")
+        raise UsageError(
+            f"There is no {path}. data must be one of {', '.join(NAMES)}, a text file or a folder of them."
+        )
     files = _text_files(path)
     if not files:
         raise UsageError(f"{path} has no .txt files; put running text there, or name a file.")
@@ -162,7 +164,9 @@ def _texts(files: Iterable[Path]) -> Iterator[str]:
 
 def _check_size(path: Path, size: int) -> None:
     if size > LARGEST:
-        raise UsageError(f"The text in {path} has {size:,} bytes, and {LARGEST:,} are the most; take a part of it.")
+        raise UsageError(
+            f"The text in {path} has {size:,} bytes, more than the limit of {LARGEST:,}; use a part of it."
+        )
 
 
 def _decode_lines(raw: bytes) -> str:
@@ -170,7 +174,7 @@ def _decode_lines(raw: bytes) -> str:
 
 
 def decode_text(raw: bytes) -> str:
-    """Text in UTF-8 or, where it is none, in Windows-1252, as old collections have it."""
+    """Decode UTF-8 or, where it is not valid, Windows-1252, as in old collections."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:

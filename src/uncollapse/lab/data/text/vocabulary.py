@@ -1,4 +1,4 @@
-"""Words as numbers: the most frequent ones of a text, in lower case."""
+"""Vocabulary of the most frequent lower-case words of a text, and sentences as word ids."""
 
 import re
 from collections import Counter
@@ -20,9 +20,9 @@ WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|d|ll|re|ve)\b|\w+|[^\w\s]")
 
 
 def split_words(sentence: str) -> list[str]:
-    """The words and signs of a sentence in lower case; endings with an apostrophe are words of their own.
+    """Split a sentence into lower-case words and signs; endings with an apostrophe are words of their own.
 
-    Collections that were parted into words and those that were not come out alike.
+    Tokenized and plain collections give the same words.
 
     >>> words_of("It's good, isn't it?"), words_of("it 's good , is n't it ?")
     (['it', "'s", 'good', ',', 'is', "n't", 'it', '?'], ['it', "'s", 'good', ',', 'is', "n't", 'it', '?'])
@@ -33,18 +33,18 @@ def split_words(sentence: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by number, behind what fills up and what is unknown."""
+    """Words by id, after those for padding and for unknown words."""
 
     words: tuple[str, ...]
 
     @classmethod
     def of(cls, sentences: Iterable[str], size: int) -> "Vocabulary":
-        """The most frequent words of sentences, those that fill up and are unknown counted in.
+        """Return the most frequent words of sentences; `size` includes padding and unknown.
 
-        Of equally frequent ones the first of the alphabet.
+        Ties are broken in alphabetical order.
         """
         if size <= len(SPECIAL):
-            raise UsageError(f"A vocabulary has more than {len(SPECIAL)} words, got {size}.")
+            raise UsageError(f"A vocabulary needs more than {len(SPECIAL)} words, got {size}.")
         counts = Counter(chain.from_iterable(map(split_words, sentences)))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls((*SPECIAL, *ranked[: size - len(SPECIAL)]))
@@ -54,11 +54,11 @@ class Vocabulary:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of each word."""
+        """Return the id of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, sentences: Sequence[str], most: int, labels: Sequence[int] | None = None) -> EncodedTexts:
-        """Sentences as numbers of words, the first `most` of each; one without any word is one unknown word."""
+        """Encode sentences as ids of their first `most` words; a sentence without words is one unknown word."""
         rows = [
             [self.numbers.get(word, UNKNOWN) for word in split_words(text)[:most]] or [UNKNOWN] for text in sentences
         ]
@@ -68,5 +68,5 @@ class Vocabulary:
 
 
 def known_word_share(rows: EncodedTexts) -> float:
-    """The share of words that the vocabulary has."""
+    """Return the share of words that are in the vocabulary."""
     return float((rows.ids != UNKNOWN).float().mean()) if len(rows.ids) else 1.0
