@@ -102,7 +102,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="val has no images of the classes 'emu'"):
         image_sets.load_image_set(".", root)
     (root / "val").rename(root / "judged")
-    with pytest.raises(UsageError, match=r"but none to be judged by: expected train/CLASS/\*.JPEG and val/CLASS"):
+    with pytest.raises(UsageError, match=r"but no test images: expected train/CLASS/\*.JPEG and val/CLASS"):
         image_sets.load_image_set(".", root)
     put(tmp_path / "one/train/cat/0.png", content())
     with pytest.raises(UsageError, match="a folder of two or more classes, got 1"):
