@@ -136,7 +136,7 @@ def test_the_running_shell_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(options, "_running_shell", lambda: None)
     result = run("--show-completion")
     assert result.exit_code == 2
-    assert "cannot be found out" in " ".join(result.stderr.split())
+    assert "cannot be detected" in " ".join(result.stderr.split())
     result = run("--install-completion", "fsh")
     assert result.exit_code == 2
     assert "'fish'" in result.stderr

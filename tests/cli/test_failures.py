@@ -31,9 +31,9 @@ def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (ValueError("It broke\n  in two."), 1, "It broke in two. (--debug shows where.)"),
-        (KeyError("No such name."), 1, "No such name. (--debug shows where.)"),
-        (RuntimeError(), 1, "RuntimeError (--debug shows where.)"),
+        (ValueError("It broke\n  in two."), 1, "It broke in two. (--debug shows the traceback.)"),
+        (KeyError("No such name."), 1, "No such name. (--debug shows the traceback.)"),
+        (RuntimeError(), 1, "RuntimeError (--debug shows the traceback.)"),
         (UsageError("There is no file x."), 2, "There is no file x."),
     ],
 )
@@ -43,7 +43,7 @@ def test_an_error_is_one_sentence(
     def fail(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(demo, "main", fail)
+    monkeypatch.setattr(demo, "run_demo", fail)
     result = run("demo")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"Error: {sentence}\n")
     for place in (["--debug", "demo"], ["demo", "--debug"]):
@@ -54,14 +54,14 @@ def test_interruption_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "main", interrupt)
+    monkeypatch.setattr(demo, "run_demo", interrupt)
     result = run("demo")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_demo_gets_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(demo, "main", lambda out: seen.append(out) or 0)
+    monkeypatch.setattr(demo, "run_demo", seen.append)
     assert run("demo").exit_code == 0
     assert run("demo", "--out", "there").exit_code == 0
     assert seen == [Path("demo"), Path("there")]
@@ -73,7 +73,7 @@ def test_warnings_of_other_libraries_are_not_shown(run: Run, monkeypatch: pytest
         warnings.warn_explicit("a user's\nown", UserWarning, "model.py", 1)
         return 0
 
-    monkeypatch.setattr(demo, "main", warn)
+    monkeypatch.setattr(demo, "run_demo", warn)
     assert run("demo").stderr == "Note: a user's own\n"
 
 

@@ -37,4 +37,4 @@ def test_a_wrong_kind_is_one_sentence(run: Callable[..., Result]) -> None:
 def test_without_a_kind_it_says_which_there_are(run: Callable[..., Result]) -> None:
     result = run("list")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"Choose one of {', '.join(REGISTRIES)}, such as" in result.stderr
+    assert f"one of {', '.join(REGISTRIES)}, such as" in result.stderr

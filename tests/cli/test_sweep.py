@@ -69,14 +69,14 @@ def test_from_nothing_to_all(run: Run, tiny: ModuleType, tmp_path: Path) -> None
     )
     assert len(set(re.findall(r"--(\w{10}):", done.stderr))) == 2
     assert run(*command).stdout == f"2 of 2 runs are done, 0 of them now.\n{WHERE}"
-    assert run(*command, "--dry-run").stdout == "All 2 runs are there.\n"
+    assert run(*command, "--dry-run").stdout == "All 2 runs have results.\n"
 
 
 def test_a_plan_with_a_choice(run: Run, tiny: ModuleType) -> None:
     command = ["sweep", tiny.NAME, "--grid", "size=60,120 scale=1,2 seed=0-3", "--choose", "scale", "--jobs", 2]
     words = run(*command, "--dry-run").stdout
     assert words.splitlines()[-1] == (
-        "10 runs: 0 are there, 4 are missing, and 6 more once it is known which values are best. "
+        "10 runs: 0 are there, 4 are missing, and 6 more once the best values are known. "
         "They take about 8 min in 2 processes, 15 min in one. Nothing was run."
     )
     facts = json.loads(run(*command, "--dry-run", "--json").stdout)
@@ -105,7 +105,7 @@ def test_one_run_is_no_plural(run: Run, tiny: ModuleType) -> None:
     words = run(*command, "--dry-run").stdout.splitlines()[-1]
     assert words == "1 run: 0 are there, 1 is missing. It takes about 1 s. Nothing was run."
     save_result(tiny, tiny.Config(1))
-    assert run(*command, "--dry-run").stdout == "The only run is there.\n"
+    assert run(*command, "--dry-run").stdout == "The only run has a result.\n"
     assert run(*command).stdout == f"1 of 1 run is done, 0 of them now.\n{WHERE}"
 
 
@@ -160,7 +160,7 @@ def test_folders_are_looked_at_before_workers_start(
         (["--grid", "siz=1"], "There is no setting 'siz'. Did you mean 'size'?"),
         (["--grid", "size=big"], "size is a whole number, got 'big'."),
         (["--grid", "size=1,2", "--choose", "sclae"], "There is no setting 'sclae'. Did you mean 'scale'? There are: "),
-        (["--grid", "size=1, 2"], "--grid 'size=1, 2': leave out the blanks beside commas: 'size=1,2'."),
+        (["--grid", "size=1, 2"], "--grid 'size=1, 2': leave out the spaces next to commas: 'size=1,2'."),
         (["--grid", "size=1,2", "--choose", "scale"], "--choose scale: no grid has several values of it"),
         (["--grid", "size=1,2", "--set", "scale"], "--set takes key=value"),
         (["--grid", "size=1,2", "--set", "size=3"], "size is in the grid and fixed too"),
@@ -179,7 +179,7 @@ def test_an_unknown_recipe_is_a_usage_error(run: Run, tiny: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "code", "words"), [("time", 0, "The time is over."), ("interrupted", 130, "Interrupted.")]
+    ("ended", "code", "words"), [("time", 0, "The time limit was reached."), ("interrupted", 130, "Interrupted.")]
 )
 def test_a_sweep_that_did_not_end(
     run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch, ended: str, code: int, words: str

@@ -110,9 +110,9 @@ def test_the_command_in_a_record_repeats_it(run: Run) -> None:
         (["slope", "--config", "no.yaml"], "The configuration no.yaml cannot be read: No such file or directory."),
         (
             ["slope", "--config", "seeds.yaml"],
-            "seeds.yaml: seeds is no setting but a flag of the command: leave",
+            "seeds.yaml: seeds is a flag of the command",
         ),
-        (["slope", "--config", "."], "A configuration is a file that ends in .yaml, .yml, .json, got '.'.\n"),
+        (["slope", "--config", "."], "A configuration file ends in .yaml, .yml, .json, got '.'.\n"),
         (["slope", "--config", "bad.yaml"], "bad.yaml: epochs is a whole number, got 'many'."),
         (["slope", "--slope", "10"], "slope must lie within [-9, 9], got 10.0."),
         (["slope", "--track", "paper"], ""),
@@ -154,7 +154,7 @@ def test_seeds_are_told_in_a_table_and_not_run_twice(run: Run, tmp_path: Path) -
     assert "epoch" not in lines["seed"].split()
     assert [line.partition("--")[0] for line in result.stdout.splitlines()[-3:]] == [
         "Written: results/slope/2-seed0",
-        "Was there: results/slope/2-seed1",
+        "Exists: results/slope/2-seed1",
         "Written: results/slope/2-seed2",
     ]
     assert result.stderr == "1 of 3 already has a result and did not run; --again runs it again.\n"
@@ -189,11 +189,11 @@ def test_a_plan_runs_nothing(run: Run, tmp_path: Path) -> None:
     rows = [line.split(maxsplit=1) for line in result.stdout.splitlines() if line.strip().startswith("2-seed")]
     assert [(row[0], " ".join(row[1].split())) for row in rows] == [
         ("2-seed0", "missing about 5 min"),
-        ("2-seed1", "is there –"),
+        ("2-seed1", "exists –"),
         ("2-seed2", "missing about 5 min"),
     ]
     assert result.stdout.count("results/slope/2-seed") == 3
-    assert result.stdout.endswith("2 of 3 would be run, about 10 min on one core. Nothing was run.\n")
+    assert result.stdout.endswith("2 of 3 would run, about 10 min on one core. Nothing was run.\n")
     plan = json.loads(run("train", "slope", "--seeds", 2, "--dry-run", "--json", "--again").stdout)
     assert [(step["name"], step["there"], step["due"], step["seconds"]) for step in plan] == [
         ("2-seed0", False, True, 300.0),
@@ -234,7 +234,7 @@ def test_folders_that_cannot_be_used_are_told_at_once(
 
 def test_a_data_root_that_does_not_exist_is_told(run: Run) -> None:
     result = run("train", "slope", "--data-root", "no/data", "--dry-run")
-    words = "The folder no/data of --data-root does not exist; data that is fetched goes there.\n"
+    words = "The folder no/data of --data-root does not exist; downloaded data goes there.\n"
     assert (result.exit_code, result.stderr) == (0, words)
 
 
@@ -352,7 +352,7 @@ def test_speed_and_waiting_are_told_where_a_record_has_them(run: Run, monkeypatc
         return slope.run(config, runtime) | {"pace": next(paces)}
 
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=paced))
-    words = "Trained at 86 images/s; 4 % of that time went by waiting for data."
+    words = "Trained at 86 images/s; 4 % of that time was spent waiting for data."
     assert words in run("train", "slope", "--seeds", 2).stdout.splitlines()
     assert "waiting for data" not in run("train", "slope", "--seed", 5).stdout
 
@@ -369,7 +369,7 @@ def test_class_lists_and_unread_pictures_are_told(run: Run, monkeypatch: pytest.
     monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, run=read))
     lines = run("train", "slope", "--seeds", 2).stdout.splitlines()
     assert lines.count("The 3 classes of animals.txt, sha256 0123456789abcdef.") == 1
-    assert lines.count("Pictures that could not be read and were left out: train 4 times, test 1.") == 1
+    assert lines.count("Images that could not be read and were left out: train 4 times, test 1.") == 1
 
 
 def test_a_result_of_other_data_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,7 @@ def test_a_result_of_other_data_is_refused(run: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(RECIPES._entries, "slope", other)
     refused = run("train", "slope")
     assert refused.exit_code == 2
-    assert "of the same settings, but of other data" in " ".join(refused.stderr.split())
+    assert "of the same settings on other data" in " ".join(refused.stderr.split())
     assert run("train", "slope", "--again").exit_code == 0
 
 

@@ -33,10 +33,10 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     done = run(*command, "--trials", 4)
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "4 of 4 trials: 4 done. They cost 4.0 whole trainings, 2 s."
+    assert lines[0] == "4 of 4 trials: 4 done. They cost as much as 4.0 full trainings, 2 s."
     assert lines[1].startswith("Best: trial ")
     assert lines[1].endswith("Without a cure: 30.00 %.")
-    assert lines[2] == "The search did not look at: test 50.00 % (without a cure 50.00 %)."
+    assert lines[2] == "Not used by the search: test 50.00 % (without a cure 50.00 %)."
     assert any(line.startswith('In your own code:  uc.attach(model, "contra_norm", scale=') for line in lines)
     assert any(line.startswith("The same run:      uncollapse train tiny-tune ") for line in lines)
     assert lines[-1] == "Written: studies/tiny-tune/tuned.json and studies/tiny-tune/tuned.html"
@@ -65,7 +65,7 @@ def test_test_figures_are_told_at_the_end_only(ended: str, tells: bool) -> None:
     lines = tune._findings(made)  # type: ignore[arg-type]
     assert lines == [
         "No cure was better than none: validation 25.00 %.",
-        *["The search did not look at: test 50.00 %."] * tells,
+        *["Not used by the search: test 50.00 %."] * tells,
     ]
 
 
@@ -90,7 +90,7 @@ def test_failures(run: Run, tiny: ModuleType) -> None:
         (["tiny-tune", "--scale", "1", "--vary", "scale=1,2"], "scale is given and varies too"),
         (["tiny-tune", "--holdout", "0"], "Nothing is held out to choose on: --holdout 0.1."),
         (["tiny-tune", "--study", "models.py"], "models.py is a file"),
-        (["potentials"], "potentials says of no setting that it may vary. Recipes that can be tuned: gcn-depth, "),
+        (["potentials"], "potentials has no search space. Recipes that can be tuned: gcn-depth, "),
         (["gcn-deep"], "Did you mean 'gcn-depth'?"),
     ],
 )
@@ -103,7 +103,7 @@ def test_what_cannot_be_had(run: Run, tiny: ModuleType, arguments: list[str], wo
 
 def test_under_a_launcher(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uncollapse.cli.tune.launch_size", lambda: 2)
-    assert "tune starts processes of its own, with --jobs" in run("tune", tiny.NAME).stderr
+    assert "tune starts its own processes with --jobs" in run("tune", tiny.NAME).stderr
 
 
 def test_bars() -> None:

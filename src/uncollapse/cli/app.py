@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""The application: all commands of the command line."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from uncollapse.cli.train import train
 from uncollapse.cli.tune import tune
 from uncollapse.errors import UsageError
 
-SHARED = ("train", "diagnose", "embeddings")  # what several processes can do together
+SHARED = ("train", "diagnose", "embeddings")  # commands that several processes can run together
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -34,17 +34,17 @@ def _print_version(wanted: bool) -> None:
 def options(
     ctx: typer.Context,
     print_version: Annotated[
-        bool, flag("--version", "Print the version and leave.", callback=_print_version, is_eager=True)
+        bool, flag("--version", "Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     debug: Annotated[bool, flag("--debug", "Show the traceback of an error.")] = False,
 ) -> None:
-    """Measure and mend the collapse of representations in deep networks."""
+    """Measure and mend representation collapse in deep networks."""
     if distributed.launch_size() > 1:
         distributed.connect()
         if ctx.invoked_subcommand not in SHARED:
             raise UsageError(
-                f"uncollapse {ctx.invoked_subcommand} is one process; start it without a launcher. "
-                f"Several can share {', '.join(SHARED)}."
+                f"uncollapse {ctx.invoked_subcommand} runs in one process; start it without a launcher. "
+                f"Commands that run in several: {', '.join(SHARED)}."
             )
 
 

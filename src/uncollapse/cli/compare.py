@@ -1,4 +1,4 @@
-"""uncollapse compare."""
+"""The command `uncollapse compare`: diagnoses of several models, or of one before and after."""
 
 import json
 from collections import Counter
@@ -28,17 +28,17 @@ def compare(
         list[Path], typer.Argument(metavar="A.json B.json", help="Diagnoses; the first is the reference.")
     ],
     out: Annotated[
-        Path | None, option("FILE", f"The report that lays them over each other; {REPORT} if not given.")
+        Path | None, option("FILE", f"The report with all of them in the same plots; {REPORT} if not given.")
     ] = None,
     as_json: Annotated[
-        bool, flag("--json", "Print the comparison as JSON and nothing else; no report without --out.")
+        bool, flag("--json", "Print the comparison as JSON and nothing else; writes a report only with --out.")
     ] = False,
 ) -> None:
     """Compare diagnoses, such as those of a model before and after."""
     from uncollapse import report
 
     if len(files) < 2:
-        raise UsageError("A comparison needs two diagnoses or more, got one.")
+        raise UsageError("A comparison needs at least two diagnoses, got one.")
     if out is not None and out.is_dir():
         raise UsageError(f"{out} is a folder; --out takes the name of the report file.")
     diagnoses = _distinguish([_read(path) for path in files], files)
@@ -51,7 +51,7 @@ def compare(
         try:
             typer.echo(f"Written: {report.write(diagnoses, out or REPORT)}", err=as_json)
         except ImportError as error:
-            console.print_note(f"There is no report: {error}")
+            console.print_note(f"No report was written: {error}")
 
 
 def _print(diagnoses: "list[Diagnosis]", words: dict[str, list[str]]) -> None:
@@ -70,17 +70,17 @@ def _read(path: Path) -> "Diagnosis":
     from uncollapse.diagnosis.result import Diagnosis
     from uncollapse.io import typed_json
 
-    path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` made
+    path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` wrote
     try:
         return Diagnosis.of(escape_controls(typed_json.parse(path.read_bytes())))
     except OSError as error:
         raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no diagnosis that can be read: {error}") from error
+        raise UsageError(f"{path} is not a readable diagnosis: {error}") from error
 
 
 def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagnosis]":
-    """With the files' names where two have the same model, such as one before and after."""
+    """Add the files' names where two diagnoses have the same model name, such as before and after."""
     names = Counter(d.model for d in diagnoses)
     paths = [path.parent.name if path.stem == "diagnosis" and path.parent.name else path.stem for path in files]
     titles = [
@@ -94,7 +94,7 @@ def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagn
 
 
 def _last(diagnosis: "Diagnosis") -> "Layer":
-    """The residual stream after the last block."""
+    """Return the residual stream after the last block."""
     from uncollapse.backbones.sites import OUTPUT
 
     blocks = [layer for layer in diagnosis.layers if layer.place == OUTPUT]

@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: a table and a verdict on the terminal, files, an exit code."""
+"""Terminal output, output folders and devices that several commands share."""
 
 import os
 import re
@@ -25,23 +25,23 @@ WIDE = 160  # columns where the output is no terminal and has no width of its ow
 
 
 def stdout_console() -> Console:
-    """For stdout."""
+    """Return a console for stdout."""
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=WIDE)
 
 
 def print_note(words: str) -> None:
-    """A line beside the result, on stderr."""
+    """Print a line on stderr, apart from the result."""
     typer.echo(escape_controls(words), err=True)
 
 
 def output_folder(out: Path | None, name: str) -> Path:
-    """Where files go: what was asked for, or a folder here that is named after the model."""
+    """Return the folder for files: the given one, or a folder here that is named after the model."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-LONGEST_NAME:].strip("-.")
     return out or Path(f"uncollapse-{plain or 'model'}")
 
 
 def check_writable(place: Path) -> None:
-    """Raise now what would only be found out after the measurement."""
+    """Raise before the measurement if the output folder cannot be written to."""
     if place.exists() and not place.is_dir():
         raise UsageError(f"{place} is a file; --out takes a folder.")
     there = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
@@ -50,14 +50,14 @@ def check_writable(place: Path) -> None:
 
 
 def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bool) -> None:
-    """Write and print a diagnosis, and leave with its exit code."""
+    """Write and print a diagnosis, and exit with its code."""
     wanted = out is not None or not as_json
     try:
         written = (
             _write_files(diagnosis, output_folder(out, diagnosis.model)) if wanted else ""
         )  # first: a pipe may close early
     except NotWrittenError:
-        _print(diagnosis, as_json)  # what was measured is not lost
+        _print(diagnosis, as_json)  # so that the measurement is not lost
         raise
     _print(diagnosis, as_json)
     if written:
@@ -66,7 +66,7 @@ def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bo
 
 
 def exit_code(diagnosis: "Diagnosis", fail: bool) -> int:
-    """The exit code. fail: it tells a collapse."""
+    """Return the exit code. fail: a collapse exits with 3."""
     return COLLAPSED if fail and diagnosis.verdict.collapsed else 0
 
 
@@ -78,7 +78,7 @@ def _print(diagnosis: "Diagnosis", as_json: bool) -> None:
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
-    """The table, the verdict with its cautions, and what to try."""
+    """Print the table, the verdict with its cautions, and what to try."""
     verdict, terminal = diagnosis.verdict, stdout_console()
     terminal.print(diagnosis.table())
     print_paragraph(terminal, verdict.sentence, style="bold red" if verdict.collapsed else "bold green")
@@ -91,7 +91,7 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
 
 
 def print_paragraph(terminal: Console, words: str, *, bullet: str = "", style: str = "") -> None:
-    """A sentence, wrapped with an indent on a terminal and on one line elsewhere."""
+    """Print a sentence, wrapped with an indent on a terminal and on one line elsewhere."""
     if not terminal.is_terminal:
         terminal.print(Text(bullet + words), soft_wrap=True)
         return
@@ -101,17 +101,17 @@ def print_paragraph(terminal: Console, words: str, *, bullet: str = "", style: s
 
 
 def _write_files(diagnosis: "Diagnosis", place: Path) -> str:
-    """Write the files; the answer names them."""
+    """Write the files, and return a line that names them."""
     files = [diagnosis.save(place / "diagnosis.json")]
     try:
         files.append(diagnosis.report(place / "report.html"))
     except ImportError as error:
-        print_note(f"There is no report: {error}")
+        print_note(f"No report was written: {error}")
     return f"Written: {' and '.join(map(str, files))}"
 
 
 def escape_controls(value: Any) -> Any:
-    """Text whose control characters are written out; also in all lists and objects of JSON.
+    """Return text with its control characters written out, also inside lists and objects from JSON.
 
     >>> printable("a\\x1b[2Jb"), printable(["é\\n"])
     ('a\\\\x1b[2Jb', ['é\\n'])
@@ -130,7 +130,7 @@ def _is_harmless(letter: str) -> bool:
 
 
 def select_device(name: str) -> "torch.device":
-    """The device of this name; "auto" is a GPU if there is one."""
+    """Return the device of this name; "auto" is a GPU if there is one."""
     import torch
 
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -144,12 +144,12 @@ def select_device(name: str) -> "torch.device":
         raise UsageError(f"There is no device {name!r}; choose auto or one of {usable}.{hint}") from error
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if not there.get(device.type) or (device.index or 0) >= count:
-        raise UsageError(f"The device {name} is not there; choose auto or one of {usable}.")
+        raise UsageError(f"The device {name} is not available; choose auto or one of {usable}.")
     return device
 
 
 def check_folders(results: Path, runs: Path, data_root: Path | None) -> None:
-    """Raise if one of them is a file, and say so if the data sets would be looked for where nothing is."""
+    """Raise if a folder is a file, and print a note if the folder of the datasets does not exist."""
     named = {"--results": results, "--runs": runs, "--data-root": data_root}
     for flag, folder in named.items():
         places = () if folder is None else (folder, *folder.parents)
@@ -157,11 +157,11 @@ def check_folders(results: Path, runs: Path, data_root: Path | None) -> None:
             if os.path.exists(place) and not os.path.isdir(place):
                 raise UsageError(f"{place} is a file; {flag} names a folder.")
     if data_root is not None and not os.path.isdir(expand_user(data_root)):
-        print_note(f"The folder {data_root} of --data-root does not exist; data that is fetched goes there.")
+        print_note(f"The folder {data_root} of --data-root does not exist; downloaded data goes there.")
 
 
 def make_folders(results: Path, runs: Path) -> None:
-    """Make those that are written to, or raise: a run that took hours has to find them."""
+    """Make the folders that are written to, or raise before a run that takes hours."""
     from uncollapse.lab.runs.run_one import check_writable
 
     check_writable(results)

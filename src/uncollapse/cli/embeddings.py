@@ -1,4 +1,4 @@
-"""uncollapse embeddings."""
+"""The command `uncollapse embeddings`: measure a file of embeddings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,10 +28,10 @@ def embeddings(
     ],
     pairs: Annotated[Path | None, option("FILE", "The second views of the same rows, for alignment.")] = None,
     key: Annotated[
-        str | None, option("NAME", "The array or column, where a file has several.", None, "--key", "--column")
+        str | None, option("NAME", "The array or column, if a file has several.", None, "--key", "--column")
     ] = None,
-    level: Annotated[float, option("SHARE", "Level of the intervals of alignment and uniformity.", INTERVALS)] = 0.95,
-    draws: Annotated[int, option("N", "Resamples behind the intervals; 0 for none.", INTERVALS)] = 1000,
+    level: Annotated[float, option("SHARE", "Confidence level of the intervals.", INTERVALS)] = 0.95,
+    draws: Annotated[int, option("N", "Bootstrap resamples for the intervals; 0 for none.", INTERVALS)] = 1000,
     t: Annotated[float, option("T", "Sharpness of the potential in uniformity.", INTERVALS)] = 2.0,
     alpha: Annotated[float, option("A", "Exponent of the distances in alignment.", INTERVALS)] = 2.0,
     name: Name = None,
@@ -39,10 +39,10 @@ def embeddings(
     as_json: AsJson = False,
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
-    """Measure a file of embeddings, which may be larger than memory: how even they lie, how close pairs are."""
+    """Measure embeddings in a file, which may be larger than memory: rank, uniformity, alignment of pairs."""
     from uncollapse.io.embedding_files import open_rows
 
-    distributed.join_group("cpu")  # first: what is wrong is then said once, not by each process
+    distributed.join_group("cpu")  # first: errors are then printed once, not by each process
     name = name or file.stem
     if out is not None or not as_json:
         console.check_writable(console.output_folder(out, name))
@@ -58,7 +58,7 @@ def embeddings(
 def _measure(
     rows: "Rows", second: "Rows | None", name: str, asked: dict[str, Any], waiting: ProgressBar
 ) -> "Diagnosis":
-    """The diagnosis of all rows, of which each process reads its share, ahead of the arithmetic."""
+    """Diagnose all rows. Each process reads its share, in a thread of its own."""
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.embedding_rows import prefetch
@@ -71,7 +71,7 @@ def _measure(
         return diagnose_rows(
             count_steps(prefetch(own.parts()), done), pairs=beside, labels=labels, gather=True, **asked
         )
-    except ValueError as error:  # what is in the file cannot be measured
+    except ValueError as error:  # the content of the file cannot be measured
         raise UsageError(str(error)) from error
 
 

@@ -1,6 +1,6 @@
-"""What the command says when something goes wrong: one sentence and an exit code.
+"""Errors of a command: one sentence and an exit code.
 
-0: done. 1: something unexpected. 2: another command line would do. 3: collapsed, with --fail-on-collapse. 130: Ctrl-C.
+0: done. 1: unexpected error. 2: usage error. 3: collapsed, with --fail-on-collapse. 130: Ctrl-C.
 """
 
 import sys
@@ -22,18 +22,18 @@ PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
 
 class CommandGroup(TyperGroup):
-    """The commands; an error in one of them is told in one sentence, unless --debug asks for the traceback."""
+    """The commands. An error is printed as one sentence, unless --debug asks for the traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options; --debug may stand anywhere."""
+        """Parse the options; --debug may come anywhere."""
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
         options.handle_completion_flags(ctx, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
-        for stream in (sys.stdout, sys.stderr):  # names of files may hold what is no text, and terminals be old
+        """Run the command."""
+        for stream in (sys.stdout, sys.stderr):  # file names may contain invalid text, and terminals may be old
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
         try:
@@ -51,11 +51,11 @@ class CommandGroup(TyperGroup):
             code = getattr(error, "exit_code", None)
             if code is not None and not distributed.is_first_to_report(str(error)):
                 raise typer.Exit(code) from None
-            if ctx.params["debug"] or code is not None:  # usage errors and exits say what they mean
+            if ctx.params["debug"] or code is not None:  # usage errors and exits print themselves
                 raise
             known = isinstance(error, OSError) and error.errno in ADVICE
             usage = known or isinstance(error, UsageError | NotWrittenError)
-            words = f"Error: {error_sentence(error)}{'' if usage else ' (--debug shows where.)'}"
+            words = f"Error: {error_sentence(error)}{'' if usage else ' (--debug shows the traceback.)'}"
             if said := distributed.failure_message(error, words):
                 typer.echo(said, err=True)
             raise typer.Exit(2 if usage else 1) from None
@@ -64,7 +64,7 @@ class CommandGroup(TyperGroup):
 
 
 def error_sentence(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """Return the message of an error, on one line."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     if isinstance(error, OSError) and error.strerror and not isinstance(error, NotWrittenError):
         text = _system_error(error)
@@ -73,7 +73,7 @@ def error_sentence(error: BaseException) -> str:
 
 
 def _system_error(error: OSError) -> str:
-    """What the system refused: the file, if it names one, the reason and what to do, if that is known."""
+    """Return the file, if the system names one, the reason, and what to do, if that is known."""
     file = error.filename2 or error.filename
     told = f"{error.strerror}." if file is None else f"{file}: {error.strerror}."
     return " ".join(filter(None, (told, ADVICE.get(error.errno or 0))))
@@ -82,7 +82,7 @@ def _system_error(error: OSError) -> str:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """Warnings of ours and of the user's own files in one line; those of other libraries are for their programmers."""
+    """Print warnings of this package and of the user's own files on one line, and hide those of other libraries."""
     words = " ".join(str(message).split())
     if (filename.startswith(PACKAGE_FOLDER) or "site-packages" not in filename) and distributed.is_first_to_report(
         words

@@ -1,4 +1,4 @@
-"""uncollapse list."""
+"""The command `uncollapse list`: metrics, cures, losses, backbones, recipes and measures."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -24,9 +24,9 @@ def list_names(
         ),
     ] = None,
 ) -> None:
-    """List what there is of a kind, with its facts."""
+    """List everything of one kind, with its properties."""
     if kind is None:
-        raise UsageError(f"A list of what? Choose one of {', '.join(KINDS)}, such as `uncollapse list cures`.")
+        raise UsageError(f"Say what to list: one of {', '.join(KINDS)}, such as `uncollapse list cures`.")
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS)
         raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.{hint}")
@@ -62,14 +62,14 @@ def _recipes() -> Columns:
 
     named = [(r, (", ".join(names) for names in (r.tables, r.grids, r.presets))) for r in RECIPES.values()]
     rows = [(r.name, r.title, *lists, r.paper) for r, lists in named]
-    return ("recipe", "what", "tables", "grids", "presets", "paper"), rows
+    return ("recipe", "experiment", "tables", "grids", "presets", "paper"), rows
 
 
 def _measures() -> Columns:
     from uncollapse.diagnosis.measures import MEASURES
 
-    rows = [(m.name, f"a {m.scope}", m.better or "neither", m.says) for m in MEASURES.values()]
-    return ("measure", "of", "further from collapse", "what"), rows
+    rows = [(m.name, f"one {m.scope}", m.better or "neither", m.says) for m in MEASURES.values()]
+    return ("measure", "of", "further from collapse", "description"), rows
 
 
 KINDS: dict[str, Callable[[], Columns]] = {

@@ -1,4 +1,4 @@
-"""Options as the commands declare them."""
+"""Options that commands share, the names that they accept, and shell completion; none of it needs torch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,24 +11,24 @@ from uncollapse.errors import did_you_mean
 
 
 def option(metavar: str | None, words: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option that takes a value."""
+    """Declare an option that takes a value."""
     return typer.Option(*names, metavar=metavar, help=words, rich_help_panel=panel, **more)
 
 
 def flag(name: str, words: str, panel: str | None = None, **more: Any) -> Any:
-    """An option that is there or not; the help shows no value for it."""
+    """Declare an option without a value."""
     return typer.Option(name, metavar="", help=words, rich_help_panel=panel, **more)
 
 
 OUTPUT = "Output"
-Name = Annotated[str | None, option("NAME", "What to call it in tables and reports.", OUTPUT)]
+Name = Annotated[str | None, option("NAME", "Name in tables and reports.", OUTPUT)]
 Out = Annotated[
-    Path | None, option("DIR", "Folder for diagnosis.json and report.html; one named after the model here.", OUTPUT)
+    Path | None, option("DIR", "Folder for diagnosis.json and report.html; by default named after the model.", OUTPUT)
 ]
 AsJson = Annotated[
-    bool, flag("--json", "Print the diagnosis as JSON and nothing else; no files without --out.", OUTPUT)
+    bool, flag("--json", "Print the diagnosis as JSON and nothing else; writes files only with --out.", OUTPUT)
 ]
-FailOnCollapse = Annotated[bool, flag("--fail-on-collapse", "Exit with 3 if there is a collapse.", OUTPUT)]
+FailOnCollapse = Annotated[bool, flag("--fail-on-collapse", "Exit with code 3 if there is a collapse.", OUTPUT)]
 
 
 Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first"]
@@ -63,7 +63,7 @@ FLAGS: dict[str, Callable[[Any, Any, str], Any]] = {
 
 
 def complete_from(names: Iterable[str] | Mapping[str, str]) -> Callable[[str], list[tuple[str, str]]]:
-    """For the `autocompletion` of an option: those of the names that begin as what was typed, with what they are."""
+    """Return the `autocompletion` of an option: names that begin with the typed text, with their descriptions."""
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         words = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
@@ -73,29 +73,29 @@ def complete_from(names: Iterable[str] | Mapping[str, str]) -> Callable[[str], l
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """The recipes that begin so."""
+    """Return the recipes whose names begin with the typed text."""
     from uncollapse.lab.recipe import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
 
 
 def handle_completion_flags(ctx: Any, args: list[str]) -> None:
-    """Install or show the completion for the shell that is named behind the flag, or for the one that runs.
+    """Install or show the completion for the shell that is named after the flag, or for the running one.
 
-    typer's own flags take no name, and know no way out where the shell cannot be found, as in a container.
+    typer's own flags take no name, and fail where the shell cannot be detected, as in a container.
     """
     if not args or args[0] not in FLAGS or ctx.resilient_parsing:
         return
     shell = args[1] if len(args) > 1 else _running_shell()
     if shell not in SHELLS:
-        named = f"{shell!r} is no shell that is known here" if shell else "Which shell this is cannot be found out"
+        named = f"{shell!r} is not a known shell" if shell else "The running shell cannot be detected"
         hint = did_you_mean(shell, SHELLS) if shell else ""
         raise typer.BadParameter(f"{named}; name one of {', '.join(SHELLS)}: uncollapse {args[0]} bash.{hint}")
     FLAGS[args[0]](ctx, None, shell)
 
 
 def _running_shell() -> str | None:
-    """The shell that this was started from."""
+    """Return the shell that started this process."""
     try:
         import shellingham
 

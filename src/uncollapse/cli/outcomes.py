@@ -1,4 +1,4 @@
-"""What runs gave, and what runs would take, on the terminal."""
+"""Tables of finished and of planned runs on the terminal."""
 
 import dataclasses
 import json
@@ -16,17 +16,17 @@ from rich.text import Text
 
 from uncollapse.cli import console
 
-SPLITS = ("train", "validation", "dev", "test", "always")  # parts of the data
-ACCURACIES = (*SPLITS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and tasks, whose figures are shown times 100
-PER_SECOND = "_per_second"  # ends the name of a speed in a record's pace
-ENDLESS = 10_000  # columns, to find out how many a table would like to have
+SPLITS = ("train", "validation", "dev", "test", "always")  # of the data
+ACCURACIES = (*SPLITS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and tasks, whose metrics are shown in percent
+PER_SECOND = "_per_second"  # ends the name of a rate in a record's pace
+ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
 DAY = 86_400  # seconds
-SELECTED_EPOCH = "epoch"  # the figure that says which epoch's weights were tested
+SELECTED_EPOCH = "epoch"  # the metric that says which epoch's weights were tested
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is done. new: it was run now; else its result was there."""
+    """A finished run. new: it ran now; otherwise its result existed."""
 
     record: Mapping[str, Any]
     path: Path
@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that may be done. begun: it would go on from a checkpoint. again: even if its result is there."""
+    """A run that may start. begun: it continues from a checkpoint. again: it runs even if its result exists."""
 
     name: str
     path: Path
@@ -46,19 +46,19 @@ class PlannedRun:
 
     @property
     def due(self) -> bool:
-        """Whether it would be run."""
+        """Whether it would run."""
         return self.again or not self.there
 
     @property
     def state(self) -> str:
-        """What is there of it, in words."""
+        """Whether its result exists, in words."""
         if self.there:
-            return "is there, is replaced" if self.again else "is there"
+            return "exists, will be replaced" if self.again else "exists"
         return "begun" if self.begun else "missing"
 
 
 def format_duration(seconds: float) -> str:
-    """A time in words.
+    """Return a time in words.
 
     >>> duration(8), duration(240), duration(9000), duration(400_000)
     ('8 s', '4 min', '2.5 h', '5 days')
@@ -71,7 +71,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_rate(value: float) -> str:
-    """A number a second in words: whole from ten on.
+    """Return a rate per second in words; without decimals from ten on.
 
     >>> speed(3.217), speed(86.4), speed(12345.6)
     ('3.2', '86', '12,346')
@@ -80,7 +80,7 @@ def format_rate(value: float) -> str:
 
 
 def print_plan(plan: Sequence[PlannedRun], *, as_json: bool) -> None:
-    """Each run with its file and its cost, and the time in all."""
+    """Print each run with its file and its cost, and the total time."""
     if as_json:
         facts = [dataclasses.asdict(run) | {"path": str(run.path), "due": run.due} for run in plan]
         typer.echo(json.dumps(facts, ensure_ascii=False))
@@ -91,11 +91,11 @@ def print_plan(plan: Sequence[PlannedRun], *, as_json: bool) -> None:
         terminal.print(Text(str(run.path)), soft_wrap=True)
     due = [run for run in plan if run.due]
     total = f", about {format_duration(sum(run.seconds for run in due))} on one core" if due else ""
-    console.print_paragraph(terminal, f"{len(due)} of {len(plan)} would be run{total}. Nothing was run.")
+    console.print_paragraph(terminal, f"{len(due)} of {len(plan)} would run{total}. Nothing was run.")
 
 
 def plan_table(plan: Sequence[PlannedRun]) -> Table:
-    """A line a run: its name, what is there of it, and how long it takes."""
+    """Return a table with one line per run: its name, whether its result exists, and how long it takes."""
     table = Table("run", "result", box=box.SIMPLE_HEAD)
     table.add_column("on one core", justify="right")
     for run in plan:
@@ -104,20 +104,20 @@ def plan_table(plan: Sequence[PlannedRun]) -> Table:
 
 
 def print_outcomes(title: str, outcomes: Sequence[Outcome]) -> None:
-    """A line a seed, their mean and deviation, and the files; a line a figure, where that is too wide."""
+    """Print one line per seed, the mean and deviation, and the files; one line per metric if that is too wide."""
     terminal = console.stdout_console()
     table = _by_seed(outcomes)
     wide = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum
-    terminal.print(Text(title, style="italic"), soft_wrap=True)  # above the table and not in it: it may be far wider
+    terminal.print(Text(title, style="italic"), soft_wrap=True)  # above the table, not in it: it may be far wider
     terminal.print(table if wide <= terminal.width else _by_metric(outcomes))
     for words in (*_class_lists(outcomes), *_skipped_images(outcomes), *_throughput(outcomes)):
         terminal.print(Text(words), soft_wrap=True)
     for outcome in outcomes:
-        terminal.print(Text(f"{'Written' if outcome.new else 'Was there'}: {outcome.path}"), soft_wrap=True)
+        terminal.print(Text(f"{'Written' if outcome.new else 'Exists'}: {outcome.path}"), soft_wrap=True)
 
 
 def _by_seed(outcomes: Sequence[Outcome]) -> Table:
-    """A line a seed, and their mean and deviation."""
+    """Return a table with one line per seed, and their mean and deviation."""
     names = _metric_names(outcomes)
     table = Table("seed", box=box.SIMPLE_HEAD)
     for name in names:
@@ -138,7 +138,7 @@ def _by_seed(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _by_metric(outcomes: Sequence[Outcome]) -> Table:
-    """A line a figure, and a column a seed."""
+    """Return a table with one line per metric and one column per seed."""
     table = Table("", box=box.SIMPLE_HEAD)
     for outcome in outcomes:
         table.add_column(f"seed {outcome.record['seed']}", justify="right")
@@ -156,24 +156,24 @@ def _by_metric(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _class_lists(outcomes: Sequence[Outcome]) -> list[str]:
-    """Which classes were taken, where a list says so: its name and hash."""
+    """Return the name and hash of the class lists, where there are any."""
     lists = [outcome.record.get("data", {}).get("class_list") for outcome in outcomes]
     said = (f"The {one['classes']} classes of {one['name']}, sha256 {one['sha256']}." for one in lists if one)
     return list(dict.fromkeys(said))
 
 
 def _skipped_images(outcomes: Sequence[Outcome]) -> list[str]:
-    """How many pictures could not be read, where that is told."""
+    """Return how many images could not be read, where the records say so."""
     told = (outcome.record.get("data", {}).get("skipped") for outcome in outcomes)
     parts = [{part: count for part, count in each.items() if count} for each in told if isinstance(each, dict)]
     lines = (
         ", ".join(f"{part} {count}{' times' * (part == 'train')}" for part, count in each.items()) for each in parts
     )
-    return [f"Pictures that could not be read and were left out: {line}." for line in dict.fromkeys(lines) if line]
+    return [f"Images that could not be read and were left out: {line}." for line in dict.fromkeys(lines) if line]
 
 
 def _throughput(outcomes: Sequence[Outcome]) -> list[str]:
-    """How fast the trainings were, in the mean, and how much of their time they waited for data, where that is told."""
+    """Return the mean training rate and the share of time spent waiting for data, where the records have them."""
     told = [outcome.record["pace"] for outcome in outcomes if outcome.record.get("pace")]
     units = dict.fromkeys(name for pace in told for name in pace if name.endswith(PER_SECOND))
     lines = []
@@ -183,13 +183,13 @@ def _throughput(outcomes: Sequence[Outcome]) -> list[str]:
         waiting = statistics.fmean(pace.get("waiting", 0.0) for pace in paces)
         name = unit.removesuffix(PER_SECOND)
         lines.append(
-            f"Trained at {format_rate(fast)} {name}/s; {100 * waiting:.0f} % of that time went by waiting for data."
+            f"Trained at {format_rate(fast)} {name}/s; {100 * waiting:.0f} % of that time was spent waiting for data."
         )
     return lines
 
 
 def _metric_names(outcomes: Sequence[Outcome]) -> list[str]:
-    """Names of all figures that are numbers; those of parts of the data come first."""
+    """Return the names of all metrics that are numbers; those of splits come first."""
     names = dict.fromkeys(ACCURACIES)
     for outcome in outcomes:
         names |= dict.fromkeys(outcome.record["figures"])
@@ -198,8 +198,8 @@ def _metric_names(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _heading(name: str, outcomes: Sequence[Outcome]) -> str:
-    """A figure's name, in short where it is a measure, with that of the metric where the results tell it."""
-    from uncollapse.diagnosis.measures import MEASURES  # torch comes with it, which the help can do without
+    """Return the heading of a metric: short for a measure, with the task's metric where the results name it."""
+    from uncollapse.diagnosis.measures import MEASURES  # imports torch, which the help does not need
 
     if name in MEASURES:
         return MEASURES[name].short
@@ -215,7 +215,7 @@ def _finite(values: Sequence[Any]) -> list[float]:
 
 
 def format_metric(name: str, figures: Sequence[Any]) -> str:
-    """The mean and, of several, the deviation (n−1); of a part of the data in percent; a dash for no finite number.
+    """Return the mean and, for several values, the deviation (n−1); in percent for a split; a dash without numbers.
 
     >>> shown("test", [0.8125]), shown("rank", [12.0, 14.0]), shown("test", [None])
     ('81.25 %', '13 ± 1.414', '–')
@@ -231,7 +231,7 @@ def format_metric(name: str, figures: Sequence[Any]) -> str:
 
 
 def _ending(outcome: Outcome) -> str:
-    """After which epoch, why if it is not the last one, and which epoch's weights were tested."""
+    """Return the last epoch, why a run stopped early, and which epoch's weights were tested."""
     record, parts = outcome.record, []
     epochs, kept = record.get("epochs"), record["figures"].get(SELECTED_EPOCH)
     last = epochs[-1]["epoch"] if epochs else None

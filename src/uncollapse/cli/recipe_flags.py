@@ -1,4 +1,4 @@
-"""Flags of a recipe: one for each field of its configuration."""
+"""Command-line flags of a recipe, one per field of its configuration."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
 
 PANEL = "Experiment"
-SHORT = 26  # letters of choices that still go into the column of values
+SHORT = 26  # characters of choices that fit into the column of values
 VALUES = {int: "N", float: "X", str: "TEXT", bool: "true|false", NoneType: "none"}
 
 
 def config_flags(config: type) -> list[inspect.Parameter]:
-    """Parameters of a command, such as typer reads them from a function."""
+    """Return the parameters of a command as typer reads them from a function."""
     return [
         inspect.Parameter(
             setting.name,
@@ -38,33 +38,33 @@ def config_flags(config: type) -> list[inspect.Parameter]:
 
 
 def preset_flag(presets: Iterable[str], panel: str) -> inspect.Parameter:
-    """The flag that names one of a recipe's presets."""
-    words = f"Settings such as a paper's; files and flags count more. There are: {', '.join(presets)}."
+    """Return the flag that names one of a recipe's presets."""
+    words = f"Named settings, such as a paper's; files and flags override them: {', '.join(presets)}."
     annotation = Annotated[str | None, option("NAME", escape(words), panel)]
     return inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def quick_flag(panel: str) -> inspect.Parameter:
-    """The flag for a small run on what is installed."""
-    words = "A small run on data that is installed, in less than two minutes; files and flags count more."
+    """Return the flag for a small run on installed data."""
+    words = "A small run on installed data, in less than two minutes; files and flags override it."
     annotation = Annotated[bool, flag("--quick", words, panel)]
     return inspect.Parameter("quick", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
 
 
 def named_settings(recipe: "Recipe", preset: str | None, is_quick: bool) -> Mapping[str, Any]:
-    """The settings that a name stands for."""
+    """Return the settings of a preset or of the quick run."""
     if is_quick and preset is not None:
-        raise UsageError(f"--quick and --preset {preset} both say how the run is made; leave out one.")
+        raise UsageError(f"--quick and --preset {preset} exclude each other; leave out one.")
     return (recipe.quick or {}) if is_quick else {} if preset is None else recipe.preset(preset)
 
 
 def build_command(
     recipe: "Recipe", order: type, run: Callable[..., None], panel: str, without: Collection[str] = ()
 ) -> Any:
-    """A command whose flags are the fields of the recipe's configuration, and those of an order.
+    """Build a command whose flags are the fields of the recipe's configuration and those of `order`.
 
-    run: a new function each time, which gets all of them by name, and the context as `ctx`. panel: of the flags that
-    name settings. without: fields of the order that are no flags here.
+    run: a new function each time; it gets all flags by name, and the context as `ctx`. panel: help panel of the flags
+    that name settings. without: fields of `order` that are not flags here.
     """
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(order).parameters.values()]
@@ -82,12 +82,12 @@ def build_command(
 def read_config(
     ctx: typer.Context, config: type, preset: Mapping[str, Any], files: list[Path], pairs: list[str]
 ) -> Any:
-    """The configuration: defaults, preset, files in their order, key=value, flags; the later one counts."""
+    """Return the configuration: defaults, preset, files in their order, key=value, flags; the last one wins."""
     return fields.build(config, {**preset, **given_settings(ctx, config, files, pairs)})
 
 
 def given_settings(ctx: typer.Context, config: type, files: list[Path], pairs: list[str]) -> dict[str, Any]:
-    """What was said of the configuration: in files in their order, by key=value, by flags; the later one counts."""
+    """Return the given settings: from files in their order, key=value and flags; the last one wins."""
     values: dict[str, Any] = {}
     for path in files:
         try:
@@ -102,12 +102,12 @@ def given_settings(ctx: typer.Context, config: type, files: list[Path], pairs: l
 
 
 def _check_flags(ctx: typer.Context, config: type, names: Iterable[str]) -> None:
-    """Raise for what a file has and only the command can be told, such as seeds."""
+    """Raise if a file sets an option of the command, such as seeds."""
     flags = {flag.strip("-").replace("-", "_"): flag for option in ctx.command.params for flag in option.opts}
     for name in names:
         plain = name.replace("-", "_")
         if plain in flags and plain not in fields.config_fields(config):
-            raise UsageError(f"{name} is no setting but a flag of the command: leave it out, and use {flags[plain]}.")
+            raise UsageError(f"{name} is a flag of the command, not a setting; leave it out, and use {flags[plain]}.")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -126,7 +126,7 @@ def _annotation(setting: ConfigField) -> Any:
 
 
 def _values(setting: ConfigField) -> str:
-    """What stands behind the flag in the help."""
+    """Return what the help shows after the flag."""
     return "|".join(_value(kind, setting.choices) for kind in union_members(setting.annotation))
 
 

@@ -1,4 +1,4 @@
-"""uncollapse sweep."""
+"""The command `uncollapse sweep`: run a grid of experiments."""
 
 import json
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uncollapse.lab.runs.run_queue import RunQueue
     from uncollapse.lab.runs.sweep import StopReason, Sweep
 
-BLANKS = r"\s+,\s*|\s*,\s+"  # beside a comma
+BLANKS = r"\s+,\s*|\s*,\s+"  # next to a comma
 PLOTS = "pictures.html"  # beside the results
 WHAT, HOW = "Experiments", "Run"  # panels of the help
 GRID = "A grid of the recipe by name, or fields with values: 'data=cora,citeseer layers=2,4 seed=0-4'; repeatable."
@@ -44,27 +44,27 @@ def sweep(
     grids: Annotated[list[str] | None, option("GRID", GRID, WHAT, "--grid")] = None,
     choose: Annotated[
         list[str] | None,
-        option("FIELD", "Try its values with the first seed; the other seeds take the best on validation.", WHAT),
+        option("FIELD", "Try its values with the first seed; other seeds use the best on validation.", WHAT),
     ] = None,
     preset: Annotated[
-        str | None, option("NAME", "Settings of the recipe for what the grids leave open, such as a paper's.", WHAT)
+        str | None, option("NAME", "Named settings for fields that the grids leave open, such as a paper's.", WHAT)
     ] = None,
     pairs: Annotated[
-        list[str] | None, option("KEY=VALUE", "A field that all share; repeatable.", WHAT, "--set")
+        list[str] | None, option("KEY=VALUE", "A field that all runs share; repeatable.", WHAT, "--set")
     ] = None,
     budget_minutes: Annotated[
-        float | None, option("N", "Stop then; the same command goes on where it stopped.", HOW, min=0.0)
+        float | None, option("N", "Stop after so many minutes; the same command continues.", HOW, min=0.0)
     ] = None,
     jobs: Annotated[
-        int | None, option("N", "Processes of one thread each; as many as cores if not given.", HOW, min=1)
+        int | None, option("N", "Processes, one thread each; one per core if not given.", HOW, min=1)
     ] = None,
-    data_root: Annotated[Path | None, option("DIR", "Folder that has the data sets.", HOW)] = None,
-    dry_run: Annotated[bool, flag("--dry-run", "Only say what is missing and how long it takes.", HOW)] = False,
+    data_root: Annotated[Path | None, option("DIR", "Folder with the datasets.", HOW)] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what is missing and how long it takes.", HOW)] = False,
     results: Annotated[Path, option("DIR", "Folder of all results.", OUTPUT)] = Path("results"),
-    runs: Annotated[Path, option("DIR", "Folder of checkpoints and errors.", OUTPUT)] = Path("runs"),
-    as_json: Annotated[bool, flag("--json", "Print the plan, or what came of it, as JSON on stdout.", OUTPUT)] = False,
+    runs: Annotated[Path, option("DIR", "Folder for checkpoints and errors.", OUTPUT)] = Path("runs"),
+    as_json: Annotated[bool, flag("--json", "Print the plan or the outcome as JSON on stdout.", OUTPUT)] = False,
 ) -> None:
-    """Run what is missing of a grid of experiments: cheapest first, several at a time."""
+    """Run the missing experiments of a grid: cheapest first, several in parallel."""
     from uncollapse.cli.progress import sweep_progress
     from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.recipe import RECIPES
@@ -100,7 +100,7 @@ def _show_plan(agenda: "RunQueue", runs: Path, jobs: int, as_json: bool) -> None
 
 
 def _show(sweep: "Sweep", ended: "StopReason", as_json: bool) -> None:
-    """What came of it."""
+    """Print the outcome."""
     agenda = sweep.agenda
     if as_json:
         typer.echo(json.dumps(_facts(agenda) | {"ended": ended}, ensure_ascii=False))
@@ -118,7 +118,7 @@ def _show(sweep: "Sweep", ended: "StopReason", as_json: bool) -> None:
 
 
 def _write_plots(agenda: "RunQueue") -> Path | None:
-    """The page with the pictures of all results, where the recipe has some and they can be drawn."""
+    """Write the page with the plots of all results, if the recipe has plots and they can be drawn."""
     recipe = agenda.recipe
     if recipe.plots is None:
         return None
@@ -128,14 +128,14 @@ def _write_plots(agenda: "RunQueue") -> Path | None:
     try:
         path = agenda.results.folder / recipe.name / PLOTS
         return write_page(next(iter(recipe.tables.values())), records, path, recipe.plots(records))
-    except (ImportError, OSError):  # without matplotlib, or on a full disk: the results are there all the same
+    except (ImportError, OSError):  # without matplotlib, or on a full disk: the results are saved anyway
         return None
 
 
 def _cells(
     recipe: "Recipe", texts: list[str], choose: tuple[str, ...], pairs: list[str], preset: Mapping[str, Any]
 ) -> "list[GridCell]":
-    """The cells of all grids that were asked for; a preset gives way to the fields of a grid and to pairs."""
+    """Return the cells of all grids. Fields of a grid and pairs override a preset."""
     fixed = fields.parse_pairs(recipe.config, pairs)
     choose = tuple(name.replace("-", "_") for name in choose)
     found: list[Grid] = []
@@ -146,7 +146,7 @@ def _cells(
         raise UsageError(f"Say what to run with --grid: {names}fields with values, such as 'layers=2,4 seed=0-4'.")
     for name in choose:
         if name not in fields.config_fields(recipe.config):
-            fields.parse_values(recipe.config, {name: ""})  # which says what there is
+            fields.parse_values(recipe.config, {name: ""})  # raises with the names that exist
         if not any(name in grid.choose for grid in found):
             raise UsageError(f"--choose {name}: no grid has several values of it; add it, such as '{name}=A,B'.")
     cells: list[GridCell] = []
@@ -157,11 +157,11 @@ def _cells(
 
 
 def _parse_grid(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":
-    """The grid that was written out."""
+    """Parse a grid such as "layers=2,4 seed=0-4"."""
     from uncollapse.lab.runs.grids import parse_grid
 
-    if re.search(BLANKS, text) and not re.search("[\"']", text):  # within quotes, blanks belong to a value
-        raise UsageError(f"--grid {text!r}: leave out the blanks beside commas: {re.sub(BLANKS, ',', text)!r}.")
+    if re.search(BLANKS, text) and not re.search("[\"']", text):  # inside quotes, spaces belong to a value
+        raise UsageError(f"--grid {text!r}: leave out the spaces next to commas: {re.sub(BLANKS, ',', text)!r}.")
     return parse_grid(text, recipe.config, choose)
 
 
@@ -170,7 +170,7 @@ RESULTS = Path("results")  # where they are unless another folder is named
 
 
 def print_sweep_plan(agenda: "RunQueue", runs: Path, jobs: int) -> None:
-    """The runs that come first, and how many and how long they all are."""
+    """Print the first runs, and the number and duration of all."""
     terminal = console.stdout_console()
     if agenda.open:
         due = agenda.missing()
@@ -192,8 +192,8 @@ def _planned_run(agenda: "RunQueue", config: Any, runs: Path) -> PlannedRun:
 
 def _plan_summary(agenda: "RunQueue", jobs: int) -> str:
     if not agenda.open:
-        return "The only run is there." if agenda.total == 1 else f"All {agenda.total} runs are there."
-    later = f", and {agenda.later} more once it is known which values are best" if agenda.later else ""
+        return "The only run has a result." if agenda.total == 1 else f"All {agenda.total} runs have results."
+    later = f", and {agenda.later} more once the best values are known" if agenda.later else ""
     seconds = agenda.seconds_open()
     several = f" in {jobs} processes, {format_duration(seconds)} in one" if jobs > 1 else ""
     there, missing = _are(len(agenda.records)), _are(len(agenda.open))
@@ -213,19 +213,19 @@ def _runs(count: int) -> str:
 
 
 def _summary(agenda: "RunQueue", ended: "StopReason") -> str:
-    """How many runs are done, and why not all are."""
+    """Return how many runs are done, and why not all."""
     done = len(agenda.records)
     counts = f"{done} of {_runs(agenda.total)} {'is' if done == 1 else 'are'} done, {done - agenda.found} of them now."
     match ended:
         case "interrupted":
             return f"Interrupted. {counts} The same command continues from there."
         case "time":
-            return f"The time is over. {counts} The same command continues from there."
+            return f"The time limit was reached. {counts} The same command continues from there."
     return counts
 
 
 def _failures(agenda: "RunQueue", first: Path) -> str:
-    """How many failed, and where one of them says why."""
+    """Return how many runs failed, and the file with the first error."""
     wait = "waits" if agenda.later == 1 else "wait"
     later = f" {_runs(agenda.later)} {wait} for what failed." if agenda.later else ""
     verb = "failed; see" if len(agenda.failed) == 1 else "failed; see, for the first,"
@@ -233,7 +233,7 @@ def _failures(agenda: "RunQueue", first: Path) -> str:
 
 
 def _choices(agenda: "RunQueue") -> list[str]:
-    """Which values were chosen, a line a cell; cells are told apart by the settings in which they differ."""
+    """Return one line per cell with the chosen values. Cells are named by the settings in which they differ."""
     chosen = agenda.chosen()
     differing = [
         name for name in config_fields(agenda.recipe.config) if len({getattr(one, name) for _, one in chosen}) > 1
@@ -255,7 +255,7 @@ def _pairs(config: Any, names: list[str] | tuple[str, ...]) -> str:
 
 
 def _results_hint(agenda: "RunQueue") -> str:
-    """Where the results are, and what shows them."""
+    """Return where the results are, and the command that shows them."""
     recipe, folder = agenda.recipe, agenda.results.folder
     words = ["uncollapse", "table", recipe.name, *(() if folder == RESULTS else ("--results", str(folder)))]
     table = f" To see them: {shlex.join(words)}" if recipe.tables else ""
@@ -263,7 +263,7 @@ def _results_hint(agenda: "RunQueue") -> str:
 
 
 def _facts(agenda: "RunQueue") -> dict[str, Any]:
-    """All of it for JSON."""
+    """Return the outcome for JSON."""
     recipe = agenda.recipe
     missing = [
         {

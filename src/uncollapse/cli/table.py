@@ -1,4 +1,4 @@
-"""uncollapse table."""
+"""The command `uncollapse table`: results of a recipe next to the paper's numbers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
 
 STDOUT = Path("-")
-INDENT = " " * len(f"{tables.REACHED} ")  # so that numbers stand below numbers
-ENDLESS = 10_000  # columns, to find out how many a table would like to have
+INDENT = " " * len(f"{tables.REACHED} ")  # aligns numbers below numbers
+ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
 COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
 
 
@@ -43,15 +43,15 @@ def table(
     results: Annotated[Path, option("DIR", "Folder of the results.")] = Path("results"),
     markdown: Annotated[Path | None, option("FILE", "Write it as Markdown; - prints that and nothing else.")] = None,
     pairs: Annotated[
-        list[str] | None, option("KEY=VALUE", "Only results with this; repeatable.", None, "--set")
+        list[str] | None, option("KEY=VALUE", "Only results with this setting; repeatable.", None, "--set")
     ] = None,
     html: Annotated[Path | None, option("FILE", "Write it as a self-contained page with plots.")] = None,
     as_json: Annotated[bool, flag("--json", "Print all build_cells as JSON and nothing else.")] = False,
 ) -> None:
-    """Show the results of a recipe beside the paper's numbers."""
+    """Show the results of a recipe next to the paper's numbers."""
     if as_json and markdown == STDOUT:
         raise UsageError(
-            "--json and --markdown - both print to the terminal: give --markdown a file, or leave out one."
+            "--json and --markdown - both print to the terminal; give --markdown a file, or leave out one."
         )
     for name, path in (("--markdown", markdown), ("--html", html)):
         if path is not None and path.is_dir():
@@ -123,7 +123,7 @@ def _write(
     markdown: Path | None,
     html: Path | None,
 ) -> list[Path]:
-    """The files that were asked for, before anything is printed: a pipe may close early."""
+    """Write the files before anything is printed: a pipe may close early."""
     from uncollapse.io.files import write
 
     files = []
@@ -155,7 +155,7 @@ def _show(board: PaperTable, made: Sequence[TableCell]) -> None:
 def _fit_width(
     terminal: Console, board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]
 ) -> list[Table]:
-    """A table, or several with some of its columns each, so that no number has to be broken in two."""
+    """Return a table, or several with some of its columns each, so that no number is wrapped."""
     count = len(next(iter(rows.values())))
     unbound = terminal.options.update(max_width=ENDLESS)
     for columns in range(count, 0, -1):
@@ -177,7 +177,7 @@ def _table(board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]
 
 
 def _cell(board: PaperTable, cell: TableCell) -> Text:
-    """Ours, below it the paper's, and what was chosen."""
+    """Return our number, below it the paper's, and what was selected."""
     came = tables.format_marked(board, cell)
     text = Text(
         came if cell.reached or cell.near else f"{INDENT}{came}", style="yellow" if cell.near else COLOURS[cell.reached]

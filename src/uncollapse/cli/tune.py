@@ -1,4 +1,4 @@
-"""uncollapse tune."""
+"""The command `uncollapse tune`: search for the best cure, place and strength of a recipe."""
 
 import dataclasses
 import json
@@ -25,50 +25,44 @@ if TYPE_CHECKING:
     from uncollapse.tuning.trial_result import TrialResult
 
 SEARCH = "Search"  # panel of the help
-HELP = "Search for the cure, its place and its strength that are best on validation; what you give stays as it is."
+HELP = "Search for the cure, place and strength that are best on validation; settings that you give stay fixed."
 TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?")
 SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, None: 60, "h": 3600, "d": 86_400}
-VARY = "What varies instead of or beside what the recipe says: scale=0.01..2, norm=pair_norm,contra_norm; repeatable."
+VARY = "A field to vary, on top of the recipe's own: scale=0.01..2, norm=pair_norm,contra_norm; repeatable."
 
 
 @dataclass(frozen=True)
 class Order:
-    """What `tune` is told besides the experiment; its fields are flags."""
+    """The options of `tune` that are not part of the experiment; its fields are flags."""
 
-    config: Annotated[
-        list[Path] | None, option("FILE", "YAML or JSON with settings that are given; repeatable.", FILES)
-    ] = None
-    pairs: Annotated[list[str] | None, option("KEY=VALUE", "A setting that is given; repeatable.", FILES, "--set")] = (
-        None
-    )
+    config: Annotated[list[Path] | None, option("FILE", "YAML or JSON with fixed settings; repeatable.", FILES)] = None
+    pairs: Annotated[list[str] | None, option("KEY=VALUE", "One fixed setting; repeatable.", FILES, "--set")] = None
     vary: Annotated[list[str] | None, option("FIELD=…", VARY, SEARCH)] = None
     trials: Annotated[
-        int, option("N", "Trials in all, with those that are there; a larger number goes on.", SEARCH, min=1)
+        int, option("N", "Trials in total, including existing ones; a larger number continues.", SEARCH, min=1)
     ] = 20
     budget: Annotated[
-        str | None, option("TIME", "Stop then, such as 45min or 2h; the same command goes on.", SEARCH)
+        str | None, option("TIME", "Stop after, such as 45min or 2h; the same command continues.", SEARCH)
     ] = None
-    pruner: Annotated[str, option("NAME", "Stops trials that are behind: median, hyperband, or none.", SEARCH)] = (
-        "median"
-    )
-    jobs: Annotated[int, option("N", "Processes of one thread each.", RUN, min=1)] = 1
-    data_root: Annotated[Path | None, option("DIR", "Folder that has the data sets.", RUN)] = None
-    dry_run: Annotated[bool, flag("--dry-run", "Only say what varies and how long it takes.", RUN)] = False
+    pruner: Annotated[str, option("NAME", "Stops bad trials early: median, hyperband, or none.", SEARCH)] = "median"
+    jobs: Annotated[int, option("N", "Processes, one thread each.", RUN, min=1)] = 1
+    data_root: Annotated[Path | None, option("DIR", "Folder with the datasets.", RUN)] = None
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what varies and how long it takes.", RUN)] = False
     study: Annotated[
         Path | None, option("DIR", "Folder of the study; studies/RECIPE if not given.", OUTPUT, show_default=False)
     ] = None
-    as_json: Annotated[bool, flag("--json", "Print what was found as JSON and nothing else.", OUTPUT)] = False
+    as_json: Annotated[bool, flag("--json", "Print the findings as JSON and nothing else.", OUTPUT)] = False
 
 
 class TuneCommands(RecipeCommands):
-    """A command for each recipe, which is built when it is asked for; the help lists those that can be tuned."""
+    """One command per recipe, built when it is called; the help lists those that can be tuned."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the recipes that say what may vary."""
+        """Return the names of the recipes that have a search space."""
         return _tunable()
 
     def build(self, recipe: "Recipe") -> Any:
-        """The command of a recipe, from what the recipe says."""
+        """Build the command of a recipe."""
 
         def run(**given: Any) -> None:
             order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
@@ -94,7 +88,7 @@ def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Ord
 
     if (count := launch_size()) > 1:
         raise UsageError(
-            f"tune starts processes of its own, with --jobs, got {count} of a launcher. Start it without one."
+            f"tune starts its own processes with --jobs, got {count} from a launcher. Start it without a launcher."
         )
     searched = _searched(recipe, values, given, order)
     folder = order.study or Path("studies") / recipe.name
@@ -118,7 +112,7 @@ def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Ord
 
 
 def seconds_of(text: str) -> float:
-    """A time from text; minutes where no unit is named.
+    """Return the seconds of a time; minutes if no unit is given.
 
     >>> seconds_of("90s"), seconds_of("45min"), seconds_of("1.5 h"), seconds_of("10")
     (90.0, 2700.0, 5400.0, 600.0)
@@ -142,7 +136,7 @@ def _searched(recipe: "Recipe", values: dict[str, Any], given: list[str], order:
 
     if recipe.search is None:
         there = ", ".join(_tunable())
-        raise UsageError(f"{recipe.name} says of no setting that it may vary. Recipes that can be tuned: {there}.")
+        raise UsageError(f"{recipe.name} has no search space. Recipes that can be tuned: {there}.")
     return build_search(recipe.search, fields.build(recipe.config, values), given, order.vary or [])
 
 
@@ -159,7 +153,7 @@ def _show_plan(recipe: "Recipe", searched: "RecipeSearch", folder: Path, order: 
     try:
         known = json.loads(path.read_bytes())["trials"]
         there = sum(trial["state"] != "open" and not trial["idle"] for trial in known)
-    except (OSError, ValueError, KeyError, TypeError):  # nothing is there yet, or it is torn: the study itself counts
+    except (OSError, ValueError, KeyError, TypeError):  # no study yet, or a damaged file: the study itself counts
         there = 0
     seconds = estimate_seconds(recipe, searched, order.trials)
     if order.as_json:
@@ -171,7 +165,7 @@ def _show_plan(recipe: "Recipe", searched: "RecipeSearch", folder: Path, order: 
 
 
 def _page(made: "Outcome", path: Path) -> Path | None:
-    """The page of pictures; None where it cannot be drawn."""
+    """Write the page with plots; None if it cannot be drawn."""
     if made.best is None:
         return None
     try:
@@ -185,7 +179,7 @@ def _page(made: "Outcome", path: Path) -> Path | None:
             SearchReport(title, by, "higher", made.tried, space, made.shares, line, sentences), path
         )
     except ImportError as error:
-        console.print_note(f"There is no page: {error}")
+        console.print_note(f"No page was written: {error}")
         return None
 
 
@@ -207,7 +201,7 @@ STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open":
 
 
 def _plan(searched: "RecipeSearch", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
-    """What varies, and how long it takes. there: trials that are done already."""
+    """Return what varies, and how long it takes. there: trials that are done."""
     lines = ["These settings vary:", *(f"  {dimension.describe()}" for dimension in searched.space)]
     left = max(0, trials - there)
     many = f" in {jobs} processes" if jobs > 1 else ""
@@ -217,11 +211,11 @@ def _plan(searched: "RecipeSearch", trials: int, there: int, seconds: float, job
 
 
 def _summary(made: "Outcome", trials: int) -> str:
-    """How many trials there are, how they ended, and what they cost."""
+    """Return how many trials there are, how they ended, and what they cost."""
     ran = [tried for tried in made.tried if not tried.idle]
     counts = [f"{count} {word}" for state, word in STATES.items() if (count := _count(ran, state))]
-    cost = f"They cost {made.trainings:.1f} whole trainings, {format_duration(made.seconds)}."
-    why = {"interrupted": "Interrupted. ", "time": "The time is over. "}.get(made.ended, "")
+    cost = f"They cost as much as {made.trainings:.1f} full trainings, {format_duration(made.seconds)}."
+    why = {"interrupted": "Interrupted. ", "time": "The time limit was reached. "}.get(made.ended, "")
     on = " The same command continues from there." if why else ""
     over = " There is nothing else to try." if made.used_up else ""
     settled = sum(tried.state != "open" for tried in ran)
@@ -229,7 +223,7 @@ def _summary(made: "Outcome", trials: int) -> str:
 
 
 def _findings(made: "Outcome") -> list[str]:
-    """The best trial beside the one without a cure, and what mattered; nothing before one is done."""
+    """Return the best trial next to the one without a cure, and what mattered; nothing before a trial is done."""
     won, base, by = made.best, made.baseline, made.searched.search.by
     if won is None:
         return []
@@ -238,21 +232,21 @@ def _findings(made: "Outcome") -> list[str]:
         lines = [f"No cure was better than none: {by} {format_metric(by, [won.value])}."]
     else:
         lines = [f"Best: trial {won.number}, {won.describe()}: {by} {format_metric(by, [won.value])}.{without}"]
-    figures = made.judged(won) if made.ended == "done" else {}  # who goes on with a search has not seen them
+    figures = made.judged(won) if made.ended == "done" else {}  # a search that continues must not see them
     judged = [f"{name} {format_metric(name, [value])}{_without_cure(made, name)}" for name, value in figures.items()]
-    lines += [f"The search did not look at: {', '.join(judged)}."] if judged else []
+    lines += [f"Not used by the search: {', '.join(judged)}."] if judged else []
     shares = [f"{name} {100 * share:.0f} %" for name, share in made.shares.items()]
     return lines + ([f"What mattered: {', '.join(shares)} of the differences."] if shares else [])
 
 
 def _copy_lines(made: "Outcome") -> list[str]:
-    """What to copy."""
+    """Return the lines to copy."""
     lines = [] if made.line is None else [f"In your own code:  {made.line}"]
     return lines if made.command is None else [*lines, f"The same run:      {made.command}"]
 
 
 def _failures(made: "Outcome", folder: Path) -> str:
-    """How many failed, and why the first did."""
+    """Return how many trials failed, and why the first did."""
     label, why = next(iter(made.failed.items()))
     one = len(made.failed) == 1
     count = "1 trial" if one else f"{len(made.failed)} trials"
@@ -262,7 +256,7 @@ def _failures(made: "Outcome", folder: Path) -> str:
 
 
 def _without_cure(made: "Outcome", name: str) -> str:
-    """The same figure of the run without a cure, where that is another one."""
+    """Return the same metric of the run without a cure, if that is another run."""
     base = made.baseline
     value = None if base is None or base is made.best else made.judged(base).get(name)
     return "" if value is None else f" (without a cure {format_metric(name, [value])})"
