@@ -1,7 +1,10 @@
 """Diagnoses made by hand: numbers that move like those of a model whose tokens grow alike."""
 
 import math
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,20 @@ from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Advice, Diagnosis, Evidence, Layer, Summary, Verdict
 
 Make = Callable[..., Diagnosis]
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install it, or name it in CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
 
 
 def summary(name: str, value: float) -> Summary:

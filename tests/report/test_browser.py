@@ -1,8 +1,6 @@
 """The page in a real browser: Chromium, through Playwright."""
 
 import csv
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +14,7 @@ from uncollapse import report
 from uncollapse.diagnosis.result import Diagnosis
 
 pytest.importorskip("plotly")
-playwright = pytest.importorskip("playwright.sync_api")
 
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install it, or name it in CHROMIUM")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
 MODEL = "</script><img src=x onerror=alert(1)>"
 LAYER = '"><svg onload=alert(2)> <a href="javascript:alert(3)">$x$</a> %{y}'
@@ -34,14 +28,6 @@ class Opened:
     page: Any
     problems: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 def opened(browser: Any, path: Path) -> Opened:

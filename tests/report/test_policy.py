@@ -2,8 +2,7 @@
 
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from uncollapse.tuning import search_page as tuned
 from uncollapse.tuning.trial_result import TrialResult
 
 pytest.importorskip("plotly")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 SHORT = "</text><script>window.hacked=1</script>"
 EVIL = f"</script></title>{SHORT}<img src=x onerror=window.hacked=2>\"'><b onclick=alert(1)>"
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
@@ -58,17 +55,6 @@ PAGES: dict[str, Callable[[Any, Path], Path]] = {
     "table": of_table,
     "search": of_search,
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: install it, or name it in CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("kind", PAGES)

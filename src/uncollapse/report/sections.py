@@ -1,4 +1,4 @@
-"""What the sections of a diagnosis report show, as plain values that `templates/diagnosis.html` lays out."""
+"""Contents of the sections of a diagnosis report, as plain values that `templates/diagnosis.html` lays out."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ GOOD, DASHED = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (
 
 @dataclass(frozen=True)
 class SearchReport:
-    """What the page of a search shows.
+    """The contents of the page of a search.
 
     metric: name of the value that trials are compared by. space: see `space.facts`. importances: see
     `trial_result.parameter_importances`. line: code or command to copy. sentences: findings, shown first.

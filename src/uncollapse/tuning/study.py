@@ -34,7 +34,7 @@ MIN_FINISHED = 4  # trials that must be done before one is pruned: more than the
 
 @dataclass(frozen=True)
 class Pruning:
-    """How trials are stopped early.
+    """The rule by which trials are stopped early.
 
     kind: "median" stops a trial whose best metric so far is worse than the median of the others after as many steps;
     "hyperband" continues with a third of the trials at a time; "none" stops none. steps: steps of a whole trial, 0 if
