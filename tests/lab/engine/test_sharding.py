@@ -62,7 +62,7 @@ PAIRS = list(torch.split(torch.tensor(ORDER[:8]).reshape(4, 2), 3))
 MADE: dict[str, Callable[[], Any]] = {
     "pictures": lambda: ImageBatches(Tones(), ORDER, 4, noisy, seed=3),  # type: ignore[arg-type]
     "held": lambda: MemoryBatches(ImagesInMemory(torch.arange(30).reshape(10, 3, 1, 1), torch.arange(10)), ORDER, 4),
-    "texts": lambda: TextBatches(texts(), GROUPS, fill=8),
+    "texts": lambda: TextBatches(texts(), GROUPS, pad_to=8),
     "pairs": lambda: PairBatches(texts(), PAIRS),
 }
 FIRST: dict[str, Callable[[Any], Tensor]] = {  # what tells the rows of a batch

@@ -32,7 +32,7 @@ class GridCell:
     def followers(self, records: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         """The configurations that come once the trials are done. records: those of the trials, in their order.
 
-        The winner is the one that a board would choose: see `selecting.best`.
+        The winner is the one that a board would choose: see `selection.select_best`.
         """
         if not self.seeds:
             return ()

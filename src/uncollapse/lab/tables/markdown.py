@@ -1,4 +1,4 @@
-"""A board in words: its cells, how to read them, and the whole as Markdown or as plain data."""
+"""Format a table: its cells, legend, notes and comparisons, as Markdown or as data for JSON."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Results laid out as a paper lays out its table, cell by cell beside the paper's numbers."""
+"""Tables of results in the layout of a paper's table, cell by cell next to the paper's numbers."""
 
 import statistics
 from collections import defaultdict
@@ -34,13 +34,13 @@ class PaperTable:
     """A table, or one for each value of the field `groups`.
 
     where: what the config of a result must have to belong. rows, columns: fields; several joined by "+" make rows of
-    their combinations. figure: which of a result's figures is shown; higher is better. percent: it is a share, shown in
-    percent. chosen: fields whose value is chosen in each cell by the figure `by` of the first seed alone. published:
-    the paper's numbers. against: the row that the others are compared with, seed by seed. usual: the settings of the
-    protocol; a cell with other ones says so, and is not judged beside the paper's number. free: settings that may
-    differ from it all the same. row_of: the row of a config in words, where its fields alone would be hard to read.
-    whole: the paper's groups are shown without any result of ours too. row_usual: what the protocol has in single rows.
-    row_name: what rows in words are called.
+    their combinations. metric: the metric of a result that is shown; higher is better. percent: it is a share, shown in
+    percent. choose: fields whose value is chosen in each cell by the metric `by` of the first seed alone. published:
+    the paper's numbers. baseline: the row that the others are compared with, seed by seed. protocol: the paper's
+    settings; a cell with other settings says so, and is not compared with the paper's number. free: settings that may
+    differ from the protocol. row_of: the row of a config in words, where its fields would be hard to read. all_groups:
+    also show groups of the paper that have no results. row_protocol: settings of the protocol in single rows.
+    row_name: heading of rows in words.
     """
 
     title: str
