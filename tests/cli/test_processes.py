@@ -35,7 +35,7 @@ def test_a_process_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> Non
     (first, out, told), second = ended(started)
     assert (first, out, second) == (1, "", (-signal.SIGKILL, "", ""))
     assert told.startswith(LOST)
-    assert "What was saved is kept: the same command goes on from there." in told
+    assert "same command again to resume" in told
     assert not list((tmp_path / "results").rglob("*.json"))
 
     (tmp_path / "wait").unlink()
@@ -68,7 +68,7 @@ def test_an_error_in_one_process_is_told_once_and_all_leave(tmp_path: Path) -> N
     first, (second, out, told) = ended(started)
     assert first == (1, "", "")
     assert (second, out) == (1, "")
-    assert told == "Error: the disk of the second process is gone (--debug shows where.)\n"
+    assert told == "Error: the disk of the second process is gone (--debug shows the traceback.)\n"
 
 
 def test_what_cannot_be_shared_is_left_to_the_first_process(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Raw files of data sets, fetched by PyG into a folder."""
+"""Download raw files of datasets into a folder with PyG."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Files of embeddings -> parts of rows, so that a file may be larger than memory.
+"""Open files of embeddings that may be larger than memory.
 
 Files are read piece by piece, and opened anew for each piece where they are mapped into memory: what has been read is
 then let go.
@@ -15,9 +15,6 @@ from uncollapse.errors import UsageError, file_errors
 from uncollapse.io import tensor_files
 from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
 
-# rows that are read at a time, at most
-# numbers that are read at a time, at most: wide rows come in smaller parts
-# at most
 WILD = "*?["  # what makes a pattern of a name
 
 

@@ -1,4 +1,4 @@
-"""Reading files from the first byte to the last: ahead of whoever takes what is read, and how fast that is at best."""
+"""Rows of embeddings, read in parts and ahead of their use."""
 
 import math
 import queue

@@ -1,4 +1,4 @@
-"""Pictures -> batches."""
+"""Decode image files, and make batches of images."""
 
 import os
 import warnings

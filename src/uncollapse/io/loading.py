@@ -1,4 +1,4 @@
-"""Other libraries keep quiet while they load."""
+"""Context managers for loading models: silence other libraries, and draw weights from a fixed seed."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ LOGGERS = ("huggingface_hub", "timm", "torch_geometric")
 
 @contextmanager
 def silence_libraries(transformers: Any = None) -> Iterator[None]:
-    """No progress bars, log lines and warnings below an error; afterwards everything is as it was."""
+    """Hide progress bars, log lines below errors and warnings; restore everything afterwards."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     chatter = None if transformers is None else transformers.utils.logging
@@ -39,7 +39,7 @@ def silence_libraries(transformers: Any = None) -> Iterator[None]:
 
 @contextmanager
 def fixed_seed(seed: int = 0) -> Iterator[None]:
-    """Draw from a seed inside; outside, the random state is as it was."""
+    """Draw from a seed inside; the random state outside is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         yield

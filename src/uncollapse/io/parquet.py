@@ -1,4 +1,4 @@
-"""Embeddings in a parquet file: a column of lists, or a column a feature."""
+"""Read embeddings from a parquet file: one column of lists, or one column per feature."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arrays of .npy and .npz files, numbers only; what a file declares is compared with what it holds before that."""
+"""Read arrays and weights from .npy, .npz, .safetensors and torch files, and check declared sizes first."""
 
 import math
 import pickle
@@ -119,7 +119,7 @@ def _safetensors(path: Path) -> Any:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UsageError(f"{path} is no intact safetensors file: {error}.") from error
+        raise UsageError(f"{path} is not a valid safetensors file: {error}.") from error
 
 
 def read_torch_file(path: Path) -> Any:
@@ -136,7 +136,7 @@ def read_torch_file(path: Path) -> Any:
             "save it as torch.save(model.state_dict(), path)."
         ) from error
     except Exception as error:  # a damaged one makes the unpickler raise a dozen kinds
-        raise UsageError(f"{path} is no intact torch file.") from error
+        raise UsageError(f"{path} is not a valid torch file.") from error
 
 
 def _without_prefixes(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

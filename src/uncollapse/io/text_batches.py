@@ -1,4 +1,4 @@
-"""Lines of text -> batches of token ids."""
+"""Make batches of token ids from lines of text."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ def read_lines(source: str, limit: int | None = None) -> list[str]:
             with expand_user(source).open(encoding="utf-8") as file:
                 lines = _filled(file, limit)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is no text in UTF-8: {error.reason} at byte {error.start}.") from error
+        raise UsageError(f"{source} is not valid UTF-8: {error.reason} at byte {error.start}.") from error
     except OSError as error:
         raise UsageError(f"The text {source} cannot be read: {error.strerror}.") from error
     if not lines:
