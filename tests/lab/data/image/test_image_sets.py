@@ -105,7 +105,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"but no test images: expected train/CLASS/\*.JPEG and val/CLASS"):
         image_sets.load_image_set(".", root)
     put(tmp_path / "one/train/cat/0.png", content())
-    with pytest.raises(UsageError, match="a folder of two or more classes, got 1"):
+    with pytest.raises(UsageError, match="two or more classes"):
         image_sets.load_image_set("one", tmp_path)
 
 
