@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import peak_memory
 from benchmarks.targets import SETUP, Result, faster, smaller
-from uncollapse.lab.data.graph.csbm import csbm
-from uncollapse.lab.data.graph.datasets import Graph, load_graph, to_undirected
+from uncollapse.lab.data.graph.datasets import Graph, csbm, load_graph, to_undirected
 from uncollapse.lab.data.graph.splits import split_by_count
 from uncollapse.lab.engine.runtime import use_threads
 from uncollapse.lab.experiments.gcn import config as gcn_config

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import uncollapse as uc
 from experiments import keeping
 from uncollapse.lab.engine.runtime import use_threads
-from uncollapse.lab.experiments.sphere import point_sets
+from uncollapse.lab.experiments.sphere import potentials
 from uncollapse.lab.runs.results import round_metrics
 
 LEANING = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.9, 0.44]])  # a plane through the middle of the sphere, seen aslant
@@ -73,8 +73,8 @@ def _state(points: Tensor) -> dict[str, Any]:
 def pairs(config: Config) -> dict[str, Any]:
     """Pairs of views on the circle in four states: close or not, spread or not."""
     drawn = Generator().manual_seed(config.seed)
-    even = point_sets.polygon(config.pairs).float()
-    crowd = point_sets.clustered_points(config.pairs, TO_THE_RIGHT.double(), drawn, config.crowd).float()
+    even = potentials.polygon(config.pairs).float()
+    crowd = potentials.clustered_points(config.pairs, TO_THE_RIGHT.double(), drawn, config.crowd).float()
     noise = torch.randn(config.pairs, 2, generator=drawn)
     order = torch.randperm(config.pairs, generator=drawn)
     turned = _turned(even, math.pi / config.pairs)  # so that no view lies upon another point

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 import uncollapse as uc
-from uncollapse.lab.data.graph.csbm import csbm
+from uncollapse.lab.data.graph.datasets import csbm
 
 torch.set_num_threads(1)  # more do not help with so small a graph
 

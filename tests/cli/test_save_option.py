@@ -14,7 +14,8 @@ from typer.testing import Result
 from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.runs import model_folder, saved_models
+from uncollapse.lab.runs import saved_models
+from uncollapse.lab.runs import saved_models as model_folder
 
 Run = Callable[..., Result]
 WEIGHTS = torch.nn.Linear(1, 1)

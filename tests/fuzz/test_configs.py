@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.config_files import LARGEST, read_config_file
-from uncollapse.lab.config.fields import build, command_line, config_fields, identity, parse_pairs, parse_values
+from uncollapse.lab.config.fields import (
+    LARGEST,
+    build,
+    command_line,
+    config_fields,
+    identity,
+    parse_pairs,
+    parse_values,
+    read_config_file,
+)
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
 

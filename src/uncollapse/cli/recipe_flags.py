@@ -12,9 +12,8 @@ from rich.markup import escape
 from uncollapse.cli.options import flag, option
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
-from uncollapse.lab.config.config_files import read_config_file
 from uncollapse.lab.config.field_types import as_text, union_members
-from uncollapse.lab.config.fields import ConfigField
+from uncollapse.lab.config.fields import ConfigField, read_config_file
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe

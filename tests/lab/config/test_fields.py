@@ -16,8 +16,7 @@ from tests.lab.slope import Config
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import field_types, fields
-from uncollapse.lab.config.config_files import read_config_file
-from uncollapse.lab.config.fields import config_field
+from uncollapse.lab.config.fields import config_field, read_config_file
 
 
 @pytest.mark.parametrize(

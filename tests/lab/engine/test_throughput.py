@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from uncollapse.lab.engine.throughput import RECENT, Throughput
+from uncollapse.lab.engine.loop import RECENT, Throughput
 
 
 class Clock:

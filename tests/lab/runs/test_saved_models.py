@@ -21,7 +21,7 @@ from uncollapse.lab.experiments.gcn import training as gcn_training
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.vit import digits
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs.model_folder import atomic_folder
+from uncollapse.lab.runs.saved_models import atomic_folder
 
 for library in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(library)

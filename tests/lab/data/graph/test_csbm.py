@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.graph.csbm import csbm
-from uncollapse.lab.data.graph.datasets import to_undirected
+from uncollapse.lab.data.graph.datasets import csbm, to_undirected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.experiments.sentences.probes import majority_accuracy, probe_accuracy, scale_to_sphere, standardise
+from uncollapse.lab.experiments.sentences.training import (
+    majority_accuracy,
+    probe_accuracy,
+    scale_to_sphere,
+    standardise,
+)
 
 pytest.importorskip("sklearn")
 

@@ -10,8 +10,8 @@ from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
 
 from uncollapse.lab.config.fields import build, parse_values
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.experiments.sentences import probes
 from uncollapse.lab.experiments.sentences import recipe as sentences
+from uncollapse.lab.experiments.sentences import training as probes
 from uncollapse.lab.tables.paper_table import build_cells
 
 for library in ("sklearn", "accelerate"):

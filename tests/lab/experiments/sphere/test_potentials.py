@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from uncollapse.lab.config.fields import build
-from uncollapse.lab.experiments.sphere import point_sets, potentials
+from uncollapse.lab.experiments.sphere import potentials
+from uncollapse.lab.experiments.sphere import potentials as point_sets
 from uncollapse.lab.experiments.sphere.potentials import Config
 from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum
 

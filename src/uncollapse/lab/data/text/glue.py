@@ -8,8 +8,7 @@ from typing import Any
 from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io.files import expand_user
 from uncollapse.io.hf_models import TIMEOUT
-from uncollapse.lab.data.text.glue_files import Examples, own_task, read_split
-from uncollapse.lab.data.text.glue_tasks import NAMES, OWN, TASKS, Columns, GlueTask
+from uncollapse.lab.data.text.glue_files import NAMES, OWN, TASKS, Columns, Examples, GlueTask, own_task, read_split
 
 __all__ = [
     "NAMES",

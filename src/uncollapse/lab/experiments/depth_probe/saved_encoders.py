@@ -13,7 +13,7 @@ from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import EncoderConfig
 from uncollapse.lab.experiments.moco import config as moco
 from uncollapse.lab.experiments.moco.config import MomentumConfig
-from uncollapse.lab.runs.model_folder import CONFIG, WEIGHTS, read_json
+from uncollapse.lab.runs.saved_models import CONFIG, WEIGHTS, read_json
 
 HEAD = "head"  # the classifier that the recipe circle trains with labels
 

@@ -21,7 +21,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import History, TrainingOptions
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.contrastive.objectives import formula, objective_slug
-from uncollapse.lab.experiments.sentences import probes
+from uncollapse.lab.experiments.sentences import training as probes
 from uncollapse.lab.experiments.sentences.config import Config, Data, build_encoders, load_data
 from uncollapse.lab.experiments.sentences.training import PairTraining
 from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads

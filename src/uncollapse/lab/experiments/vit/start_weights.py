@@ -14,8 +14,7 @@ from uncollapse.io import timm_models
 from uncollapse.io.loading import silence_libraries
 from uncollapse.io.tensor_files import weights_of
 from uncollapse.lab.models.vision_classifier import heads_of
-from uncollapse.lab.runs.model_folder import CONFIG, SETTINGS, WEIGHTS, read_json
-from uncollapse.lab.runs.saved_models import load_saved_cure
+from uncollapse.lab.runs.saved_models import CONFIG, SETTINGS, WEIGHTS, load_saved_cure, read_json
 
 SCRATCH, PUBLISHED = "scratch", "pretrained"
 HEADS = ("head.", "head_dist.")
