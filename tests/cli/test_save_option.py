@@ -15,7 +15,6 @@ from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs import saved_models
-from uncollapse.lab.runs import saved_models as model_folder
 
 Run = Callable[..., Result]
 WEIGHTS = torch.nn.Linear(1, 1)
@@ -111,7 +110,7 @@ def test_a_model_that_cannot_be_saved_is_one_sentence(
         raise OSError(28, "No space left on device")
 
     register(run_and_save)
-    monkeypatch.setattr(model_folder, "_sync_files", full)
+    monkeypatch.setattr(saved_models, "_sync_files", full)
     result = run("train", "slope", "--save")
     assert (result.exit_code, result.stdout, models(tmp_path)) == (2, "", [])
     assert result.stderr.startswith("Error: The model cannot be saved in runs/slope/2-seed0--")

@@ -10,7 +10,6 @@ import torch
 
 from uncollapse.lab.config.fields import build
 from uncollapse.lab.experiments.sphere import potentials
-from uncollapse.lab.experiments.sphere import potentials as point_sets
 from uncollapse.lab.experiments.sphere.potentials import Config
 from uncollapse.metrics.hypersphere import uniformity, uniformity_optimum
 
@@ -34,7 +33,7 @@ def circle() -> dict[str, Any]:
     ],
 )
 def test_polygons_have_the_known_potential(n: int, without: float, with_self: float) -> None:
-    found = potentials.measure_potential(point_sets.polygon(n), 2.0)
+    found = potentials.measure_potential(potentials.polygon(n), 2.0)
     assert found["potential"] == pytest.approx(without, abs=1e-5)
     assert found["potential_self"] == pytest.approx(with_self, abs=1e-5)
     assert found["log"] == pytest.approx(math.log(found["potential"]), abs=1e-5)
@@ -42,7 +41,7 @@ def test_polygons_have_the_known_potential(n: int, without: float, with_self: fl
 
 
 def test_with_self_is_what_the_metric_has_with_self_pairs() -> None:
-    points = torch.stack([point_sets.uniform_points(7, 3, torch.Generator().manual_seed(seed)) for seed in range(5)])
+    points = torch.stack([potentials.uniform_points(7, 3, torch.Generator().manual_seed(seed)) for seed in range(5)])
     found = potentials.with_self(uniformity(points), 7)
     torch.testing.assert_close(found, uniformity(points, exclude_self=False))
     torch.testing.assert_close(((7 * found.exp() - 1) / 6).log(), uniformity(points))  # as the other is got from it
@@ -75,8 +74,8 @@ def test_what_is_kept_for_pictures(circle: dict[str, Any]) -> None:
 
 
 def test_all_clusters_are_among_the_points_for_pictures() -> None:
-    corners = point_sets.simplex(4, 3)
-    points = point_sets.clustered_points(10_000, corners, torch.Generator().manual_seed(0), spread=0.01)
+    corners = potentials.simplex(4, 3)
+    points = potentials.clustered_points(10_000, corners, torch.Generator().manual_seed(0), spread=0.01)
     kept = torch.tensor(potentials.describe_set(points, 2.0)["points"]).double()
     counts = (kept @ corners.T).argmax(1).bincount()
     assert counts.min() > 100
@@ -87,7 +86,7 @@ def test_few_points_beside_the_regular_set(circle: dict[str, Any]) -> None:
     few = {row["n"]: row for row in circle["few"]}
     assert tuple(few) == potentials.COUNTS
     for n, row in few.items():
-        assert row["regular"] == potentials.measure_potential(point_sets.polygon(n), 2.0)
+        assert row["regular"] == potentials.measure_potential(potentials.polygon(n), 2.0)
         assert row["optimised"]["log"] >= row["regular"]["log"] - 1e-5  # the polygon is the best there is
         assert row["optimised"]["log"] == pytest.approx(row["regular"]["log"], abs=1e-3)
 
