@@ -16,7 +16,7 @@ from uncollapse.io.hf_models import Origin
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, encode
 from uncollapse.lab.data.text.glue import Examples
-from uncollapse.lab.data.text.glue_metrics import compute_metrics
+from uncollapse.lab.data.text.glue_files import compute_metrics
 from uncollapse.lab.runs.results import round_metrics
 
 ALIKE = 4.0  # pairs with at least this score mean the same

@@ -6,11 +6,11 @@ import typer
 
 from uncollapse import __version__, distributed
 from uncollapse.cli.compare import compare
+from uncollapse.cli.console import CommandGroup
 from uncollapse.cli.demo import demo
 from uncollapse.cli.diagnose import diagnose
 from uncollapse.cli.doctor import doctor
 from uncollapse.cli.embeddings import embeddings
-from uncollapse.cli.failures import CommandGroup
 from uncollapse.cli.list import list_names
 from uncollapse.cli.options import flag
 from uncollapse.cli.sweep import sweep

@@ -12,8 +12,7 @@ import typer
 
 from uncollapse import distributed
 from uncollapse.cli import console
-from uncollapse.cli.console import select_device
-from uncollapse.cli.failures import error_sentence
+from uncollapse.cli.console import error_sentence, select_device
 from uncollapse.cli.options import (
     DEVICES,
     DTYPES,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from uncollapse.cli import console
-from uncollapse.cli.failures import error_sentence
+from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, complete_recipe, flag, option
 from uncollapse.cli.outcomes import PlannedRun, format_duration, format_metric, plan_table
 from uncollapse.errors import UsageError

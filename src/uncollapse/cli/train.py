@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from uncollapse import distributed
 from uncollapse.cli import console, options, outcomes, recipe_flags
-from uncollapse.cli.failures import error_sentence
+from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, flag, option
 from uncollapse.cli.outcomes import Outcome, PlannedRun
 from uncollapse.cli.progress import ProgressBar

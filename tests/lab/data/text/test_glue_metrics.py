@@ -8,7 +8,7 @@ import torch
 
 from uncollapse.errors import NotFiniteError
 from uncollapse.lab.data.text.glue import TASKS
-from uncollapse.lab.data.text.glue_metrics import METRICS, compute_metrics
+from uncollapse.lab.data.text.glue_files import METRICS, compute_metrics
 from uncollapse.lab.experiments.glue import training as sentence_training
 
 Numbers = Sequence[float]

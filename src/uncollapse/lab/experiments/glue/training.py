@@ -18,7 +18,7 @@ from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, length_buckets
 from uncollapse.lab.data.text.glue import GlueTask
-from uncollapse.lab.data.text.glue_metrics import compute_metrics
+from uncollapse.lab.data.text.glue_files import compute_metrics
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.schedules import linear
