@@ -23,7 +23,7 @@ import torch
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.io import text_batches
+from uncollapse.io import batches as text_batches
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn import config as gcn_config
 from uncollapse.lab.experiments.gcn import training as gcn_training

@@ -21,7 +21,7 @@ from uncollapse.lab.data.text.encoded_texts import encode
 from uncollapse.lab.data.text.glue_files import Examples
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import config as contrastive
-from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
+from uncollapse.lab.experiments.depth_probe.config import load_encoder
 from uncollapse.lab.runs import saved_models
 
 from .machine import Machine, litter

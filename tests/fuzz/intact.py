@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.io import graphs, images, tensor_files, text_batches
+from uncollapse.io import batches, graphs, images, tensor_files
 from uncollapse.io import images as decoding
 from uncollapse.io.embedding_files import open_rows
 from uncollapse.io.images import UnreadableError
@@ -221,7 +221,7 @@ CASES = {
     "neighbours": Case("ind.cora.graph", raw(LISTS), read_neighbours),
     "tsv": Case("train.tsv", 'sentence\tlabel\nA fine day.\tyes\nNo "rain".\tno\nÉté\tyes\n'.encode(), read_tsv),
     "tsv scores": Case("train.tsv", b"sentence1\tsentence2\tscore\na\tb\t1.5\nc\td\t-2\n", read_tsv),
-    "lines": Case("x.txt", "one\ntwo\n\nthree é\n".encode(), lambda path: text_batches.read_lines(str(path))),
+    "lines": Case("x.txt", "one\ntwo\n\nthree é\n".encode(), lambda path: batches.read_lines(str(path))),
     "class list": Case("c.txt", b"# wanted\nn01 cat\nn02 dog\n", read_list),
     "labelled": Case("rt-polarity.all", b"0 a bad film\n1 a good film\n" * 3, read_labelled),
     "brown": Case("brown.zip", brown(), read_zip),

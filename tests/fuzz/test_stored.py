@@ -18,7 +18,7 @@ from uncollapse.attachment.save import DESCRIPTION, WEIGHTS
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.io import timm_models
 from uncollapse.lab.engine.checkpoints import STATE, Checkpoints
-from uncollapse.lab.experiments.depth_probe import saved_encoders
+from uncollapse.lab.experiments.depth_probe import config as saved_encoders
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.results import Results

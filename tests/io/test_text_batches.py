@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from uncollapse.io import UsageError, built_in_sentences
-from uncollapse.io.text_batches import read_lines
+from uncollapse.io.batches import read_lines
 
 
 def test_built_in_sentences_are_many_and_different() -> None:

@@ -1,4 +1,4 @@
-"""What a module shows before it runs: arguments and code of its forward pass, features; and what masks mean."""
+"""Read a module before it runs: the arguments and code of its forward pass, its widths, the meaning of masks."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
-    from uncollapse.io.batches import Data, DataRequest, load_data
+    from uncollapse.io.batches import Data, DataRequest, built_in_sentences, load_data
     from uncollapse.io.models import LoadedModel, load_model
-    from uncollapse.io.text_batches import built_in_sentences
 
 __all__ = [
     "DTYPES",
@@ -30,7 +29,7 @@ _MODULES = {
     "load_data": "batches",
     "LoadedModel": "models",
     "load_model": "models",
-    "built_in_sentences": "text_batches",
+    "built_in_sentences": "batches",
 }
 
 

@@ -20,7 +20,7 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, objective, queue_objective
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder
+from uncollapse.lab.models.image_encoder import MomentumEncoder
 
 WIDTH = 6
 SIZES = (8, 5, 7, 1)  # rows of the batches of an epoch: with 2 and 4 processes shares differ, and some are empty

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.seeding import use_seed
-from uncollapse.lab.models.image_encoder import SmallAlexNet
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
+from uncollapse.lab.models.image_encoder import MomentumEncoder, SmallAlexNet, add_mlp
 
 
 def model(queue: int = 7, ema: float = 0.9) -> MomentumEncoder:

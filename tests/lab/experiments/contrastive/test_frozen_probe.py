@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.errors import NotFiniteError, UsageError
-from uncollapse.lab.experiments.contrastive.frozen_probe import knn_probe, linear_probe
+from uncollapse.lab.experiments.contrastive.training import knn_probe, linear_probe
 
 pytest.importorskip("sklearn")
 

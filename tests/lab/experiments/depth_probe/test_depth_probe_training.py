@@ -21,7 +21,7 @@ TINY = Config(data="rendered", examples=10, width=0.03, side=16, map_side=4, hea
 
 
 def training(config: Config = TINY) -> DepthTraining:
-    begun = depth_probing.load_encoder(config)
+    begun = depth_probing.load_frozen_encoder(config)
     return DepthTraining(begun.encoder, config, depth_probing.load_scenes(config, Runtime(), begun.side))
 
 
@@ -36,9 +36,14 @@ def test_the_last_scenes_are_held_back() -> None:
 
 
 def test_a_random_encoder_depends_on_the_seed_alone() -> None:
-    first, again = depth_probing.load_encoder(TINY), depth_probing.load_encoder(replace(TINY, epochs=3, layer="conv4"))
-    assert first.fingerprint == again.fingerprint != depth_probing.load_encoder(replace(TINY, seed=1)).fingerprint
-    assert (first.side, depth_probing.load_encoder(replace(TINY, side=0)).side) == (16, 64)
+    first, again = (
+        depth_probing.load_frozen_encoder(TINY),
+        depth_probing.load_frozen_encoder(replace(TINY, epochs=3, layer="conv4")),
+    )
+    assert (
+        first.fingerprint == again.fingerprint != depth_probing.load_frozen_encoder(replace(TINY, seed=1)).fingerprint
+    )
+    assert (first.side, depth_probing.load_frozen_encoder(replace(TINY, side=0)).side) == (16, 64)
     assert not any(parameter.requires_grad for parameter in first.encoder.parameters())
 
 
@@ -47,7 +52,7 @@ def test_a_kept_encoder_sees_pictures_of_its_own_size(tmp_path: Path) -> None:
     encoder = contrastive.build_encoder(config)
     saved_models.save_weights(Runtime(save_to=tmp_path / "model"), encoder, config)
     probe = replace(TINY, start=str(tmp_path / "model"), side=0)
-    begun = depth_probing.load_encoder(probe)
+    begun = depth_probing.load_frozen_encoder(probe)
     assert begun.side == 20
     assert torch.equal(begun.encoder.conv1[0].weight, encoder.conv1[0].weight)
     before = depth_probing.data_fingerprint(probe, Runtime())
@@ -125,6 +130,6 @@ def test_settings_that_say_what_the_defaults_do_make_no_other_run() -> None:
 def test_flat_scenes_and_small_sides() -> None:
     flat = Scenes(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.ones(4, 4, 4))
     with pytest.raises(UsageError, match="there is nothing to learn"):
-        DepthTraining(depth_probing.load_encoder(TINY).encoder, TINY, {"train": flat, "test": flat})
+        DepthTraining(depth_probing.load_frozen_encoder(TINY).encoder, TINY, {"train": flat, "test": flat})
     with pytest.raises(UsageError, match="15 pixels"):
         Config(side=7)

@@ -12,7 +12,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig
-from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
+from uncollapse.lab.experiments.depth_probe.config import load_encoder
 from uncollapse.lab.experiments.moco import config as momentum
 from uncollapse.lab.experiments.moco.config import MomentumConfig
 from uncollapse.lab.runs import saved_models

@@ -12,7 +12,7 @@ import torch
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.experiments.depth_probe.saved_encoders import load_encoder
+from uncollapse.lab.experiments.depth_probe.config import load_encoder
 from uncollapse.lab.experiments.moco import recipe as moco
 from uncollapse.lab.experiments.moco.config import MomentumConfig
 from uncollapse.lab.experiments.moco.recipe import Config

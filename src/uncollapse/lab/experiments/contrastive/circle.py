@@ -20,7 +20,6 @@ from uncollapse.lab.engine.task import History
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, EncoderConfig, data_fingerprint
-from uncollapse.lab.experiments.contrastive.frozen_probe import linear_probe
 from uncollapse.lab.experiments.contrastive.recipe import LIBRARIES
 from uncollapse.lab.experiments.contrastive.training import (
     OUTPUT,
@@ -29,6 +28,7 @@ from uncollapse.lab.experiments.contrastive.training import (
     data_facts,
     fit_encoder,
     hypersphere_metrics,
+    linear_probe,
 )
 from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads
 from uncollapse.lab.models.image_encoder import SmallAlexNet

@@ -1,6 +1,6 @@
-"""Train small encoders on two views of each image and evaluate them: the task, features and metrics."""
+"""Train small image encoders on two views of each image, and evaluate their frozen features."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from uncollapse.diagnosis.build import Labels
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose_activations
-from uncollapse.errors import NotFiniteError, UsageError
+from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.data.image.augmentation import evaluation_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
 from uncollapse.lab.data.image.two_views import MemoryBatches, TwoViews
@@ -21,10 +21,65 @@ from uncollapse.lab.engine.schedules import steps as step_schedule
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import History, Task, TrainingOptions
 from uncollapse.lab.experiments.contrastive.config import Data, EncoderConfig
-from uncollapse.lab.experiments.contrastive.frozen_probe import knn_probe, linear_probe
 from uncollapse.lab.experiments.contrastive.objectives import information_bound
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.metrics.hypersphere import alignment, uniformity, uniformity_optimum
+
+Labelled = tuple[Tensor, Tensor]  # features (n, d) and labels (n,)
+EPOCHS, BATCH, RATE, BETAS = 100, 128, 1e-3, (0.5, 0.999)  # of the paper's linear classifier
+MILESTONES, DROP = (60, 80), 0.2  # epochs after which its learning rate is multiplied by this factor
+
+
+def linear_probe(
+    train: Labelled, evaluated: Mapping[str, Labelled], seed: int = 0, epochs: int = EPOCHS
+) -> dict[str, float]:
+    """Return accuracies of a linear classifier trained as in the paper: Adam, 100 epochs, ×0.2 after 60 and 80.
+
+    Wang & Isola (arXiv 2005.10242) augment the images in each epoch; here the features are fixed.
+
+    Args:
+        train: Training features and labels.
+        evaluated: Features and labels to evaluate on, by name.
+        seed: Seed of the weights and of the order.
+        epochs: Number of epochs; the milestones scale with it.
+    """
+    features, labels = _check_features(train)
+    classes = int(labels.max()) + 1
+    with use_seed(seed), torch.enable_grad():
+        head = nn.Linear(features.shape[1], classes).to(features.device)
+        optimizer = torch.optim.Adam(head.parameters(), lr=RATE, betas=BETAS)
+        milestones = [at * epochs // EPOCHS for at in MILESTONES]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, DROP)
+        for _ in range(epochs):
+            for chosen in torch.split(torch.randperm(len(labels)), BATCH):
+                optimizer.zero_grad()
+                torch.autograd.backward(F.cross_entropy(head(features[chosen]), labels[chosen]))
+                optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        return {name: _accuracy(head(x.float()).argmax(1) == y) for name, (x, y) in evaluated.items()}
+
+
+def knn_probe(train: Labelled, evaluated: Mapping[str, Labelled], count: int = 5) -> dict[str, float]:
+    """Return accuracies of the majority vote of the nearest training rows, by Euclidean distance."""
+    features, labels = _check_features(train)
+    sklearn: Any = import_optional("sklearn.neighbors", "train")
+    if len(labels) < count:
+        raise UsageError(f"{count} neighbours need at least {count} training rows, got {len(labels)}.")
+    voters = sklearn.KNeighborsClassifier(count, algorithm="brute").fit(features.cpu().numpy(), labels.cpu().numpy())
+    return {name: float(voters.score(x.float().cpu().numpy(), y.cpu().numpy())) for name, (x, y) in evaluated.items()}
+
+
+def _check_features(train: Labelled) -> Labelled:
+    features, labels = train[0].detach().float(), train[1]
+    if not bool(features.isfinite().all()):
+        raise NotFiniteError("The features of the encoder are not finite.")
+    return features, labels
+
+
+def _accuracy(correct: Tensor) -> float:
+    return float(correct.float().mean())
+
 
 PENULTIMATE, OUTPUT = "fc7", "output"
 EVALUATION_BATCH = 500  # images per batch

@@ -1,20 +1,64 @@
-"""Configuration of the recipe depth-probe, its scenes, and the frozen encoder that is probed."""
+"""Configuration of depth probes, their scenes, and the frozen encoders that they read."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from uncollapse.errors import UsageError
 from uncollapse.io.files import expand_user
-from uncollapse.lab.config.fields import config_field, reset_idle
+from uncollapse.io.tensor_files import load_into, weights_of
+from uncollapse.lab.config.fields import build, config_field, config_fields, reset_idle
 from uncollapse.lab.data.image import depth_maps
 from uncollapse.lab.data.image.depth_maps import Scenes, render_scenes
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
-from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING
-from uncollapse.lab.experiments.depth_probe import saved_encoders
+from uncollapse.lab.experiments.contrastive import config as contrastive
+from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, EncoderConfig
+from uncollapse.lab.experiments.moco import config as moco
+from uncollapse.lab.experiments.moco.config import MomentumConfig
 from uncollapse.lab.models.image_encoder import LEAST_SIDE, SmallAlexNet
 from uncollapse.lab.runs.results import fingerprint
+from uncollapse.lab.runs.saved_models import CONFIG, WEIGHTS, read_json
+
+HEAD = "head"  # the classifier that the recipe circle trains with labels
+
+
+class SavedEncoder(NamedTuple):
+    """An encoder in evaluation mode, and the configuration of its run."""
+
+    encoder: Any
+    config: EncoderConfig
+
+
+def load_encoder(folder: str | Path) -> SavedEncoder:
+    """Return the encoder that a run with --save wrote in a folder, see `saved_models.save_weights`."""
+    folder = expand_user(folder)
+    config = _read_config(folder)
+    encoder = moco.build_encoder(config) if isinstance(config, MomentumConfig) else contrastive.build_encoder(config)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no whole model: {WEIGHTS} is missing. Keep the model again.")
+    labelled = weights_of(path, encoder).get(f"{HEAD}.weight")
+    if labelled is not None and labelled.dim() == 2:
+        encoder.add_module(HEAD, nn.Linear(labelled.shape[1], labelled.shape[0]))
+    load_into(encoder, path)
+    return SavedEncoder(encoder.eval(), config)
+
+
+def _read_config(folder: Path) -> EncoderConfig:
+    """Return the configuration of the run; fields that do not concern the encoder may be of any recipe."""
+    found = read_json(folder / CONFIG)
+    if not {"dim", "side", "width"} <= found.keys():
+        raise UsageError(
+            f"{folder} has a saved model of another kind; expected an encoder of contrast, circle or moco."
+        )
+    kind = MomentumConfig if "ema" in found else EncoderConfig
+    known = config_fields(kind)
+    config: EncoderConfig = build(kind, {name: value for name, value in found.items() if name in known})
+    return config
+
 
 RANDOM, RENDERED = "random", "rendered"
 SIDE, SCENES = 64, 300  # default side of a random encoder's images, and default number of rendered scenes
@@ -69,14 +113,14 @@ class FrozenEncoder(NamedTuple):
     fingerprint: str
 
 
-def load_encoder(config: Config) -> FrozenEncoder:
+def load_frozen_encoder(config: Config) -> FrozenEncoder:
     """Return the encoder that a run probes."""
     if config.start == RANDOM:
         with use_seed(config.seed):
             encoder: Any = SmallAlexNet(side=config.side or SIDE, width=config.width)
         side = SIDE
     else:
-        saved = saved_encoders.load_encoder(config.start)
+        saved = load_encoder(config.start)
         encoder, side = saved.encoder, saved.config.side
     encoder.eval().requires_grad_(False)
     return FrozenEncoder(encoder, config.side or side, fingerprint(encoder.state_dict().values()))
@@ -93,7 +137,7 @@ def data_fingerprint(config: Config, runtime: Runtime) -> str:
         scenes = fingerprint(render_scenes(2, SIDE, SIDE))
     else:
         scenes = depth_maps.file_digest(scene_file(config, runtime))
-    return f"{scenes[:8]}-{load_encoder(config).fingerprint[:8]}"
+    return f"{scenes[:8]}-{load_frozen_encoder(config).fingerprint[:8]}"
 
 
 def load_scenes(config: Config, runtime: Runtime, side: int) -> dict[str, Scenes]:

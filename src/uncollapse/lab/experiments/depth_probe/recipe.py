@@ -21,7 +21,7 @@ from uncollapse.lab.experiments.depth_probe.config import (
     SIDE,
     Config,
     data_fingerprint,
-    load_encoder,
+    load_frozen_encoder,
     load_scenes,
 )
 from uncollapse.lab.experiments.depth_probe.training import DepthTraining
@@ -38,7 +38,7 @@ NAME = "depth-probe"
 def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     """Train a head on a frozen encoder. Return the record of the run."""
     runtime.report_stage("reading the scenes")
-    frozen = load_encoder(config)
+    frozen = load_frozen_encoder(config)
     splits = load_scenes(config, runtime, frozen.side)
     digest = data_fingerprint(config, runtime)
     training = DepthTraining(frozen.encoder, config, splits)

@@ -11,9 +11,9 @@ from torch import nn
 from uncollapse.attachment.save import DESCRIPTION
 from uncollapse.backbones.huggingface_blocks import NUMBERS
 from uncollapse.errors import UsageError
+from uncollapse.io.batches import token_limit
 from uncollapse.io.files import user_cache
 from uncollapse.io.hf_models import Origin, load_tokenizer
-from uncollapse.io.text_batches import token_limit
 from uncollapse.lab.config.fields import config_field, reset_idle
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, encode

@@ -9,8 +9,7 @@ from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import DATA, MODEL, TRAINING, VIEWS, ContrastConfig
 from uncollapse.lab.experiments.contrastive.objectives import OBJECTIVE
-from uncollapse.lab.models.image_encoder import LEAST_SIDE, RESNETS, STEMS, ResNetEncoder
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder, add_mlp
+from uncollapse.lab.models.image_encoder import LEAST_SIDE, RESNETS, STEMS, MomentumEncoder, ResNetEncoder, add_mlp
 
 SMALL_ALEXNET = "small_alexnet"
 PROBE = "Linear evaluation"  # panel of the help

@@ -19,11 +19,10 @@ from uncollapse.lab.engine.schedules import steps as step_schedule
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.experiments.contrastive.config import Data
-from uncollapse.lab.experiments.contrastive.frozen_probe import knn_probe
 from uncollapse.lab.experiments.contrastive.objectives import queue_objective
-from uncollapse.lab.experiments.contrastive.training import OUTPUT, EncoderTraining
+from uncollapse.lab.experiments.contrastive.training import OUTPUT, EncoderTraining, knn_probe
 from uncollapse.lab.experiments.moco.config import MomentumConfig
-from uncollapse.lab.models.momentum_encoder import MomentumEncoder
+from uncollapse.lab.models.image_encoder import MomentumEncoder
 
 FOLDER = "linear"  # of the classifier's checkpoints, within those of the run
 LEAST_AREA = 0.08  # of the classifier's crops
