@@ -18,7 +18,7 @@ from tests.lab.data.image import made_up_images
 
 from uncollapse.errors import UsageError
 from uncollapse.io.embedding_files import open_rows
-from uncollapse.lab.data.image import image_source
+from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_batches import ImageBatches
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.glue import config as sentences
@@ -119,7 +119,7 @@ def test_embeddings(tmp_path: Path, save: Callable[..., Path], change: str, reco
 def test_pictures(tmp_path: Path, record_property: Count) -> None:
     """Those that vanish or tear during a run are left out and counted; between runs the fingerprint tells."""
     root = made_up_images.folder(tmp_path)
-    found = image_source.load_image_set(".", root).train
+    found = image_sets.load_image_set(".", root).train
     before = found.fingerprint()
     paths = [Path(found.source.path(int(number))) for number in found.numbers]
     batches = iter(ImageBatches(found, range(len(found)), 3, lambda picture: torch.from_numpy(numpy.array(picture))))
@@ -128,7 +128,7 @@ def test_pictures(tmp_path: Path, record_property: Count) -> None:
     paths[4].write_bytes(paths[4].read_bytes()[:20])
     paths[7].write_bytes(b"")
     assert [batch.skipped for batch in batches] == [2, 1]
-    assert image_source.load_image_set(".", root).train.fingerprint() != before
+    assert image_sets.load_image_set(".", root).train.fingerprint() != before
     record_property("cases", 4)
 
 

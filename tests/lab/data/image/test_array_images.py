@@ -11,7 +11,7 @@ from tests.lab.data.image.made_up_images import pack, put
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.io import UsageError
-from uncollapse.lab.data.image import image_source
+from uncollapse.lab.data.image import image_sets
 
 torchvision_ops.declare()
 datasets: Any = pytest.importorskip("torchvision.datasets")
@@ -48,7 +48,7 @@ def test_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, label
     trusted(monkeypatch)
     offline(monkeypatch)
     cifar(tmp_path / (below and name), name.upper(), labels)
-    found = image_source.load_image_set(name, tmp_path)
+    found = image_sets.load_image_set(name, tmp_path)
     assert (found.name, found.facts) == (name, {"kind": "torchvision"})
     assert (len(found.train), len(found.test)) == (count, 2)
     assert found.train.labels.tolist() == [1, 0] * (count // 2)
@@ -61,7 +61,7 @@ def test_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, label
 def test_packed_files_go_before(tmp_path: Path) -> None:
     for part in ("train", "test"):
         pack(tmp_path / f"cifar10/{part}.npz")
-    assert image_source.load_image_set("cifar10", tmp_path).facts["kind"] == "packed"
+    assert image_sets.load_image_set("cifar10", tmp_path).facts["kind"] == "packed"
 
 
 class Trap:
@@ -79,7 +79,7 @@ def test_files_with_another_check_sum_are_never_opened(tmp_path: Path, monkeypat
     for file, _ in datasets.CIFAR10.train_list + datasets.CIFAR10.test_list:
         put(tmp_path / "cifar-10-batches-py" / file, pickle.dumps(Trap(tmp_path / "sprung")))
     with pytest.raises(UsageError, match=r"cifar-10-batches-py.*cannot be fetched"):
-        image_source.load_image_set("cifar10", tmp_path)
+        image_sets.load_image_set("cifar10", tmp_path)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -88,7 +88,7 @@ def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     offline(monkeypatch)
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UsageError, match=rf"cache .*{name} .*--data-root"):
-        image_source.load_image_set(name, None)
+        image_sets.load_image_set(name, None)
 
 
 def test_stl10_without_its_pictures_that_have_no_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_stl10_without_its_pictures_that_have_no_labels(tmp_path: Path, monkeypa
     for part, count in (("train", 2), ("test", 3)):
         put(tmp_path / f"stl10_binary/{part}_X.bin", picture.tobytes() * count)
         put(tmp_path / f"stl10_binary/{part}_y.bin", bytes([1, 10, 2][:count]))
-    found = image_source.load_image_set("stl10", tmp_path)
+    found = image_sets.load_image_set("stl10", tmp_path)
     assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([0, 9], [0, 9, 1])
     assert (found.test.classes[9], len(found.test.classes)) == ("truck", 10)
     assert found.train.image(1).getpixel((10, 20)) == (255, 0, 0)
@@ -121,12 +121,12 @@ def fashion(root: Path) -> Path:
 
 
 def test_fashion_mnist_becomes_colour(tmp_path: Path) -> None:
-    found = image_source.load_image_set("fashion-mnist", fashion(tmp_path))
+    found = image_sets.load_image_set("fashion-mnist", fashion(tmp_path))
     assert (len(found.train), len(found.test), found.train.classes[9]) == (3, 2, "Ankle boot")
     picture = found.train.image(0)
     assert (picture.mode, picture.size, picture.getpixel((5, 5))) == ("RGB", (28, 28), (90, 90, 90))
     put(tmp_path / "list.txt", b"Ankle boot\nBag\n")
-    chosen = image_source.load_image_set("fashion-mnist", tmp_path, str(tmp_path / "list.txt"))
+    chosen = image_sets.load_image_set("fashion-mnist", tmp_path, str(tmp_path / "list.txt"))
     assert (chosen.train.numbers.tolist(), chosen.train.labels.tolist()) == ([0, 2], [0, 0])
 
 
@@ -135,11 +135,11 @@ def test_a_torn_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fashion(tmp_path) / "FashionMNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UsageError, match="FashionMNIST"):
-        image_source.load_image_set("fashion-mnist", tmp_path)
+        image_sets.load_image_set("fashion-mnist", tmp_path)
 
 
 def test_digits(tmp_path: Path) -> None:
-    found = image_source.load_image_set("digits", None)
+    found = image_sets.load_image_set("digits", None)
     assert (found.name, found.facts) == ("digits", {"kind": "scikit-learn"})
     assert (len(found.train), len(found.test)) == (1497, 300)
     numbers = {*found.train.numbers.tolist(), *found.test.numbers.tolist()}
@@ -148,4 +148,4 @@ def test_digits(tmp_path: Path) -> None:
     picture = found.train.image(0)
     assert (picture.mode, picture.size) == ("RGB", (8, 8))
     assert numpy.asarray(picture).max() == 255
-    assert image_source.load_image_set("digits", tmp_path).train.fingerprint() == found.train.fingerprint()
+    assert image_sets.load_image_set("digits", tmp_path).train.fingerprint() == found.train.fingerprint()

@@ -8,14 +8,14 @@ import pytest
 from tests.lab.data.image.made_up_images import COLOURS, folder, pack
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.image import image_source
+from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_source import ImageSet
 
 
 def load(root: Path, text: str | bytes, data: str = ".") -> ImageSet:
     path = root / "list.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return image_source.load_image_set(data, root, str(path))
+    return image_sets.load_image_set(data, root, str(path))
 
 
 def made(root: Path, kind: str) -> Path:
@@ -79,7 +79,7 @@ def test_lists_that_do_not_fit(tmp_path: Path, kind: str, text: str | bytes, wor
 
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"The list of classes .*none\.txt cannot be read: No such file"):
-        image_source.load_image_set(".", folder(tmp_path), str(tmp_path / "none.txt"))
+        image_sets.load_image_set(".", folder(tmp_path), str(tmp_path / "none.txt"))
 
 
 def test_a_list_without_pictures(tmp_path: Path) -> None:

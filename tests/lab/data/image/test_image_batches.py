@@ -16,7 +16,7 @@ from tests.lab.data.image.made_up_images import content, folder, pack
 from torch import Tensor
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.image import image_files, image_source
+from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_batches import GRACE, ImageBatch, ImageBatches, epoch_order
 from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.seeding import get_random_state
@@ -113,7 +113,7 @@ def test_the_batches_behind_the_first_ones_are_counted_too(tmp_path: Path) -> No
 
 
 def test_a_file_that_vanishes(tmp_path: Path) -> None:
-    found = image_source.load_image_set(".", folder(tmp_path)).train
+    found = image_sets.load_image_set(".", folder(tmp_path)).train
     (tmp_path / "train/dog/1.png").unlink()
     (batch,) = ImageBatches(found, range(9), 9, plain)
     assert (len(batch), batch.skipped) == (8, 1)
@@ -173,7 +173,7 @@ def test_pictures_can_be_handed_to_another_process(tmp_path: Path) -> None:
     pack(tmp_path / "packed/val.npz")
     folder(tmp_path / "files")
     for name in ("packed", "files", "digits"):
-        found = image_source.load_image_set(name, tmp_path).train
+        found = image_sets.load_image_set(name, tmp_path).train
         copied = pickle.loads(pickle.dumps(found))
         assert copied.fingerprint() == found.fingerprint()
         assert copied.image(2).tobytes() == found.image(2).tobytes()

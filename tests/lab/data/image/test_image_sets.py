@@ -10,7 +10,7 @@ import torch
 from tests.lab.data.image.made_up_images import COLOURS, content, folder, pack, put
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.image import image_files, image_source
+from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_source import Images, UnreadableError, split_images
 
 
@@ -27,27 +27,27 @@ def named(pictures: Images) -> list[str]:
 @pytest.mark.parametrize("part", ["val", "test", "valid", "validation"])
 def test_a_folder(tmp_path: Path, part: str) -> None:
     folder(tmp_path / "pets", part)
-    found = image_source.load_image_set("pets", tmp_path)
+    found = image_sets.load_image_set("pets", tmp_path)
     assert (found.name, found.facts) == ("pets", {"kind": "folder", "judged_by": part})
     assert found.train.classes == found.test.classes == ("cat", "dog", "emu")
     assert named(found.train) == colours(found.train) == ["cat"] * 3 + ["dog"] * 3 + ["emu"] * 3
     assert named(found.test) == colours(found.test) == ["cat", "dog", "emu"]
-    assert image_source.load_image_set(".", tmp_path / "pets").train.fingerprint() == found.train.fingerprint()
-    assert image_source.load_image_set(str(tmp_path / "pets"), None).name == "pets"
+    assert image_sets.load_image_set(".", tmp_path / "pets").train.fingerprint() == found.train.fingerprint()
+    assert image_sets.load_image_set(str(tmp_path / "pets"), None).name == "pets"
 
 
 def test_what_else_lies_in_a_folder(tmp_path: Path) -> None:
     root = folder(tmp_path)
-    before = image_source.load_image_set(".", root)
+    before = image_sets.load_image_set(".", root)
     for name in (".DS_Store", "._0.png", "Thumbs.db", "notes.txt", ".hidden/0.png"):
         put(root / "train/cat" / name, content())
     put(root / "train/README.txt", b"")
     put(root / "train/.git/0.png", content())
     put(root / "test/0.JPEG", content())  # ImageNet's test pictures have no classes
-    assert image_source.load_image_set(".", root).train.fingerprint() == before.train.fingerprint()
-    assert image_source.load_image_set(".", root).facts["judged_by"] == "val"
+    assert image_sets.load_image_set(".", root).train.fingerprint() == before.train.fingerprint()
+    assert image_sets.load_image_set(".", root).facts["judged_by"] == "val"
     put(root / "train/cat/more/3.PNG", content())
-    assert len(image_source.load_image_set(".", root).train) == 10
+    assert len(image_sets.load_image_set(".", root).train) == 10
 
 
 def test_folders_that_are_links(tmp_path: Path) -> None:
@@ -57,21 +57,21 @@ def test_folders_that_are_links(tmp_path: Path) -> None:
     for name in COLOURS:
         (linked / "train" / name).symlink_to(root / "train" / name, target_is_directory=True)
     (linked / "val").symlink_to(root / "val", target_is_directory=True)
-    found = image_source.load_image_set("linked", tmp_path)
+    found = image_sets.load_image_set("linked", tmp_path)
     assert colours(found.train) == named(found.train)
-    assert found.train.fingerprint() == image_source.load_image_set("real", tmp_path).train.fingerprint()
+    assert found.train.fingerprint() == image_sets.load_image_set("real", tmp_path).train.fingerprint()
 
 
 def test_names_that_are_no_ascii(tmp_path: Path) -> None:
     folder(tmp_path, classes=("cat", "dog"))
     put(tmp_path / "train/cat/Füchse 🦊.png", content(COLOURS["cat"]))
-    found = image_source.load_image_set(".", tmp_path).train
+    found = image_sets.load_image_set(".", tmp_path).train
     assert (len(found), colours(found)) == (7, named(found))
 
 
 def test_the_fingerprint_of_a_folder(tmp_path: Path) -> None:
     def fingerprint() -> str:
-        return image_source.load_image_set(".", tmp_path).train.fingerprint()
+        return image_sets.load_image_set(".", tmp_path).train.fingerprint()
 
     folder(tmp_path)
     found = [fingerprint()]
@@ -90,29 +90,29 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     (root / "train/fox").mkdir()
     (root / "val/fox").mkdir()
     with pytest.raises(UsageError, match=r"classes 'fox'"):
-        image_source.load_image_set(".", root)
+        image_sets.load_image_set(".", root)
     (root / "train/fox").rmdir()
     with pytest.raises(UsageError, match="val has classes that train does not have: 'fox'"):
-        image_source.load_image_set(".", root)
+        image_sets.load_image_set(".", root)
     (root / "val/fox").rmdir()
     (root / "val/emu/0.JPEG").unlink()
     with pytest.raises(UsageError, match="val has no images of the classes 'emu'"):
-        image_source.load_image_set(".", root)
+        image_sets.load_image_set(".", root)
     (root / "val/emu").rmdir()
     with pytest.raises(UsageError, match="val has no images of the classes 'emu'"):
-        image_source.load_image_set(".", root)
+        image_sets.load_image_set(".", root)
     (root / "val").rename(root / "judged")
     with pytest.raises(UsageError, match=r"but no test images: expected train/CLASS/\*.JPEG and val/CLASS"):
-        image_source.load_image_set(".", root)
+        image_sets.load_image_set(".", root)
     put(tmp_path / "one/train/cat/0.png", content())
     with pytest.raises(UsageError, match="two or more classes"):
-        image_source.load_image_set("one", tmp_path)
+        image_sets.load_image_set("one", tmp_path)
 
 
 def test_packed_files(tmp_path: Path) -> None:
     pack(tmp_path / "pets/train.npz")
     pack(tmp_path / "pets/test.npz", [content(colour, form="JPEG") for colour in COLOURS.values()])
-    found = image_source.load_image_set("pets", tmp_path)
+    found = image_sets.load_image_set("pets", tmp_path)
     assert (found.name, found.facts) == ("pets", {"kind": "packed", "judged_by": "test"})
     assert named(found.train) == colours(found.train) == ["cat", "dog", "emu"] * 2
     assert named(found.test) == colours(found.test) == ["cat", "dog", "emu"]
@@ -123,7 +123,7 @@ def test_packed_files(tmp_path: Path) -> None:
 def test_a_packed_picture_that_is_torn(tmp_path: Path) -> None:
     for part in ("train", "val"):
         pack(tmp_path / f"{part}.npz", [content(), b"", content()[:40]])
-    found = image_source.load_image_set(".", tmp_path).train
+    found = image_sets.load_image_set(".", tmp_path).train
     for at in (1, 2):
         with pytest.raises(UnreadableError, match=rf"^image {at} of train\.npz: "):
             found.image(at)
@@ -157,23 +157,23 @@ def test_packed_files_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], w
     pack(tmp_path / "train.npz", **changes)
     pack(tmp_path / "val.npz")
     with pytest.raises(UsageError, match=rf"train\.npz .*{words}"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
 
 
 def test_packed_files_of_other_classes(tmp_path: Path) -> None:
     pack(tmp_path / "train.npz")
     with pytest.raises(UsageError, match=r"has train\.npz, but neither val\.npz nor test\.npz"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
     pack(tmp_path / "val.npz", classes=numpy.array(["cat", "dog", "fox"]))
     with pytest.raises(UsageError, match="differ in 'emu', 'fox'"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
     pack(tmp_path / "val.npz", classes=numpy.array(["dog", "cat", "emu"]))
     with pytest.raises(UsageError, match="another order"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
     for part in ("train", "val"):
         pack(tmp_path / f"{part}.npz", [content()], classes=numpy.array(["cat"]))
     with pytest.raises(UsageError, match="two or more classes, got 'cat'"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
 
 
 def test_a_file_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_a_file_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.M
     pack(tmp_path / "val.npz")
     numpy.savez_compressed(tmp_path / "train.npz", data=numpy.zeros(10**6, "uint8"))
     with pytest.raises(UsageError, match="and would unpack to 1,000,"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
 
 
 def test_damaged_packed_files_are_read_or_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_damaged_packed_files_are_read_or_refused(tmp_path: Path) -> None:
             damaged[numbers.randrange(len(damaged))] = numbers.randrange(256)
         path.write_bytes(damaged)
         try:
-            assert len(image_source.load_image_set(".", tmp_path).train) == 6
+            assert len(image_sets.load_image_set(".", tmp_path).train) == 6
         except UsageError:
             refused += 1
     assert refused > 60
@@ -202,17 +202,17 @@ def test_damaged_packed_files_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"data must be one of digits, .*got 'cifar-10'\. Did you mean 'cifar10'\? A "):
-        image_source.load_image_set("cifar-10", tmp_path)
+        image_sets.load_image_set("cifar-10", tmp_path)
     with pytest.raises(UsageError, match=r"got 'my pets'\. A folder has train/CLASS/.* or train\.npz and val\.npz"):
-        image_source.load_image_set("my pets", tmp_path)
+        image_sets.load_image_set("my pets", tmp_path)
     with pytest.raises(UsageError, match=r"A folder has train/CLASS"):
-        image_source.load_image_set(".", tmp_path)
+        image_sets.load_image_set(".", tmp_path)
     with pytest.raises(UsageError, match=r"nowhere; set --data-root"):
-        image_source.load_image_set("pets", tmp_path / "nowhere")
+        image_sets.load_image_set("pets", tmp_path / "nowhere")
 
 
 def numbered(count: int) -> Images:
-    found = image_source.load_image_set("digits", None).train
+    found = image_sets.load_image_set("digits", None).train
     return found.select(torch.arange(count))
 
 

@@ -109,12 +109,12 @@ def test_features_come_in_the_order_of_the_pictures() -> None:
 
 
 def test_what_is_held_back_is_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uncollapse.lab.data.image import image_source
+    from uncollapse.lab.data.image import image_sets
     from uncollapse.lab.data.image.image_source import ImageSet
 
     found = pictures(40)
     found.labels[30:] = -1  # without labels
-    monkeypatch.setattr(image_source, "load_image_set", lambda *_: ImageSet("made", found, pictures(6), {}))
+    monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", found, pictures(6), {}))
     config = contrast.Config(**TINY | {"data": "stl10", "unlabelled": True})
     data = contrastive.load_data(config, Runtime())
     assert (len(data.learned), len(data.splits["train"]), len(data.splits["validation"])) == (37, 27, 3)

@@ -8,7 +8,7 @@ from tests.lab.data.image.test_two_views import Growing
 from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.image import image_source
+from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_source import Images, ImageSet
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import config as contrastive
@@ -58,6 +58,6 @@ def test_a_part_of_which_nothing_can_be_read() -> None:
 
 @pytest.mark.parametrize("settings", [{"holdout": 0.01}, {"examples": 4, "holdout": 0.5}])
 def test_too_few_pictures_are_told_before_training(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_source, "load_image_set", lambda *_: ImageSet("made", pictures(100), pictures(6), {}))
+    monkeypatch.setattr(image_sets, "load_image_set", lambda *_: ImageSet("made", pictures(100), pictures(6), {}))
     with pytest.raises(UsageError, match="5 train and 2 validation"):
         contrastive.load_data(contrast.Config(**TINY | settings), Runtime())

@@ -8,7 +8,7 @@ import torch
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import config_field, reset_idle
-from uncollapse.lab.data.image import image_source
+from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.augmentation import InputSpec
 from uncollapse.lab.data.image.image_source import Images, ImageSet, split_images
 from uncollapse.lab.data.image.two_views import ViewAugmentation
@@ -156,9 +156,9 @@ def load_data(config: EncoderConfig, runtime: Runtime, labelled: bool = True) ->
         runtime: Its `data_root` has the images.
         labelled: Whether classes are needed. Without them a plain folder of images will do; it has no split "test".
     """
-    found = None if labelled or config.class_list else image_source.load_unlabelled(config.data, runtime.data_root)
+    found = None if labelled or config.class_list else image_sets.load_unlabelled(config.data, runtime.data_root)
     if found is None:
-        found = image_source.load_image_set(config.data, runtime.data_root, config.class_list, config.unlabelled)
+        found = image_sets.load_image_set(config.data, runtime.data_root, config.class_list, config.unlabelled)
     is_labelled = found.train.labels >= 0
     splits = split_images(found.train.select(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
     if any(len(splits[name]) < fewest for name, fewest in FEWEST.items()):  # reported before the training

@@ -6,7 +6,7 @@ from typing import Any
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import config_field, reset_idle
-from uncollapse.lab.data.image import image_source
+from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_source import Images, ImageSet, split_images
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
@@ -215,7 +215,7 @@ class Data:
 
 def load(config: Config, runtime: Runtime) -> Data:
     """Load the images of a run."""
-    found = image_source.load_image_set(config.data, runtime.data_root, config.class_list)
+    found = image_sets.load_image_set(config.data, runtime.data_root, config.class_list)
     parts = split_images(found.train, config.examples, config.holdout, SPLIT_SEED)
     return Data(found, parts | {"test": found.test})
 
