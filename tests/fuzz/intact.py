@@ -25,7 +25,7 @@ from uncollapse.io import images as decoding
 from uncollapse.io.embedding_files import open_rows
 from uncollapse.io.images import UnreadableError
 from uncollapse.io.planetoid import read_matrix, read_neighbours
-from uncollapse.lab.data.graph import arxiv, heterophilous, splits
+from uncollapse.lab.data.graph import graph_files, splits
 from uncollapse.lab.data.image import depth_maps, image_files, image_source
 from uncollapse.lab.data.text import encoded_texts, glue_files, labelled_sentences, running_text
 
@@ -156,13 +156,13 @@ def read_split(path: Path) -> Any:
 
 def read_arxiv(path: Path) -> Any:
     folder = path.parents[1]
-    for name in arxiv.FILES:
+    for name in graph_files.FILES:
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             lines = {"node-feat": "1,2\n" * 9, "node-label": "0\n1\n2\n" * 3, "edge": "0,1\n1,2\n"}
             part = "0\n1\n2\n" if "train" in name else "3\n4\n" if "valid" in name else "5\n6\n"
             (folder / name).write_bytes(gzip.compress(lines.get(Path(name).name.split(".")[0], part).encode()))
-    return arxiv.read_arxiv(folder.parent)
+    return graph_files.read_arxiv(folder.parent)
 
 
 def read_fashion(path: Path) -> Any:
@@ -211,7 +211,7 @@ CASES = {
         lambda path: graphs.load_graph(str(path), None),
     ),
     "heterophilous": Case(
-        "texas.npz", npz(**graph()), lambda path: heterophilous.read_heterophilous("texas", path.parent)
+        "texas.npz", npz(**graph()), lambda path: graph_files.read_heterophilous("texas", path.parent)
     ),
     "split": Case("contranorm_splits/cora.npz", npz(**PARTS), read_split),
     "arxiv": Case("ogbn_arxiv/raw/edge.csv.gz", gzip.compress(b"0,1\n1,2\n2,3\n"), read_arxiv),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.vocabulary import PADDING
+from uncollapse.lab.data.text.running_text import PADDING
 
 KINDS = ("gru", "transformer")
 POOLINGS = ("mean", "max", "last")

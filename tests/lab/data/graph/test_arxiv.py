@@ -10,7 +10,7 @@ import pytest
 from tests.lab.data.graph import made_up_graphs
 
 from uncollapse.io import UsageError
-from uncollapse.lab.data.graph import arxiv, datasets
+from uncollapse.lab.data.graph import datasets, graph_files
 
 
 def test_ogb_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_files_of_arxiv_that_do_not_fit(tmp_path: Path, file: str, content: byte
     else:
         path.write_bytes(content if isinstance(content, bytes) else gzip.compress(content.encode()))
     with pytest.raises(UsageError, match=words):
-        arxiv.read_arxiv(tmp_path)
+        graph_files.read_arxiv(tmp_path)
 
 
 def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: 
     with pytest.raises(
         UsageError, match=r"the library ogb, which fetches it, is not installed\. .*pip install ogb, put"
     ):
-        arxiv.read_arxiv(tmp_path)
+        graph_files.read_arxiv(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_why_arxiv_was_not_fetched(
     with pytest.raises(
         UsageError, match=rf"cannot be fetched now \({words}\): .*split/time/test\.csv\.gz.*--data-root"
     ):
-        arxiv.read_arxiv(tmp_path)
+        graph_files.read_arxiv(tmp_path)

@@ -12,7 +12,7 @@ from tests.lab.data.graph import made_up_graphs
 
 from uncollapse.io import UsageError
 from uncollapse.lab.data.graph import datasets as graphs
-from uncollapse.lab.data.graph import heterophilous
+from uncollapse.lab.data.graph import graph_files
 
 FOLDER = os.environ.get("UNCOLLAPSE_DATA")
 FINGERPRINTS = {
@@ -28,7 +28,7 @@ FINGERPRINTS = {
 def root(tmp_path: Path) -> Path:
     for name, folder in (("cora", "Cora"), ("citeseer", "CiteSeer"), ("pubmed", "PubMed")):
         raw_planetoid.write(tmp_path / folder / "raw", name)
-    for name in heterophilous.LOADERS:
+    for name in graph_files.LOADERS:
         made_up_graphs.save(tmp_path / "heterophilous" / f"{name}.npz")
     made_up_graphs.arxiv(tmp_path / "ogbn_arxiv")
     return tmp_path

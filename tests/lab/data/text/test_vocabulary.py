@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.vocabulary import PADDING, UNKNOWN, Vocabulary, known_word_share, split_words
+from uncollapse.lab.data.text.running_text import PADDING, UNKNOWN, Vocabulary, known_word_share, split_words
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from tests.lab.experiments.sentences.tiny_sentences import TINY, put_tiny
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.data.text.vocabulary import UNKNOWN
+from uncollapse.lab.data.text.running_text import UNKNOWN
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.sentences import config as sentence_pairs
 from uncollapse.lab.experiments.sentences.config import Config, build_encoders, load_data

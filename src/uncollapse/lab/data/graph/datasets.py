@@ -11,7 +11,7 @@ from torch import Tensor
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.io import graphs
 from uncollapse.io.files import expand_user, user_cache
-from uncollapse.lab.data.graph import arxiv, heterophilous
+from uncollapse.lab.data.graph import graph_files
 from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_count
 from uncollapse.lab.runs.results import fingerprint
 
@@ -118,19 +118,19 @@ def _planetoid(name: str, root: Path, seed: int) -> GraphSource:
 
 
 def _heterophilous(name: str, root: Path, seed: int) -> GraphSource:
-    data = heterophilous.read_heterophilous(name, root)
+    data = graph_files.read_heterophilous(name, root)
     return GraphSource(data.x, data.edges, data.y, OwnSplits(data.splits, data.splits, fixed=True))
 
 
 def _arxiv(name: str, root: Path, seed: int) -> GraphSource:
-    data = arxiv.read_arxiv(root)
+    data = graph_files.read_arxiv(root)
     return GraphSource(data.x, data.edges, data.y, OwnSplits((data.split,), (data.split,)))
 
 
 SOURCES: dict[str, Callable[[str, Path, int], GraphSource]] = {
     "karate": _karate,
     **dict.fromkeys(graphs.PLANETOID, _planetoid),
-    **dict.fromkeys(heterophilous.LOADERS, _heterophilous),
+    **dict.fromkeys(graph_files.LOADERS, _heterophilous),
     "arxiv": _arxiv,
 }
 NAMES = ("csbm", *SOURCES)

@@ -10,7 +10,7 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import config_field, reset_idle
 from uncollapse.lab.data.text import labelled_sentences, running_text
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
-from uncollapse.lab.data.text.vocabulary import Vocabulary
+from uncollapse.lab.data.text.running_text import Vocabulary
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig

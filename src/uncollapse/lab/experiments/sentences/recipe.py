@@ -15,7 +15,7 @@ from torch import nn
 from uncollapse.diagnosis.run import diagnose_activations
 from uncollapse.io import files
 from uncollapse.lab.config.fields import identity
-from uncollapse.lab.data.text.vocabulary import known_word_share
+from uncollapse.lab.data.text.running_text import known_word_share
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.task import History, TrainingOptions
