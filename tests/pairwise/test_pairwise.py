@@ -424,24 +424,24 @@ def test_memory_is_linear(same):
     ("call", "message"),
     [
         (lambda x: softmax_mean(x, x[:, :2], x), "same number of features"),
-        (lambda x: softmax_mean(x, x, x[:3]), "one row a key"),
+        (lambda x: softmax_mean(x, x, x[:3]), "one row per key"),
         (lambda x: softmax_mean(x[0], x, x), "q must be a float tensor"),
         (lambda x: softmax_mean(x.long(), x, x), "q must be a float tensor"),
         (lambda x: softmax_mean(x, x, x, temperature=0.0), "temperature must be positive"),
-        (lambda x: softmax_mean(x, x, x, normalize="both"), "normalize is"),
+        (lambda x: softmax_mean(x, x, x, normalize="both"), "normalize"),
         (lambda x: softmax_mean(x, x, x, mask=torch.ones(5, dtype=torch.long)), "mask must be bool"),
         (lambda x: softmax_mean(x, x, x, mask=torch.ones(4, dtype=torch.bool)), "mask must have shape"),
         (lambda x: softmax_mean(x, x, x, mask=torch.ones(2, 1, 1, 5, dtype=torch.bool)), "mask must have shape"),
         (lambda x: softmax_mean(x, x, x, temperature=torch.tensor(-1.0)), "temperature must be positive"),
         (lambda x: softmax_mean(x, x, x, temperature=torch.ones(4)), "tensor with one element"),
-        (lambda x: softmax_mean(x, x, x, exclude="others"), "exclude is"),
+        (lambda x: softmax_mean(x, x, x, exclude="others"), "exclude"),
         (lambda x: softmax_mean(x, x[:3], x[:3], exclude="self"), "as many keys as queries"),
         (
             lambda x: softmax_mean(x, x, x, exclude=torch.ones(3, 4, dtype=torch.long)),
             "exclude must be an integer tensor",
         ),
         (lambda x: softmax_mean(x, x, x, exclude=torch.full((2, 1), 5)), "indices from 0 to 4"),
-        (lambda x: logsumexp(x, x, exclude=torch.full((2, 1), -1)), "got -1 as the least"),
+        (lambda x: logsumexp(x, x, exclude=torch.full((2, 1), -1)), "minimum of -1"),
     ],
 )
 def test_bad_input(call, message):

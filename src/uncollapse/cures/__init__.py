@@ -1,4 +1,4 @@
-"""Layers against collapse: pure function first, a thin module below it in the same file."""
+"""Cures: layers against collapse. Each file has the pure function first and a thin module around it below."""
 
 from uncollapse.cures.attn_scale import AttnScale, attn_scale
 from uncollapse.cures.contra_norm import ContraNorm, contra_norm

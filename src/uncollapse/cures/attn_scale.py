@@ -1,4 +1,4 @@
-"""AttnScale: amplify what attention adds to a plain average (Wang et al., ICLR 2022, arXiv 2203.05962)."""
+"""AttnScale: amplify the part of attention that is not a plain average (Wang et al., ICLR 2022, arXiv 2203.05962)."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from uncollapse.registry import cure
 def attn_scale(
     context: Tensor, v: Tensor, scale: float | Tensor, *, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """Scale the high-pass part of an attention map, seen only through what it makes of the values.
+    """Scale the high-pass part of an attention map A, given only its output Av.
 
         A' = 1/n + (1 + λ)(A − 1/n)      A'v = (1 + λ)·Av − λ·mean(v)
 
@@ -20,12 +20,12 @@ def attn_scale(
     Args:
         context: Av (..., heads, n, d).
         v: values (..., heads, m, d).
-        scale: λ, a number or one a head (heads,).
-        mask: (..., m) bool, True = a real key; without the dimension of the heads.
-        causal: the average is over the tokens up to each one; needs n = m.
+        scale: λ, a number or one per head (heads,).
+        mask: (..., m) bool, True = real key; without the dimension of the heads.
+        causal: average over the tokens up to each one; needs n = m.
 
     Returns:
-        A'v, of context's shape and dtype.
+        A'v, with the shape and dtype of context.
 
     >>> v = torch.tensor([[[1.0], [3.0]]])  # one head, two tokens
     >>> attn_scale(v, v, 1.0)
@@ -52,7 +52,7 @@ def attn_scale(
     attn_scale, acts_on="attention", paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962"
 )
 class AttnScale(nn.Module):
-    """`attn_scale` with one learned λ a head, from 0. AttnScale (arXiv 2203.05962).
+    """`attn_scale` with one learned λ per head, initialized to 0. AttnScale (arXiv 2203.05962).
 
     Args:
         heads: number of heads.
@@ -68,7 +68,7 @@ class AttnScale(nn.Module):
         self.scale = nn.Parameter(torch.zeros(heads))
 
     def reset_parameters(self) -> None:
-        """Back to the plain attention."""
+        """Set all λ to 0, which is plain attention."""
         nn.init.zeros_(self.scale)
 
     def forward(self, context: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
@@ -76,5 +76,5 @@ class AttnScale(nn.Module):
         return attn_scale(context, v, self.scale, mask=mask, causal=causal)
 
     def extra_repr(self) -> str:
-        """The number of heads."""
+        """Return the number of heads."""
         return f"heads={self.scale.numel()}"

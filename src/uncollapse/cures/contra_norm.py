@@ -1,4 +1,4 @@
-"""ContraNorm: a step down the uniformity loss, as a layer (Guo et al., ICLR 2023, arXiv 2303.06562)."""
+"""ContraNorm: one gradient step on the uniformity loss, as a layer (Guo et al., ICLR 2023, arXiv 2303.06562)."""
 
 import inspect
 import math
@@ -34,35 +34,35 @@ def contra_norm(
     exclude_self: bool = False,
     sample: int | None = None,
 ) -> Tensor:
-    """Push tokens away from the mean of those that resemble them.
+    """Push each token away from the mean of the tokens that are similar to it.
 
         x̂_i = x_i/|x_i|      m_i = Σ_j softmax_j(x̂_i·x̂_j/τ) x_j      y = x − s·m
 
     ContraNorm (arXiv 2303.06562), Eq. 7 and, with `identity`, Eq. 8: y = (1 + s)x − s·m. The LayerNorm of Eq. 9 is not
-    in here: see `ContraNorm`. As in the published code similarities are between unit rows, the rows that are averaged
-    are not normalised, and τ acts inside the softmax only. Memory is linear in n.
+    included, see `ContraNorm`. As in the published code, similarities are between unit rows, the averaged rows are not
+    normalized, and τ acts only inside the softmax. Memory is linear in n.
 
     Args:
         x: tokens or nodes (..., n, d).
-        scale: s; a float, or a tensor that broadcasts against x, as (d,) for one scale a feature. 0.0 returns x itself
-            (but for identity="scale").
+        scale: s; a float, or a tensor that broadcasts against x, such as (d,) for one scale per feature. 0.0 returns x
+            itself (except with identity="scale").
         temperature: τ.
-        identity: True adds s·x. "scale" is s·x − s·m, without x itself: what the published ViT code does when the scale
-            is learned.
-        dual: adds the second term of the gradient (Eq. 5), Σ_j exp(S_ij) x_j / Z_j, to m.
+        identity: True adds s·x. "scale" returns s·x − s·m, without x itself, as the published ViT code does when the
+            scale is learned.
+        dual: add the second term of the gradient (Eq. 5), Σ_j exp(S_ij) x_j / Z_j, to m.
         average: "unit" averages x̂ instead of x.
         axis: "features" is ContraNorm-v2 (Eq. 30): m = x·softmax(x̂ᵀx̂/τ), in O(nd²).
-        center: subtracts from each row its own mean first.
-        mask: (..., n) bool, True = real. Other rows neither count nor change.
-        causal: token i sees tokens j ≤ i only.
-        edge_index: (2, E) edges. Both directions of each and self are left out of m, as in the published graph code.
-        batch: (n,) graph of each node, x (n, d). Only pairs within a graph count.
-        exclude_self: leaves out j = i.
-        sample: so many random keys instead of all (of each graph, with `batch`). They estimate how far the softmax mean
-            over the other rows is from their plain mean; the latter and the row's own term stay exact.
+        center: subtract from each row its own mean first.
+        mask: (..., n) bool, True = real. Masked rows have no influence and do not change.
+        causal: token i sees only tokens j ≤ i.
+        edge_index: (2, E) edges. Both directions of each and self are excluded from m, as in the published graph code.
+        batch: (n,) graph of each node, for x (n, d). Only pairs within a graph count.
+        exclude_self: exclude j = i.
+        sample: use this many random keys (per graph, with `batch`) instead of all. They estimate the difference between
+            the softmax mean over the other rows and their plain mean; the latter and the row's own term stay exact.
 
     Returns:
-        y, of x's shape and dtype. Where nothing is left to average, m = 0.
+        y, with the shape and dtype of x. Where no key is left to average, m = 0.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> contra_norm(x, 1.0, exclude_self=True)
@@ -74,7 +74,7 @@ def contra_norm(
     numerics.check_tokens(x, mask)
     numerics.check_temperature(temperature)
     if batch is not None and (x.dim() != 2 or causal):
-        raise ValueError(f"batch is for nodes (n, d) without causal, got x of shape {tuple(x.shape)}.")
+        raise ValueError(f"batch needs nodes (n, d) and no causal, got x of shape {tuple(x.shape)}.")
     if not isinstance(scale, Tensor) and scale == 0 and identity != "scale":
         return x
     given, x = x, numerics.prepare(x, mask)
@@ -98,7 +98,7 @@ def contra_norm(
 
 
 def _step(x: Tensor, mean: Tensor, scale: float | Tensor, identity: bool | Literal["scale"]) -> Tensor:
-    """x − s·m, (1 + s)x − s·m or s·x − s·m, in one pass where the scale is a number."""
+    """Return x − s·m, (1 + s)x − s·m or s·x − s·m, in one pass if the scale is a number."""
     if identity == "scale":
         return (x - mean) * scale
     if isinstance(scale, Tensor):
@@ -109,7 +109,7 @@ def _step(x: Tensor, mean: Tensor, scale: float | Tensor, identity: bool | Liter
 def check_options(
     axis: str, average: str, identity: bool | str, dual: bool, causal: bool, exclude: bool, sample: int | None
 ) -> None:
-    """Raise if an option is unknown or two of them do not go together."""
+    """Raise if an option is unknown or two of them cannot be combined."""
     for name, value, choices in (
         ("axis", axis, ("tokens", "features")),
         ("average", average, ("raw", "unit")),
@@ -118,11 +118,11 @@ def check_options(
         if value not in choices:
             raise ValueError(f"{name} must be one of {choices}, got {value!r}.{did_you_mean(value, choices)}")
     if causal and (dual or axis == "features"):
-        raise ValueError("causal does not go with dual or axis='features': both read later tokens. Drop one of them.")
+        raise ValueError("causal cannot be combined with dual or axis='features', which read later tokens. Remove one.")
     if axis == "features" and (exclude or sample is not None):
-        raise ValueError("axis='features' averages features: edge_index, exclude_self and sample do not apply to it.")
+        raise ValueError("axis='features' averages features: remove edge_index, exclude_self and sample.")
     if sample is not None and (causal or dual or sample < 1):
-        raise ValueError(f"sample must be at least 1 and does not go with causal or dual, got {sample}.")
+        raise ValueError(f"sample must be at least 1 and cannot be combined with causal or dual, got {sample}.")
 
 
 def _features_mean(
@@ -160,29 +160,29 @@ def _tokens_mean(
 
 @cure(contra_norm, acts_on="tokens", paper=PAPER, attached={"after": None})  # the model has norms of its own
 class ContraNorm(nn.Module):
-    """`contra_norm` with a fixed or learned scale and the norm that follows it: LayerNorm(x − s·m), Eq. 9.
+    """`contra_norm` with a fixed or learned scale, followed by a norm: LayerNorm(x − s·m), Eq. 9.
 
     ContraNorm (arXiv 2303.06562).
 
     Args:
         dim: number of features d; None for any, if neither a learned scale nor a LayerNorm depends on it.
-        scale: s, or its start when learned.
-        learnable: one scale a feature is learned.
+        scale: s, or its initial value when learned.
+        learnable: learn one scale per feature.
         positive: the learned scale is the exponential of its parameter.
-        after: what follows: "layer" (LayerNorm with weight and bias), "l2" (rows of length one) or None. In front of a
-            norm that the model already has, use None.
-        eps: of the LayerNorm.
+        after: the norm that follows: "layer" (LayerNorm with weight and bias), "l2" (unit rows) or None. Use None in
+            front of a norm that the model already has.
+        eps: ε of the LayerNorm.
         temperature, identity, dual, average, axis, center, exclude_self: as for `contra_norm`.
-        sample: so many random keys in each training step, all in evaluation.
+        sample: number of random keys in each training step; evaluation uses all.
 
-    Shape: x (..., n, d) -> the same. The norm that follows acts on all rows, masked ones too.
+    Shape: x (..., n, d) -> the same. The norm that follows acts on all rows, including masked ones.
 
     >>> layer = ContraNorm(8, 0.2)
     >>> layer(torch.randn(2, 5, 8), mask=torch.ones(2, 5, dtype=torch.bool)).shape
     torch.Size([2, 5, 8])
     """
 
-    # The published variants; each gives its formula, the norm after it is the network's own where `after` is None.
+    # The published variants. Where `after` is None, the network has its own norm after the layer.
     PRESETS: dict[str, dict[str, Any]] = {  # noqa: RUF012
         "bert": {"identity": True, "after": None},
         "bert_v2": {"identity": True, "axis": "features", "after": None},
@@ -221,7 +221,7 @@ class ContraNorm(nn.Module):
                 f"positive needs learnable=True and a scale above 0, got learnable={learnable}, scale={scale}."
             )
         if dim is None and (learnable or after == "layer"):
-            raise ValueError("dim, the number of features, is needed for learnable=True and for after='layer'.")
+            raise ValueError("dim, the number of features, is required for learnable=True and for after='layer'.")
         self.dim, self.fixed_scale, self.positive, self.after, self.sample = dim, float(scale), positive, after, sample
         self.options: dict[str, Any] = {
             "temperature": temperature,
@@ -238,21 +238,21 @@ class ContraNorm(nn.Module):
 
     @classmethod
     def preset(cls, name: str, dim: int, scale: float, **changes: Any) -> Self:
-        """The variant published for `name`: bert, bert_v2, albert, vit, gnn (give edge_index when calling), arxiv."""
+        """Return the published variant: bert, bert_v2, albert, vit, gnn (pass edge_index to forward) or arxiv."""
         if name not in cls.PRESETS:
             hint = did_you_mean(name, cls.PRESETS)
-            raise ValueError(f"No preset is named {name!r}.{hint} There are: {', '.join(cls.PRESETS)}.")
+            raise ValueError(f"There is no preset {name!r}.{hint} There are: {', '.join(cls.PRESETS)}.")
         return cls(dim, scale, **{**cls.PRESETS[name], **changes})
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What it takes beside x; the average over features has no pairs of nodes that edges could leave out."""
+        """The context it takes in addition to x; the average over features has no pairs that edges could exclude."""
         graph = ("batch",) if self.options["axis"] == "features" else ("edge_index", "batch")
         return ("mask", "causal", *graph)
 
     @property
     def scale(self) -> float | Tensor:
-        """The scale in use: a number, or (d,) when learned."""
+        """The current scale: a number, or (d,) when learned."""
         if self.scale_param is None:
             return self.fixed_scale
         return self.scale_param.exp() if self.positive else self.scale_param
@@ -268,9 +268,9 @@ class ContraNorm(nn.Module):
     ) -> Tensor:
         """Apply the layer to x (..., n, d); the other arguments are those of `contra_norm`."""
         if self.dim is not None and x.shape[-1] != self.dim:
-            raise ValueError(f"This ContraNorm was made for {self.dim} features, got x of shape {tuple(x.shape)}.")
-        if causal and self.sample is not None:  # in evaluation too, so that it does not wait for the first step
-            raise ValueError(f"sample does not go with causal: later tokens would be drawn, got sample={self.sample}.")
+            raise ValueError(f"This ContraNorm expects {self.dim} features, got x of shape {tuple(x.shape)}.")
+        if causal and self.sample is not None:  # also in evaluation, so that the error does not wait for training
+            raise ValueError(f"sample cannot be combined with causal: it draws later tokens, got sample={self.sample}.")
         sample = self.sample if self.training else None
         x = contra_norm(
             x, self.scale, mask=mask, causal=causal, edge_index=edge_index, batch=batch, sample=sample, **self.options
@@ -280,7 +280,7 @@ class ContraNorm(nn.Module):
         return numerics.unit_rows(x) if self.after == "l2" else x
 
     def extra_repr(self) -> str:
-        """The options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         defaults = inspect.signature(type(self).__init__).parameters
         options = {**self.options, "sample": self.sample, "positive": self.positive, "after": self.after}
         options["learnable"] = self.scale_param is not None
@@ -288,7 +288,7 @@ class ContraNorm(nn.Module):
         return ", ".join([f"{self.dim}, scale={self.fixed_scale}", *shown])
 
     def reset_parameters(self) -> None:
-        """Back to the values that the layer began with."""
+        """Reset to the initial values."""
         if self.scale_param is not None:
             nn.init.constant_(self.scale_param, math.log(self.fixed_scale) if self.positive else self.fixed_scale)
         if self.norm is not None:

@@ -1,4 +1,4 @@
-"""FeatScale: reweight the mean of the tokens and what differs from it (Wang et al., ICLR 2022, arXiv 2203.05962)."""
+"""FeatScale: reweight the mean of the tokens and their deviation from it (Wang et al., ICLR 2022, arXiv 2203.05962)."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ def feat_scale(
     mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Add to the tokens weighted parts of their mean and of their deviation from it.
+    """Add to the tokens a weighted part of their mean and of their deviation from it.
 
         y = x + λ₁·mean(x) + λ₂·(x − mean(x))
 
@@ -24,13 +24,13 @@ def feat_scale(
 
     Args:
         x: tokens (..., n, d).
-        low: λ₁, a number or one a feature (d,).
+        low: λ₁, a number or one per feature (d,).
         high: λ₂, likewise.
-        mask: (..., n) bool, True = real. Other rows neither count nor change.
-        causal: the mean is over the tokens up to each one.
+        mask: (..., n) bool, True = real. Masked rows have no influence and do not change.
+        causal: take the mean over the tokens up to each one.
 
     Returns:
-        y, of x's shape and dtype.
+        y, with the shape and dtype of x.
 
     >>> feat_scale(torch.tensor([[1.0], [3.0]]), 0.0, 1.0)
     tensor([[0.],
@@ -50,7 +50,7 @@ def feat_scale(
     place="attention.output",
 )
 class FeatScale(nn.Module):
-    """`feat_scale` with learned λ₁ and λ₂ a feature, from 0. FeatScale (arXiv 2203.05962).
+    """`feat_scale` with λ₁ and λ₂ learned per feature, initialized to 0. FeatScale (arXiv 2203.05962).
 
     Args:
         dim: number of features.
@@ -67,7 +67,7 @@ class FeatScale(nn.Module):
         self.high = nn.Parameter(torch.zeros(dim))
 
     def reset_parameters(self) -> None:
-        """Back to the tokens as they are."""
+        """Set λ₁ and λ₂ to 0, which leaves the tokens unchanged."""
         nn.init.zeros_(self.low)
         nn.init.zeros_(self.high)
 
@@ -76,5 +76,5 @@ class FeatScale(nn.Module):
         return feat_scale(x, self.low, self.high, mask=mask, causal=causal)
 
     def extra_repr(self) -> str:
-        """The number of features."""
+        """Return the number of features."""
         return f"{self.low.numel()}"

@@ -1,4 +1,4 @@
-"""Nodes of several graphs in one matrix, as PyG's `batch` vector tells them apart."""
+"""Nodes of several graphs in one matrix (PyG's `batch` vector): sort, split and average by graph; neighbours."""
 
 import weakref
 
@@ -9,7 +9,7 @@ from uncollapse.pairwise import check_pairs, sort_by_query
 
 
 class Groups:
-    """Sorts, splits and averages rows by the graph that they belong to."""
+    """Rows by the graph that they belong to: sorts, splits and averages them."""
 
     def __init__(self, batch: Tensor, n: int) -> None:
         if batch.shape != (n,) or batch.is_floating_point() or batch.dtype == torch.bool:
@@ -18,7 +18,7 @@ class Groups:
             )
         self.order = batch.argsort(stable=True)
         self.inverse = torch.empty_like(self.order).scatter_(0, self.order, torch.arange(n, device=batch.device))
-        self.sorted: Tensor = torch.unique_consecutive(batch[self.order], return_inverse=True)[1]  # 0, 1, 2 … no gaps
+        self.sorted: Tensor = torch.unique_consecutive(batch[self.order], return_inverse=True)[1]  # 0, 1, 2, … no gaps
         self.count = int(self.sorted[-1]) + 1 if n else 0
 
     @property
@@ -27,23 +27,23 @@ class Groups:
         return self.unsort(self.sorted)
 
     def sort(self, x: Tensor) -> Tensor:
-        """Rows of x (n, ...) group by group."""
+        """Return the rows of x (n, ...) group by group."""
         return x[self.order]
 
     def unsort(self, x: Tensor) -> Tensor:
-        """Back from `sort`."""
+        """Return sorted rows in the original order."""
         return x[self.inverse]
 
     def sort_edges(self, edge_index: Tensor) -> Tensor:
-        """Edges (2, E) between the sorted rows."""
+        """Return edges (2, E) with the indices of the sorted rows."""
         return self.inverse[edge_index]
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Rows of x (n, d), one tensor a group; `unsort(torch.cat(...))` puts them back."""
+        """Split the rows of x (n, d) into one tensor per group; `unsort(torch.cat(...))` puts them back."""
         return torch.split(self.sort(x), torch.bincount(self.sorted, minlength=self.count).tolist())
 
     def mean(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """For each row of x (n, d) the mean over the real rows of its group; the others must be zero."""
+        """Return for each row of x (n, d) the mean over the real rows of its group; masked rows must be zero."""
         real = x.new_ones(x.shape[0], 1) if mask is None else mask.unsqueeze(-1).to(x.dtype)
         group = self.of
         total = x.new_zeros(self.count, x.shape[-1]).index_add(0, group, x)
@@ -52,9 +52,9 @@ class Groups:
 
 
 def token_mean(x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Mean over the real tokens of x (..., n, d): (..., 1, d), or a row for each token with `batch` or `causal`.
+    """Return the mean over the real tokens of x (..., n, d): (..., 1, d), or (..., n, d) with `batch` or `causal`.
 
-    Rows that the mask leaves out must be zero. `causal`: over the tokens up to each one.
+    Masked rows must be zero. `causal`: the mean over the tokens up to each one.
     """
     if batch is not None:
         return Groups(batch, x.shape[0]).mean(x, mask)
@@ -66,23 +66,22 @@ def token_mean(x: Tensor, mask: Tensor | None = None, batch: Tensor | None = Non
     return x.sum(-2, keepdim=True) / mask.sum(-1)[..., None, None].clamp(min=1)
 
 
-Remembered = tuple["weakref.ref[Tensor]", int, int, Tensor]
-_last: Remembered | None = None
+_last: tuple["weakref.ref[Tensor]", int, int, Tensor] | None = None  # edges, their version, number of nodes, result
 
 
 def neighbours(edge_index: Tensor, nodes: int) -> Tensor:
-    """Both directions of edges (2, E) between n nodes, each once and without self-loops, sorted: (2, E').
+    """Return both directions of edges (2, E) between nodes, each once, without self-loops, sorted: (2, E').
 
-    All layers of a network and all steps of its training ask for the same graph, so the last one is remembered, for as
-    long as its edges live and do not change. What NumPy changes in their memory is not noticed. Compiled code cannot
-    know how many pairs are left, and keeps duplicates.
+    All layers of a network and all training steps use the same graph, so the last result is cached for as long as its
+    edges live and do not change. Changes made through NumPy are not noticed. Compiled code cannot know how many pairs
+    are left, and keeps duplicates.
     """
     global _last
     if torch.compiler.is_compiling():
         edges = check_pairs(edge_index, nodes, nodes, "edge_index")
         return sort_by_query(torch.cat([edges, edges.flip(0)], 1))
-    usable = not edge_index.is_inference()  # these have no version
-    last = _last  # once: another thread may ask for another graph meanwhile
+    usable = not edge_index.is_inference()  # inference tensors have no version
+    last = _last  # read once: another thread may replace it
     if usable and last is not None and last[0]() is edge_index and last[1:3] == (edge_index._version, nodes):
         return last[3]
     i, j = check_pairs(edge_index, nodes, nodes, "edge_index")

@@ -1,4 +1,4 @@
-"""PairNorm: keep the mean distance between all pairs of nodes (Zhao & Akoglu, ICLR 2020, arXiv 1909.12223)."""
+"""PairNorm: keep the mean distance between all pairs of nodes constant (Zhao & Akoglu, ICLR 2020, arXiv 1909.12223)."""
 
 from typing import Literal
 
@@ -21,23 +21,23 @@ def pair_norm(
     batch: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Centre the rows and give them a common length.
+    """Center the rows and scale them to a common norm.
 
         PN:   s·c_i/√(ε + mean_j|c_j|²)      SI:  s·c_i/√(ε + |c_i|²)      c = x − mean(x)
         SCS:  s·x_i/√(ε + |x_i|²) − mean(x)
 
-    PairNorm (arXiv 1909.12223); SI scales each node by itself, SCS scales and centres at the same time.
+    PairNorm (arXiv 1909.12223). SI scales each node individually; SCS scales and centers at the same time.
 
     Args:
         x: nodes or tokens (..., n, d).
         scale: s.
         mode: "PN", "SI" or "SCS".
-        mask: (..., n) bool, True = real. Other rows neither count nor change.
-        batch: (n,) graph of each node, x (n, d): means are within graphs.
+        mask: (..., n) bool, True = real. Masked rows have no influence and do not change.
+        batch: (n,) graph of each node, for x (n, d): means are taken within graphs.
         eps: ε.
 
     Returns:
-        of x's shape and dtype.
+        The normalized rows, with the shape and dtype of x.
 
     >>> pair_norm(torch.tensor([[0.0, 2.0], [0.0, 0.0]]))
     tensor([[ 0.0000,  1.0000],
@@ -79,9 +79,9 @@ class PairNorm(nn.Module):
         self.scale, self.mode, self.eps = scale, mode, eps
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, batch: Tensor | None = None) -> Tensor:
-        """Normalise x (..., n, d)."""
+        """Normalize x (..., n, d)."""
         return pair_norm(x, self.scale, mode=self.mode, mask=mask, batch=batch, eps=self.eps)
 
     def extra_repr(self) -> str:
-        """The options."""
+        """Return the options."""
         return f"scale={self.scale}, mode={self.mode}"

@@ -14,7 +14,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.search.variables import Search
 from uncollapse.lab.tables.paper_table import PaperTable
-from uncollapse.registry import Later, Registry
+from uncollapse.registry import Lazy, Registry
 
 if TYPE_CHECKING:
     from uncollapse.lab.tables.table_page import ResultPlot
@@ -115,4 +115,4 @@ def _load(module: str) -> Recipe:
 
 
 for _name, _module in MODULES.items():
-    RECIPES.add(_name, Later(partial(_load, _module)))
+    RECIPES.add(_name, Lazy(partial(_load, _module)))

@@ -1,4 +1,4 @@
-"""Losses: what is added to training so that representations do not collapse. Each returns a scalar."""
+"""Losses to add to training so that representations do not collapse. Each returns a scalar."""
 
 from uncollapse.losses.align_uniform import align_loss, uniform_loss
 from uncollapse.losses.contra_uniform import contra_uniform_loss

@@ -15,22 +15,22 @@ PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.1024
 
 @loss(needs=("tokens", "pairs"), paper=PAPER)
 def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = True, gather: bool = False) -> Tensor:
-    """Draw the two views of an example together.
+    """Pull the two views of each example together.
 
         mean over i of ‖x_i − y_i‖^α
 
-    Wang & Isola, arXiv 2005.10242. A collapsed encoder has the least value, 0: train it together with `uniform_loss`.
+    Wang & Isola, arXiv 2005.10242. A collapsed encoder has the minimum 0: use it together with `uniform_loss`.
 
     Args:
         x: first views (..., n, d).
-        y: second views (..., n, d), row by row those of x.
+        y: second views (..., n, d); row i belongs to row i of x.
         alpha: the exponent, positive.
-        normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
-        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
-            every process; gradients are made for the mean over processes that DistributedDataParallel takes.
+        normalize: divide rows by their norm first; a zero row stays zero. The authors' code assumes unit rows.
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. Every process gets the value of
+            all rows; gradients are correct after DistributedDataParallel has averaged them over processes.
 
     Returns:
-        A scalar, float32 (float64 for float64 inputs). Where x_i = y_i the gradient is zero for every alpha.
+        A scalar in float32 (float64 for float64 inputs). Where x_i = y_i the gradient is zero for every alpha.
 
     >>> import torch
     >>> x = torch.eye(2)
@@ -59,29 +59,29 @@ def uniform_loss(
 
         log mean over i ≠ j of exp(−t‖x_i − x_j‖²)
 
-    Wang & Isola, arXiv 2005.10242. The mean is over pairs within each batch element; with both views given, the loss is
-    the mean of their two values, as in the authors' code. With a queue, as in their code for MoCo (arXiv 1911.05722),
-    the mean is over all pairs of a row and a key, and over the pairs i < j of rows. Memory is linear in n.
+    Wang & Isola, arXiv 2005.10242. The mean is over pairs within each batch element. With both views, the loss is the
+    mean of their two values, as in the authors' code. With a queue, as in their code for MoCo (arXiv 1911.05722), the
+    mean is over all pairs of a row and a key, and over the pairs i < j of rows. Memory is linear in n.
 
     Args:
         x: rows (..., n, d).
         t: sharpness of the potential, positive.
         y: second views, of the same shape.
-        queue: keys (K, d) from which rows are driven away too, such as those of earlier batches.
-        within: with a queue, count the pairs of rows as well.
-        normalize: divide rows by their length first; a row of zeros stays so. The authors' code assumes unit rows.
-        exclude_self: leave out the pairs i = j, as the authors do. Without a queue only.
-        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
-            every process; gradients are made for the mean over processes that DistributedDataParallel takes. Rows
-            (n, d) of all processes are one set, and a queue is the same in all; of (..., n, d) each element is a set.
+        queue: further keys (K, d) to push rows away from, such as those of earlier batches.
+        within: with a queue, include the pairs of rows too.
+        normalize: divide rows by their norm first; a zero row stays zero. The authors' code assumes unit rows.
+        exclude_self: exclude the pairs i = j, as the authors do. Only without a queue.
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. Every process gets the value of
+            all rows; gradients are correct after DistributedDataParallel has averaged them over processes. Rows (n, d)
+            of all processes are one set, and the queue must be the same in all; each element of (..., n, d) is a set.
 
     Returns:
-        A scalar, float32 (float64 for float64 inputs); 0 for identical rows and for a single row, if no queue is given.
+        A scalar in float32 (float64 for float64 inputs); without a queue, 0 for identical rows and for a single row.
 
     >>> import torch
     >>> uniform_loss(torch.eye(2))
     tensor(-4.)
-    >>> uniform_loss(torch.eye(2), queue=-torch.eye(2), within=False)  # half of the distances are 2, the others √2
+    >>> uniform_loss(torch.eye(2), queue=-torch.eye(2), within=False)  # distances are 2 and √2
     tensor(-4.6750)
     """
     if not t > 0:
@@ -103,7 +103,7 @@ def uniform_loss(
 
 
 def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: bool, gather: bool) -> Tensor:
-    """(...): the logarithm of the mean potential of x against the queue and, if asked for, within x."""
+    """Return the log of the mean potential (...) of x against the queue and, with `within`, within x."""
     n, keys = all_ranks.total_rows(x, gather), queue.shape[0]
     outer = _against(x, queue, t, normalize, gather)
     inner = n * (n - 1) // 2 if within else 0
@@ -114,11 +114,11 @@ def _with_queue(x: Tensor, queue: Tensor, t: float, within: bool, normalize: boo
 
 
 def _against(x: Tensor, queue: Tensor, t: float, normalize: bool, gather: bool) -> Tensor:
-    """(...): log Σ_ik exp(−t‖x_i − q_k‖²) = log Σ_ik exp(2t x_i·q_k − t‖x_i‖² − t‖q_k‖²)."""
+    """Return log Σ_ik exp(−t‖x_i − q_k‖²) = log Σ_ik exp(2t x_i·q_k − t‖x_i‖² − t‖q_k‖²) (...)."""
     full = to_full(x)
     if normalize:
         rows, queue = unit_rows(full), unit_rows(to_full(queue)).to(full.dtype)
-    else:  # the three terms of a distance cancel: give them more digits
+    else:  # the three terms of a distance cancel: use more digits
         rows, queue = full.double(), queue.double()
     sums = all_pairs(rows, queue, None, 1 / (2 * t), Pairs(), -t * queue.square().sum(-1))[1]
     return all_ranks.log_total(sums - t * rows.square().sum(-1), gather).to(full.dtype)
@@ -131,4 +131,4 @@ def _check_queue(queue: Tensor, x: Tensor, exclude_self: bool) -> None:
             f"{tuple(queue.shape)}."
         )
     if not exclude_self:
-        raise ValueError("With a queue there are no pairs of a row with itself; leave out exclude_self=False.")
+        raise ValueError("A queue has no pairs of a row with itself; remove exclude_self=False.")

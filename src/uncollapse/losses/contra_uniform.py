@@ -1,4 +1,4 @@
-"""The uniformity loss that ContraNorm is a descent step of, as a loss: the paper's baseline."""
+"""The uniformity loss whose gradient step is ContraNorm, a baseline in the paper (arXiv 2303.06562)."""
 
 from typing import Literal
 
@@ -22,35 +22,35 @@ def contra_uniform_loss(
     form: Literal["mean", "published"] = "mean",
     gather: bool = False,
 ) -> Tensor:
-    """Uniformity of the tokens of each sequence (ContraNorm, arXiv 2303.06562, Eq. 3).
+    """Return the uniformity loss of the tokens of each sequence (ContraNorm, arXiv 2303.06562, Eq. 3).
 
         mean:       mean over sequences of  (1/n) Σ_i log Σ_j exp(h_i·h_j/τ),   j = i included
         published:  Σ_i log Σ_j exp(f_i·f_j/τ),   over the rows of one matrix
 
-    "mean" is for the tokens of the last layer. "published" is Eq. 3 as printed, on pooled features, one row an example.
-    The released code also has it on the d features of each pooled row: `contra_uniform_loss(unit.unsqueeze(-1),
+    "mean" is for the tokens of the last layer. "published" is Eq. 3 as printed, for pooled features of examples (B, d).
+    The released code also applies it to the d features of each pooled row: `contra_uniform_loss(unit.unsqueeze(-1),
     normalize=False)`, with unit rows, is that sum divided by batch·d.
 
     Args:
         x: tokens (..., n, d); with form="published" (batch, d).
-        temperature: τ > 0; a tensor with one element may be learned.
-        mask: (..., n) bool, True = real. Other tokens may hold anything and have no influence.
-        normalize: divide rows by their length first; a row of zeros stays so.
+        temperature: τ > 0; a tensor with one element can be learned.
+        mask: (..., n) bool, True = real. Masked tokens may hold anything and have no influence.
+        normalize: divide rows by their norm first; a zero row stays zero.
         form: see above.
-        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
-            every process; gradients are made for the mean over processes that DistributedDataParallel takes. Rows
-            (n, d) of all processes are one matrix; of (..., n, d) each sequence stays in its process.
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. Every process gets the value of
+            all rows; gradients are correct after DistributedDataParallel has averaged them over processes. Rows (n, d)
+            of all processes are one matrix; each sequence of (..., n, d) stays in its process.
 
     Returns:
-        A scalar, float32 (float64 for float64 inputs); for identical rows log n + 1/τ, the maximum for normalised ones.
-        Sequences without a real token do not count; without any real token it is 0.
+        A scalar in float32 (float64 for float64 inputs); log n + 1/τ for identical rows, the maximum for normalized
+        ones. Sequences without a real token do not count; without any real token it is 0.
 
     >>> import torch
     >>> contra_uniform_loss(torch.eye(3))  # log(e + 2)
     tensor(1.5514)
     """
     if form not in ("mean", "published"):
-        raise ValueError(f"form is 'mean' or 'published', got {form!r}.")
+        raise ValueError(f"form must be 'mean' or 'published', got {form!r}.")
     check_rows(x, mask, gather=gather)
     check_temperature(temperature)
     if form == "published":
@@ -71,8 +71,5 @@ def contra_uniform_loss(
         return all_ranks.mean(each)
     real = real_count(h, mask)  # (...)
     summed = torch.stack([(each.sum(-1) / real.clamp(min=1)).sum(), (real > 0).sum().to(h.dtype)])
-    return _ratio(*all_ranks.total(summed, gather))
-
-
-def _ratio(whole: Tensor, count: Tensor) -> Tensor:
-    return whole / count.detach().clamp(min=1)
+    summed = all_ranks.total(summed, gather)
+    return summed[0] / summed[1].detach().clamp(min=1)

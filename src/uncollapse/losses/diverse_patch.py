@@ -1,6 +1,6 @@
-"""The three patch losses of DiversePatch (Gong et al. 2021, arXiv 2104.12753), for vision transformers.
+"""The three patch losses of DiversePatch (Gong et al. 2021, arXiv 2104.12753) for vision transformers, and CutMix.
 
-All act on patch tokens only: leave out the class token and other prefix tokens before.
+All act on patch tokens only: remove the class token and other prefix tokens first.
 """
 
 import math
@@ -22,7 +22,7 @@ WINDOW = 7  # side of the released code's local window
 
 @loss(needs=("tokens",), paper=PAPER)
 def patch_cosine_loss(h: Tensor, *, absolute: bool = False, mask: Tensor | None = None) -> Tensor:
-    """Mean cosine between different patches of an image, at the last layer.
+    """Return the mean cosine between different patches of an image at the last layer.
 
         1/(n(n−1)) Σ_{i≠j} cos(h_i, h_j)
 
@@ -30,12 +30,12 @@ def patch_cosine_loss(h: Tensor, *, absolute: bool = False, mask: Tensor | None 
 
     Args:
         h: the last layer's patches (..., n, d).
-        absolute: the mean of |cos|, at the cost of all pairs (memory stays linear in n).
+        absolute: the mean of |cos|, which needs all pairs (memory stays linear in n).
         mask: (..., n) bool, True = real.
 
     Returns:
-        A scalar, the mean over images, float32 (float64 for float64 inputs). An image with fewer than two real patches
-        gives 0; a row of zeros has the cosine 0 with all others, and a gradient of zero.
+        A scalar, the mean over images, in float32 (float64 for float64 inputs). An image with fewer than two real
+        patches has 0; a zero row has cosine 0 with all others, and a gradient of zero.
 
     >>> import torch
     >>> patch_cosine_loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
@@ -64,15 +64,15 @@ def patch_contrastive_loss(
     Args:
         e: the first layer's patches (..., n, d).
         h: the last layer's patches (..., n, d).
-        negative: what the mean in b_i is over. "all": all n patches. "others": j ≠ i, as in the paper's later version.
+        negative: the patches averaged in b_i. "all": all n patches. "others": j ≠ i, as in the paper's later version.
             "three_way", the released code: e^{b_i} + e^{c_i} in place of e^{b_i}, with b_i over the others and
             c_i = e_i·(Σ of h_j over the other patches of the 7×7 window around i, divided by 48 also at the borders).
-        detach: let no gradient into e, as the released code does.
+        detach: stop the gradient into e, as the released code does.
         grid: (rows, columns) of the patches, needed for "three_way"; n = rows·columns in row-major order.
 
     Returns:
-        A scalar, the mean over patches and images, float32 (float64 for float64 inputs); log 2 for two-way contrast of
-        identical h. The paper has no temperature and does not normalise; give h as it is after the final LayerNorm.
+        A scalar, the mean over patches and images, in float32 (float64 for float64 inputs); log 2 for two-way contrast
+        of identical h. The paper has no temperature and does not normalize: pass h as it is after the final LayerNorm.
 
     >>> import torch
     >>> patch_contrastive_loss(torch.eye(4), torch.eye(4))  # log(1 + e^{1/4 − 1})
@@ -92,18 +92,18 @@ def patch_contrastive_loss(
 
 @loss(needs=("logits", "labels"), paper=PAPER)
 def patch_mixing_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of every patch with the label of the image that its pixels come from.
+    """Return the cross entropy of every patch with the label of the image that its pixels come from.
 
         (1/n) Σ_i CE(g(h_i), y_i)
 
-    DiversePatch, arXiv 2104.12753. g is one linear head for all patches; `cutmix_patches` makes images and labels.
+    DiversePatch, arXiv 2104.12753. g is one linear head for all patches; `cutmix_patches` creates images and labels.
 
     Args:
         logits: g(h) (..., n, C).
         labels: class indices (..., n), or probabilities (..., n, C).
 
     Returns:
-        A scalar, the mean over patches and images, float32 (float64 for float64 inputs).
+        A scalar, the mean over patches and images, in float32 (float64 for float64 inputs).
 
     >>> import torch
     >>> patch_mixing_loss(torch.zeros(1, 4, 10), torch.tensor([[0, 3, 9, 9]]))  # log 10
@@ -122,7 +122,7 @@ def patch_mixing_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _window_mean(h: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Mean (..., n, d) of the other patches in the window around each; beyond the border there are zeros."""
+    """Return the mean (..., n, d) of the other patches in the window around each, with zeros beyond the border."""
     image = h.reshape(-1, *grid, h.shape[-1]).permute(0, 3, 1, 2)  # (b, d, rows, columns)
     total = avg_pool2d(image, WINDOW, stride=1, padding=WINDOW // 2, divisor_override=1) - image
     return (total / (WINDOW**2 - 1)).permute(0, 2, 3, 1).reshape(h.shape)
@@ -132,18 +132,18 @@ def _check_contrast(e: Tensor, h: Tensor, negative: str, grid: tuple[int, int] |
     check_pair(e, h, ("e", "h"))
     n = h.shape[-2]
     if negative not in ("all", "others", "three_way"):
-        raise ValueError(f"negative is 'all', 'others' or 'three_way', got {negative!r}.")
+        raise ValueError(f"negative must be 'all', 'others' or 'three_way', got {negative!r}.")
     if negative != "all" and n < 2:
         raise ValueError(f"negative={negative!r} needs at least two patches, got one; use negative='all'.")
     if negative == "three_way" and (grid is None or grid[0] * grid[1] != n):
         raise ValueError(f"negative='three_way' needs grid=(rows, columns) with rows·columns = {n}, got {grid}.")
 
 
-Box = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right are the first ones outside
+Box = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right are exclusive
 
 
 class PatchMix(NamedTuple):
-    """Mixed images (B, c, H, W), the labels (B, n, C) of their patches, and which image (B,) was pasted into each."""
+    """Mixed images (B, c, H, W), the labels (B, n, C) of their patches, and the image (B,) pasted into each."""
 
     images: Tensor
     labels: Tensor
@@ -160,26 +160,26 @@ def cutmix_patches(
     generator: torch.Generator | None = None,
     box: Box | None = None,
 ) -> PatchMix:
-    """Paste one box of each image's partner into it, and label every patch by the pixels that it holds.
+    """Paste a box of its partner into each image (CutMix), and label every patch by its pixels.
 
         y_patch = (1 − a)·y + a·y_partner,   a = pixels of the patch inside the box / pixels of the patch
 
-    DiversePatch (Gong et al. 2021, arXiv 2104.12753), on CutMix (arXiv 1905.04899). As in timm, there is one box for
-    the batch, and the partner of image i is image B−1−i (with odd B the middle one is its own). λ ~ Beta(α, α), the box
+    DiversePatch (Gong et al. 2021, arXiv 2104.12753), on CutMix (arXiv 1905.04899). As in timm, there is one box per
+    batch, and the partner of image i is image B−1−i (with odd B the middle one is its own). λ ~ Beta(α, α), the box
     has √(1−λ) of the height and of the width, its centre is uniform over the pixels, and it is clipped at the borders.
 
     Args:
         images: (B, c, H, W); H and W are multiples of the patch size.
         labels: class indices (B,), or probabilities (B, C).
-        patch_size: of a square patch, or (height, width).
-        num_classes: C; needed with class indices.
+        patch_size: side of a square patch, or (height, width).
+        num_classes: C; required with class indices.
         alpha: α of the Beta distribution, positive.
-        generator: where the random numbers come from; without it, torch's own. It must be on the CPU.
+        generator: source of the random numbers, on the CPU; None is torch's global generator.
         box: (top, bottom, left, right) in pixels, bottom and right exclusive, instead of a random one.
 
     Returns:
-        `PatchMix(images, labels, partner)` with new images, labels (B, n, C) of the n patches in row-major order, as a
-        ViT has them, and partner (B,). Labels are soft where a patch holds both; `labels.mean(1)` is the image's label.
+        `PatchMix(images, labels, partner)` with new images, labels (B, n, C) of the n patches in row-major order, as in
+        a ViT, and partner (B,). Labels are soft where a patch has pixels of both; `labels.mean(1)` labels the image.
 
     >>> import torch
     >>> mix = cutmix_patches(torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), 2, num_classes=2, box=(0, 4, 3, 4))
@@ -194,7 +194,7 @@ def cutmix_patches(
     rows, columns = images.shape[-2:]
     top, bottom, left, right = box = _random_box(rows, columns, alpha, generator) if box is None else box
     if not (0 <= top <= bottom <= rows and 0 <= left <= right <= columns):
-        raise ValueError(f"box is (top, bottom, left, right) within an image of {rows} by {columns} pixels, got {box}.")
+        raise ValueError(f"box (top, bottom, left, right) must lie within {rows} by {columns} pixels, got {box}.")
     mixed = images.clone()
     mixed[..., top:bottom, left:right] = images.flip(0)[..., top:bottom, left:right]
     target = _probabilities(labels, num_classes)
@@ -205,7 +205,7 @@ def cutmix_patches(
 
 
 def _overlap(size: int, step: int, start: int, stop: int) -> Tensor:
-    """How many of the pixels start…stop−1 lie in each of the stretches of `step` pixels that make up `size`."""
+    """Return how many of the pixels start…stop−1 lie in each interval of `step` pixels, up to `size`."""
     edge = torch.arange(0, size, step, dtype=torch.float64)
     return ((edge + step).clamp(max=stop) - edge.clamp(min=start)).clamp(min=0)
 
@@ -213,7 +213,7 @@ def _overlap(size: int, step: int, start: int, stop: int) -> Tensor:
 def _random_box(rows: int, columns: int, alpha: float, generator: torch.Generator | None) -> Box:
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}.")
-    # torch draws from a Beta distribution only without a generator, so torch gives the seed
+    # torch samples a Beta distribution only without a generator, so torch provides the seed
     random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
     ratio = math.sqrt(1 - random.beta(alpha, alpha))
     top, bottom = _clip(int(random.integers(rows)), int(rows * ratio) // 2, rows)
@@ -229,7 +229,7 @@ def _probabilities(labels: Tensor, num_classes: int | None) -> Tensor:
     if labels.is_floating_point():
         return labels
     if num_classes is None:
-        raise ValueError("Class indices need num_classes; or pass labels as probabilities (B, C).")
+        raise ValueError("Class indices need num_classes; otherwise pass labels as probabilities (B, C).")
     return one_hot(labels.long(), num_classes).to(torch.get_default_dtype())
 
 

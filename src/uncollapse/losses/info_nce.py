@@ -1,4 +1,4 @@
-"""InfoNCE in linear memory: one positive against many negatives, which come from the batch, a queue or the caller."""
+"""InfoNCE in linear memory: one positive against many negatives, from the batch, a queue or the caller."""
 
 from functools import reduce
 from typing import Literal
@@ -28,7 +28,7 @@ def info_nce(
     normalize: bool = True,
     gather: bool = False,
 ) -> Tensor:
-    """Tell the partner of each row from its negatives.
+    """Contrast the positive partner of each row with its negatives.
 
         mean over i of  −log[ e^{x_i·y_i/τ} / (e^{x_i·y_i/τ} + Σ_{k in negatives of i} e^{x_i·k/τ}) ]
 
@@ -38,20 +38,20 @@ def info_nce(
     Args:
         x: (B, d).
         y: (B, d); x_i and y_i are a positive pair.
-        temperature: τ > 0; a tensor with one element may be learned.
+        temperature: τ > 0; a tensor with one element can be learned.
         negatives: "cross": the B−1 rows y_j, j ≠ i, which is a cross entropy over x yᵀ/τ. "both": NT-Xent (arXiv
-            2002.05709), the 2B−2 other rows of both views, mean over all 2B rows. A tensor (M, d): these for every row,
-            or (B, M, d): M own ones for each row. MoCo's published loss is `negatives=queue`.
+            2002.05709), the 2B−2 other rows of both views, averaged over all 2B rows. A tensor (M, d): these for every
+            row; (B, M, d): M per row. MoCo's published loss is `negatives=queue`.
         queue: (K, d), only with "cross": further negatives of every row, such as earlier keys (MoCo, arXiv 1911.05722).
-        symmetric: the mean of both directions, x against y and y against x. "both" is symmetric as it is. Not with a
+        symmetric: the mean of both directions, x against y and y against x. "both" is symmetric already. Not with a
             queue, which holds keys of one direction only.
-        normalize: divide rows by their length first; a row of zeros stays so.
-        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. The value is that of all rows, in
-            every process; gradients are made for the mean over processes that DistributedDataParallel takes. A
-            queue is the same in all; given negatives are those of a process's own rows.
+        normalize: divide rows by their norm first; a zero row stays zero.
+        gather: take the rows of all processes as one batch, see `pairwise.all_ranks`. Every process gets the value of
+            all rows; gradients are correct after DistributedDataParallel has averaged them over processes. The queue
+            must be the same in all; a tensor of negatives belongs to the rows of its own process.
 
     Returns:
-        A scalar ≥ 0, float32 (float64 for float64 inputs). Without negatives (one pair) it is 0, its gradient too.
+        A scalar ≥ 0 in float32 (float64 for float64 inputs). Without negatives (one pair), loss and gradient are 0.
 
     >>> import torch
     >>> x = torch.eye(3)
@@ -79,7 +79,7 @@ def info_nce(
 def _one_direction(
     x: Tensor, y: Tensor, temperature: float | Tensor, own: bool, others: list[Tensor], across: bool
 ) -> Tensor:
-    """(B,): x_i and y_i against the rest of y, where `own`, and against the rows of `others`."""
+    """Return the loss (B,) of x_i and y_i against the rest of y, if `own`, and against the rows of `others`."""
     sums = [logsumexp(x, y, temperature=temperature, exclude="self")] if own else []
     if own and across:
         sums.append(all_ranks.log_sum(x, y, temperature))
@@ -90,7 +90,7 @@ def _one_direction(
 
 
 def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
-    """(2B,): x_i and y_i against the rest of y, and against the rest of x."""
+    """Return the loss (2B,) of x_i and y_i against the rest of y, and against the rest of x."""
     negative = torch.cat(log_sums(x, y, temperature, exclude_self=True))
     if across:
         negative = all_ranks.log_add(negative, torch.cat(all_ranks.log_sums(x, y, temperature)))
@@ -98,7 +98,7 @@ def _both_directions(x: Tensor, y: Tensor, temperature: float | Tensor, across: 
 
 
 def _both_views(x: Tensor, y: Tensor, temperature: float | Tensor, across: bool) -> Tensor:
-    """(2B,): every row of both views and its partner against all rows but these two."""
+    """Return the loss (2B,) of every row of both views and its partner against all other rows."""
     z = torch.cat([x, y])
     row = torch.arange(z.shape[0], device=z.device)
     pairs = Pairs(no_self=True, excluded=torch.stack([row, row.roll(x.shape[0])]))
@@ -113,7 +113,7 @@ def _positive(x: Tensor, y: Tensor, temperature: float | Tensor) -> Tensor:
 
 
 def contrast(positive: Tensor, negative: Tensor) -> Tensor:
-    """−log[e^p / (e^p + e^n)] = log(1 + e^{n−p}): keeps the digits of small losses; log(e^p + e^n) − p cancels."""
+    """Return −log[e^p / (e^p + e^n)] = log(1 + e^{n−p}), which keeps the digits of small losses."""
     return softplus(negative - positive, threshold=40.0)  # beyond it n − p: e^−40 is below the rounding of float64
 
 
@@ -129,19 +129,19 @@ def _check(
     if isinstance(negatives, Tensor):
         _check_keys("negatives", negatives, x)
     elif negatives not in ("cross", "both"):
-        raise ValueError(f"negatives is 'cross', 'both' or a tensor (M, d) or (B, M, d), got {negatives!r}.")
+        raise ValueError(f"negatives must be 'cross', 'both' or a tensor (M, d) or (B, M, d), got {negatives!r}.")
     if symmetric and isinstance(negatives, str) and negatives == "both":
-        raise ValueError("negatives='both' takes both directions as it is; leave out symmetric=True.")
+        raise ValueError("negatives='both' includes both directions already; remove symmetric=True.")
     if queue is None:
         return
     _check_keys("queue", queue, x, own=False)
     if not isinstance(negatives, str) or negatives != "cross":
         raise ValueError(
-            "queue adds to negatives='cross' only; put further rows into negatives with torch.cat instead."
+            "queue can only be combined with negatives='cross'; add its rows to negatives with torch.cat instead."
         )
     if symmetric:
         raise ValueError(
-            "A queue holds keys of one direction: instead of symmetric=True call twice, each with its own queue."
+            "A queue holds keys of one direction: instead of symmetric=True, call twice, each with its own queue."
         )
 
 

@@ -1,4 +1,4 @@
-"""Measures of collapse: pure functions on tensors, registered with their facts in `uncollapse.registry.METRICS`."""
+"""Metrics of collapse: pure functions on tensors, registered with their facts in `uncollapse.registry.METRICS`."""
 
 from uncollapse.metrics.attention import attention_entropy, attention_similarity, attention_std
 from uncollapse.metrics.bootstrap import Interval, alignment_interval, uniformity_interval

@@ -1,4 +1,4 @@
-"""How far nodes of a graph have been smoothed into each other. All is computed in float64."""
+"""Metrics of how far the nodes of a graph have been smoothed into each other. All are computed in float64."""
 
 import math
 from collections import Counter
@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from uncollapse.pairwise import all_ranks, check_pairs, numerics
 from uncollapse.registry import metric
 
-EDGES = 1 << 16  # edges whose differences are held at once
-TILE = 1 << 20  # distances that are held at once
+EDGES = 1 << 16  # edges whose differences are computed at once
+TILE = 1 << 20  # distances that are computed at once
 
 ENERGY = "A Note on Over-Smoothing for Graph Neural Networks, arXiv 2006.13318"
 MAD = "Measuring and Relieving the Over-smoothing Problem for Graph Neural Networks, arXiv 1909.03211"
@@ -24,7 +24,7 @@ DGN = "Towards Deeper Graph Neural Networks with Differentiable Group Normalizat
 def dirichlet_energy(
     x: Tensor, edge_index: Tensor, *, normalize: Literal["degree", "norm"] | None = "degree"
 ) -> Tensor:
-    """Squared differences along edges, each undirected edge once.
+    """Return the sum of squared differences along edges, each undirected edge once.
 
         "degree":  (1/n) Σ_{(i,j)} ‖x_i/√(1+d_i) − x_j/√(1+d_j)‖²
         None:      (1/n) Σ_{(i,j)} ‖x_i − x_j‖²
@@ -36,7 +36,7 @@ def dirichlet_energy(
     Args:
         x: nodes (n, d).
         edge_index: (2, E) integers.
-        normalize: see above; only "norm" does not change with the scale of x.
+        normalize: see above; only "norm" is independent of the scale of x.
 
     Returns:
         A scalar, in float32 or float64; 0 without edges, and for x = 0.
@@ -60,7 +60,7 @@ def dirichlet_energy(
 
 @metric(needs=("tokens", "edges"), better="higher", bounds=(0, 2), paper=MAD)
 def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
-    """Mean cosine distance of a node to its neighbours, mean over the nodes that have any.
+    """Return the mean cosine distance of a node to its neighbours, averaged over the nodes that have any.
 
         mean_i (1/d_i) Σ_{j ∈ N(i)} (1 − cos(x_i, x_j))
 
@@ -88,17 +88,17 @@ def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
 
 @metric(needs=("tokens", "labels"), better="higher", bounds=(0, None), paper=DGN)
 def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> Tensor:
-    """Mean distance between classes over mean distance within classes.
+    """Return the mean distance between classes over the mean distance within classes.
 
         mean_{a<b} D_ab / mean_a D_aa,   D_ab = mean of ‖x_i − x_j‖ over i ∈ a, j ∈ b, i ≠ j
 
-    Zhou et al., arXiv 2006.06972; the inner mean is over pairs of different nodes. Near 1 the classes cannot be told
-    apart. Memory is linear in n.
+    Zhou et al., arXiv 2006.06972; the inner mean is over pairs of different nodes. Near 1 the classes cannot be
+    distinguished. Memory is linear in n.
 
     Args:
         x: nodes (n, d).
-        labels: (n,) integers, at least two classes; one class at least must have two nodes. Classes with a single node
-            have no distance within and are left out of the lower mean.
+        labels: (n,) integers with at least two classes, one of them with at least two nodes. Classes of a single node
+            have no distance within and do not enter the lower mean.
         gather: take the rows (n, d) of all processes as one set; every process gets the value, without a gradient.
 
     Returns:
@@ -113,8 +113,8 @@ def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> 
     group, sizes = _number_classes(labels, len(nodes), gather)
     between, within = nodes.new_zeros(()), nodes.new_zeros(())
     for rows in _tiles(nodes, nodes):
-        given = nodes[rows], group[rows], nodes, group, sizes
-        sums = checkpoint(_distance_sums, *given, use_reentrant=False, preserve_rng_state=False)
+        inputs = nodes[rows], group[rows], nodes, group, sizes
+        sums = checkpoint(_distance_sums, *inputs, use_reentrant=False, preserve_rng_state=False)
         within, between = within + sums[0], between + sums[1]
     if all_ranks.spans_ranks(gather):
         within, between = _sums_over_ranks(nodes, group, sizes, within.detach(), between.detach())
@@ -124,7 +124,7 @@ def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> 
 
 
 def _tiles(nodes: Tensor, others: Tensor) -> Iterator[slice]:
-    """Some of the nodes at a time, so that their distances to the others fit."""
+    """Yield slices of the nodes whose distances to the others fit in a tile."""
     height = max(1, TILE // max(1, len(others)))
     return (slice(start, start + height) for start in range(0, len(nodes), height))
 
@@ -132,57 +132,56 @@ def _tiles(nodes: Tensor, others: Tensor) -> Iterator[slice]:
 def _sums_over_ranks(
     nodes: Tensor, group: Tensor, sizes: Tensor, within: Tensor, between: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`_distance_sums` over all processes, from those of the pairs within this one."""
+    """Return `_distance_sums` over all processes, given those of the pairs within this one."""
     with torch.no_grad():
-        for (others, their_group), _ in all_ranks.peer_chunks([nodes, group]):
-            for rows in _tiles(nodes, others):
-                sums = _distance_sums(nodes[rows], group[rows], others, their_group, sizes)
-                within, between = within + sums[0], between + sums[1]
+        others, their_group = all_ranks.other_rows(nodes), all_ranks.other_rows(group)
+        for rows in _tiles(nodes, others):
+            sums = _distance_sums(nodes[rows], group[rows], others, their_group, sizes)
+            within, between = within + sums[0], between + sums[1]
         return all_ranks.total(within), all_ranks.total(between)
 
 
 def _distance_sums(
     nodes: Tensor, group: Tensor, others: Tensor, their_group: Tensor, sizes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What some nodes add to Σ_a D_aa and Σ_{a≠b} D_ab: each distance over the number of pairs of its two classes."""
+    """Return what nodes add to Σ_a D_aa and Σ_{a≠b} D_ab: each distance over the number of pairs of its two classes."""
     distance = torch.cdist(nodes, others, compute_mode="donot_use_mm_for_euclid_dist")
     same, size, their_size = group[:, None] == their_group, sizes[group].double(), sizes[their_group].double()
-    pairs_within = (size * (size - 1)).clamp(min=1)  # 0 for a class of one node, which has no distance to share
+    pairs_within = (size * (size - 1)).clamp(min=1)  # 0 for a class of one node, which has no distance within
     within = ((distance * same).sum(-1) / pairs_within).sum()
     between = ((distance.masked_fill(same, 0) / their_size).sum(-1) / size).sum()
     return within, between
 
 
 def _number_classes(labels: Tensor, n: int, gather: bool) -> tuple[Tensor, Tensor]:
-    """The class of each node, counted from 0, and the size of each class, also of the nodes of other processes."""
+    """Return the class of each node, counted from 0, and the size of each class over all processes."""
     if labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"labels must be integers of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}.")
     names, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     if all_ranks.spans_ranks(gather):
-        there = all_ranks.gather_objects((names.tolist(), sizes.tolist()))
-        whole = Counter({name: 0 for some, _ in there for name in some})
-        for some, counted in there:
-            whole.update(dict(zip(some, counted, strict=True)))
-        place = {name: number for number, name in enumerate(sorted(whole))}
+        counts: Counter[int] = Counter()
+        for some, sizes_there in all_ranks.gather_objects((names.tolist(), sizes.tolist())):
+            counts.update(dict(zip(some, sizes_there, strict=True)))
+        place = {name: number for number, name in enumerate(sorted(counts))}
         group = torch.tensor([place[name] for name in names.tolist()], device=labels.device, dtype=torch.int64)[group]
-        sizes = torch.tensor([whole[name] for name in place], device=labels.device)
+        sizes = torch.tensor([counts[name] for name in place], device=labels.device)
     if len(sizes) < 2 or int(sizes.max()) < 2:
         raise ValueError(
-            f"labels must name at least two classes, one of them with two nodes or more, got {len(sizes)} classes of "
-            f"{int(sizes.sum())} nodes; there is no distance within or between classes to compare."
+            f"labels must have at least two classes, one of them with at least two nodes, got {len(sizes)} classes of "
+            f"{int(sizes.sum())} nodes: there is no distance within or between classes to compare."
         )
     return group, sizes
 
 
 def _nodes(x: Tensor) -> Tensor:
-    """x checked, in float64."""
+    """Check x and return it in float64."""
     if x.dim() != 2:
         raise ValueError(f"x must have shape (n, d), the nodes of one graph, got {tuple(x.shape)}.")
     return numerics.prepare_tokens(x, None).double()
 
 
 def _graph(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-    """x checked, in float64, and each undirected edge once, without self-loops (2, E)."""
+    """Check x and return it in float64, with each undirected edge once and without self-loops (2, E)."""
     nodes, n = _nodes(x), len(x)
     edges = check_pairs(edge_index, n, n, "edge_index")
     low, high = edges.amin(0), edges.amax(0)

@@ -1,4 +1,4 @@
-"""Alignment and uniformity on the unit sphere (Wang & Isola, arXiv 2005.10242)."""
+"""Metrics of alignment and uniformity on the unit sphere (Wang & Isola, arXiv 2005.10242)."""
 
 import math
 
@@ -9,7 +9,8 @@ from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.pairwise.potential import log_potential, pair_distances
 from uncollapse.registry import metric
 
-SHARPEST = 1e6  # beyond which the series of the optimum would take too long
+SHARPEST = 1e6  # largest t: beyond it the series of the optimum takes too long
+ROUNDING = 1e-5  # what float32 may leave of 0 in a uniformity, per unit of t
 PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.10242"
 
 
@@ -23,19 +24,19 @@ def alignment(
     normalize: bool = True,
     gather: bool = False,
 ) -> Tensor:
-    """Mean distance of positive pairs.
+    """Return the mean distance of positive pairs.
 
         (1/n) Σ_i ‖x_i − y_i‖^α
 
-    Wang & Isola, arXiv 2005.10242. Small means invariant, but a collapsed encoder has 0 too: read it beside
-    `uniformity`.
+    Wang & Isola, arXiv 2005.10242. A small value means invariance, but a collapsed encoder has 0 too: read it together
+    with `uniformity`.
 
     Args:
         x: rows (..., n, d).
         y: their partners (..., n, d).
         alpha: the exponent, positive.
         mask: (..., n) bool, True = a real pair.
-        normalize: divide each row by its length first; a zero row stays zero.
+        normalize: divide each row by its norm first; a zero row stays zero.
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
@@ -70,7 +71,7 @@ def uniformity(
     normalize: bool = True,
     gather: bool = False,
 ) -> Tensor:
-    """Logarithm of the mean Gaussian potential over all pairs of rows.
+    """Return the logarithm of the mean Gaussian potential over all pairs of rows.
 
         log mean_{i≠j} exp(−t‖x_i − x_j‖²)
 
@@ -81,8 +82,8 @@ def uniformity(
         x: rows (..., n, d).
         t: sharpness of the potential, positive.
         mask: (..., n) bool, True = a real row.
-        exclude_self: leave out the pairs i = j, as the authors do. Otherwise the value is never below the optimum.
-        normalize: divide each row by its length first; a zero row stays zero. Otherwise distances are taken in float64.
+        exclude_self: exclude the pairs i = j, as the authors do. Otherwise the value is never below the optimum.
+        normalize: divide each row by its norm first; a zero row stays zero. Otherwise distances are in float64.
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
@@ -107,14 +108,14 @@ def pairwise_potential(
     normalize: bool = True,
     gather: bool = False,
 ) -> Tensor:
-    """Mean Gaussian potential over all pairs of rows: exp of `uniformity`, with the same arguments.
+    """Return the mean Gaussian potential over all pairs of rows: exp of `uniformity`, with the same arguments.
 
         mean_{i≠j} exp(−t‖x_i − x_j‖²)
 
     Wang & Isola, arXiv 2005.10242.
 
     Returns:
-        (...), between 0 and 1; 1 is full collapse, and is given with fewer than two real rows.
+        (...), between 0 and 1; 1 is full collapse, and is returned for fewer than two real rows.
 
     >>> import torch
     >>> pairwise_potential(torch.zeros(2, 3))
@@ -124,12 +125,12 @@ def pairwise_potential(
 
 
 def uniformity_optimum(d: int, t: float = 2.0) -> float:
-    """The least `uniformity` of any distribution on the unit sphere in R^d: that of the uniform one.
+    """Return the lowest `uniformity` of any distribution on the unit sphere in R^d, that of the uniform one.
 
         −2t + log ₀F₁(; d/2; t²)
 
-    Wang & Isola, arXiv 2005.10242. The series is summed in logarithms, so nothing overflows. A finite sample without
-    self pairs may lie below it.
+    Wang & Isola, arXiv 2005.10242. The series is summed in logarithms, so that nothing overflows. A finite sample
+    without self pairs can lie below it.
 
     Args:
         d: dimension of the space, at least 1.
@@ -140,9 +141,7 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
     """
     if d < 1 or not 0 < t <= SHARPEST:
         raise ValueError(f"d must be at least 1 and t positive and at most {SHARPEST:g}, got d = {d} and t = {t}.")
-    k = np.arange(
-        int(2 * t) + 60
-    )  # the largest term lies before t, and beyond 2t each is less than a quarter of the last
+    k = np.arange(int(2 * t) + 60)  # the largest term lies before t; beyond 2t each is below a quarter of the previous
     log_ratio = 2 * math.log(t) - np.log((d / 2 + k) * (k + 1))
     log_terms = np.concatenate([[0.0], np.cumsum(log_ratio)])
     peak = int(log_terms.argmax())
@@ -154,35 +153,29 @@ def check_sharpness(t: float) -> None:
     """Raise unless t is a positive, finite number."""
     if isinstance(t, Tensor):
         raise TypeError(
-            "t is the sharpness of the potential, a number; got a tensor. Pass a mask as mask=, a view as y=."
+            "t, the sharpness of the potential, must be a number, got a tensor. Pass a mask as mask=, a view as y=."
         )
     if not 0 < t < math.inf:
         raise ValueError(f"t must be positive and finite, got {t}.")
 
 
-# the power has no gradient at 0
-
-
 def uniformity_gap(value: float | Tensor, d: int, t: float = 2.0) -> float:
-    """How far a uniformity is from the optimum, in percent: 0 = as even as the uniform distribution, 100 = one point.
+    """Return how far a uniformity is from the optimum, in percent: 0 = the uniform distribution, 100 = one point.
 
         100·(u − u*) / (0 − u*),   u* = uniformity_optimum(d, t)
 
-    The optimum depends on the dimension, and so do uniformities; this is how models of different widths are compared.
-    Small samples may lie a little below the optimum, so that it is negative.
+    Uniformity and its optimum depend on the dimension; the gap compares models of different widths. It is slightly
+    negative for small samples below the optimum.
 
     Args:
-        value: a `uniformity`, at most 0; what rounding leaves above it counts as 0.
+        value: a `uniformity`, at most 0; rounding errors above 0 count as 0.
         d: dimension of the space, at least 1.
-        t: the sharpness that the value was taken with.
+        t: the sharpness that the value was computed with.
 
     >>> round(uniformity_gap(-3.41, 128), 1)
     13.4
     """
     found, optimum = float(value), uniformity_optimum(d, t)
     if not found <= ROUNDING * (1 + t):
-        raise ValueError(f"value is a uniformity, which is at most 0, got {found}.")
+        raise ValueError(f"value must be a uniformity, which is at most 0, got {found}.")
     return 100 * (1 - min(found, 0.0) / optimum)
-
-
-ROUNDING = 1e-5

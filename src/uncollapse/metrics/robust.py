@@ -1,8 +1,8 @@
-"""Measures that a few outliers do not rule.
+"""Metrics that a few outliers do not dominate.
 
 In healthy GPT and Llama models a few rogue features (arXiv 2109.04404) and the first token of a sequence are up to
-hundreds of times as large as all else: the raw cosine and the raw rank are then near 1, although the tokens differ in
-every other feature. Here these features are left out, tokens are taken at length one, and the first token is dropped.
+hundreds of times as large as everything else. The raw cosine and the raw rank are then near 1, although the tokens
+differ in every other feature. Here these features and the first token are dropped, and tokens are normalized.
 """
 
 import torch
@@ -12,35 +12,35 @@ from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.cosine import pair_cosine
 
-FEATURES = 3  # features of largest energy that are left out, of one in sixteen at most
-REST = 1e-6  # share of the energy that the other features must hold; otherwise the largest are all there is
-FLAT = 1e-10  # spread over energy below which unit rows are equal up to rounding
-FLOOR = 1e-3  # features are standardised up to a thousandth of the largest deviation: smaller ones are noise
+FEATURES = 3  # features of largest energy that are dropped, at most one in sixteen
+REST = 1e-6  # share of the energy that the other features must have; otherwise nothing is dropped
+FLAT = 1e-10  # ratio of spread to energy below which unit rows are equal up to rounding
+FLOOR = 1e-3  # features with less than this share of the largest deviation are noise, and not scaled up further
 
 
 def drop_largest_features(x: Tensor) -> tuple[Tensor, int]:
-    """x (..., n, d) with zeros in the features of largest energy of each set, and how many they are."""
+    """Return x (..., n, d) with zeros in the features of largest energy of each set, and their number."""
     k = min(FEATURES, x.shape[-1] // 16)
     if k == 0 or x.numel() == 0:
         return x, 0
     energy = x.double().square().sum(-2)  # (..., d)
     top, places = energy.topk(k, -1)
     total = energy.sum(-1)
-    ruled = (total - top.sum(-1)) < REST * total  # nothing but these features: they are no outliers
-    drop = torch.zeros_like(energy, dtype=torch.bool).scatter(-1, places, True) & ~ruled[..., None]
+    alone = (total - top.sum(-1)) < REST * total  # there is nothing else: these features are not outliers
+    drop = torch.zeros_like(energy, dtype=torch.bool).scatter(-1, places, True) & ~alone[..., None]
     return x.masked_fill(drop[..., None, :], 0), k
 
 
 def drop_first_token(mask: Tensor) -> Tensor:
-    """mask (..., n) without the first real token of each sequence, wherever padding lies."""
+    """Return mask (..., n) without the first real token of each sequence, on whichever side padding is."""
     first = mask.cumsum(-1) == 1
     return mask & ~first
 
 
 def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean cosine of the real tokens of each set, x (..., n, d) -> (...), without its largest features.
+    """Return the mean cosine of the real tokens of each set, x (..., n, d) -> (...), without its largest features.
 
-    Zero tokens have no direction; where all of a set are zero, as after dead units, they are alike: 1.
+    Zero tokens have no direction; a set of zero tokens only, as after dead units, has the value 1.
     """
     kept, _ = drop_largest_features(numerics.prepare(x, mask).double())
     dead = (kept == 0).all(-1).all(-1)
@@ -48,7 +48,7 @@ def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def rank_share(x: Tensor, mask: Tensor) -> Tensor:
-    """Effective rank of the centred unit tokens of each set over min(n − 1, d), (...) between 0 and 1; 0 if equal."""
+    """Return the effective rank of the centred unit tokens of each set over min(n − 1, d), from 0 (equal) to 1."""
     kept, dropped = drop_largest_features(numerics.prepare(x, mask))
     unit = numerics.unit_rows(kept.double())
     shift = numerics.center(unit, mask)
@@ -59,7 +59,7 @@ def rank_share(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def sample_rank_share(rows: Tensor) -> Tensor:
-    """Effective rank of rows (m, d) at length one, with standardised features, over min(m − 1, d); 0 if equal."""
+    """Return the effective rank of normalized rows (m, d) with standardised features over min(m − 1, d); 0 if equal."""
     unit = numerics.unit_rows(rows.double())
     shift = numerics.center(unit, None)
     if len(rows) < 2 or float(shift.square().sum()) <= FLAT * float(unit.square().sum()):

@@ -1,4 +1,4 @@
-"""How alike tokens are, and how alike their features are."""
+"""Metrics of how similar tokens are, and how similar their features are."""
 
 import torch
 from torch import Tensor
@@ -6,8 +6,6 @@ from torch import Tensor
 from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.pairwise.cosine import pair_cosine
 from uncollapse.registry import metric
-
-# largest number of cosines that are held at once
 
 CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
 DECORR = "Feature Overcorrelation in Deep Graph Neural Networks: A New Perspective, arXiv 2206.07743"
@@ -18,17 +16,17 @@ ROGUE = "All Bark and No Bite: Rogue Dimensions in Transformer Language Models, 
 def mean_cosine(
     x: Tensor, mask: Tensor | None = None, *, absolute: bool = False, center: bool = False, gather: bool = False
 ) -> Tensor:
-    """Mean cosine of all pairs of different tokens.
+    """Return the mean cosine of all pairs of different tokens.
 
         1/(n(n−1)) Σ_{i≠j} cos(x_i, x_j) = (‖Σ_i x̂_i‖² − n) / (n(n−1)),   x̂_i = x_i/‖x_i‖
 
-    ContraNorm, arXiv 2303.06562; DiversePatch, arXiv 2104.12753. The closed form takes O(nd).
+    ContraNorm, arXiv 2303.06562; DiversePatch, arXiv 2104.12753. The closed form needs O(nd).
 
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
-        absolute: take |cos|, as the later version of DiversePatch does. That takes O(n²d), in memory linear in n. Over
-            several processes it has no gradient.
+        absolute: take |cos|, as in the later version of DiversePatch. This needs O(n²d) time and memory linear in n,
+            and has no gradient over several processes.
         center: subtract the mean of the real tokens first, which removes a direction that all tokens share.
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
@@ -48,7 +46,7 @@ def mean_cosine(
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
 def token_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = False) -> Tensor:
-    """Squared distance of the tokens from their mean, summed.
+    """Return the sum of the squared distances of the tokens from their mean.
 
         Var(X) = ‖(I − eeᵀ)X‖_F² = Σ_i ‖x_i − x̄‖²,   e = 1/√n
 
@@ -60,7 +58,7 @@ def token_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fals
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
-        (...), in float32 or float64; 0 with fewer than two real tokens and for equal tokens.
+        (...), in float32 or float64; 0 with fewer than two real tokens, and for equal tokens.
 
     >>> import torch
     >>> token_variance(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
@@ -74,12 +72,12 @@ def token_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fals
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
 def feature_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = False) -> Tensor:
-    """Variance over the features of each token, summed over tokens.
+    """Return the variance over the features of each token, summed over tokens.
 
         Σ_i 1/(d−1) Σ_c (x_ic − mean_c x_ic)²
 
-    This is what the published code of ContraNorm (arXiv 2303.06562) logs, with torch's unbiased variance; it is not the
-    variance of its Proposition 1, which is `token_variance`.
+    This is what the published code of ContraNorm (arXiv 2303.06562) logs, with torch's unbiased variance. The
+    variance of its Proposition 1 is `token_variance`.
 
     Args:
         x: tokens (..., n, d).
@@ -101,11 +99,11 @@ def feature_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fa
 
 @metric(better="lower", bounds=(0, 1), paper=DECORR)
 def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool = False) -> Tensor:
-    """Mean absolute Pearson correlation of all pairs of different features.
+    """Return the mean absolute Pearson correlation of all pairs of different features.
 
         1/(d(d−1)) Σ_{a≠b} |ρ(x_·a, x_·b)|
 
-    DeCorr, arXiv 2206.07743. It takes a d × d matrix.
+    DeCorr, arXiv 2206.07743. It needs a d × d matrix.
 
     Args:
         x: tokens (..., n, d).
@@ -129,16 +127,16 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool =
 
 @metric(better="lower", bounds=(0, 1), paper=ROGUE)
 def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: bool = False) -> Tensor:
-    """Share of the variance over tokens that lies in the k features of largest variance.
+    """Return the share of the variance over tokens that lies in the k features of largest variance.
 
         Σ_{c ∈ top k} v_c / Σ_c v_c,   v_c = Σ_i (x_ic − x̄_c)²
 
-    A few rogue dimensions that rule the cosine: Timkey & van Schijndel, arXiv 2109.04404.
+    A large share means that a few rogue dimensions dominate the cosine: Timkey & van Schijndel, arXiv 2109.04404.
 
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
-        k: number of features, at least 1; more than d count as d.
+        k: number of features, at least 1; values above d count as d.
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
@@ -160,7 +158,7 @@ def outlier_share(x: Tensor, mask: Tensor | None = None, *, k: int = 3, gather: 
 
 
 def _correlation_over_ranks(x: Tensor, mask: Tensor | None) -> Tensor:
-    """`feature_correlation` of rows (n, d) that are spread over processes: from the covariance, summed over them."""
+    """Return `feature_correlation` of rows (n, d) that several processes share, from the covariance of all rows."""
     shift = all_ranks.center(x, mask).double()
     gram = all_ranks.total(shift.mT @ shift)
     inverse = torch.where(gram.diagonal() > 0, gram.diagonal(), 1).rsqrt() * (gram.diagonal() > 0)

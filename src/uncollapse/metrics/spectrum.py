@@ -1,7 +1,7 @@
-"""How many dimensions a set of tokens spans, from its singular values.
+"""Metrics of how many dimensions a set of tokens spans, from its singular values.
 
-The ranks come from the eigenvalues of the smaller Gram matrix in float64, at most d × d, which is several times as fast
-as a singular value decomposition. Singular values below about 2e-7 of the largest are not resolved and count as 0.
+The ranks use the eigenvalues of the smaller Gram matrix in float64, at most d × d, which is several times as fast as a
+singular value decomposition. Singular values below about 2e-7 of the largest are not resolved and count as 0.
 """
 
 import torch
@@ -11,7 +11,7 @@ from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.pairwise import all_ranks, numerics
 from uncollapse.registry import metric
 
-# Eigenvalues below it, relative to the largest, are rounding. Up to 33 eps of rounding were seen.
+# Eigenvalues below this, relative to the largest, are rounding errors; up to 33 eps were measured.
 NOISE = 128 * torch.finfo(torch.float64).eps
 
 RANKME = "RankMe: Assessing the Downstream Performance of Pretrained Self-Supervised Representations, arXiv 2210.02885"
@@ -20,15 +20,15 @@ PARTICIPATION = "A theory of multineuronal dimensionality, dynamics and measurem
 
 
 def singular_values(x: Tensor, mask: Tensor | None = None, *, center: bool = False) -> Tensor:
-    """Singular values of the tokens, largest first, by a singular value decomposition in float64.
+    """Return the singular values of the tokens, largest first, by a singular value decomposition in float64.
 
         σ_1 ≥ … ≥ σ_min(n,d) ≥ 0,   X = Σ_k σ_k u_k v_kᵀ
 
-    They are what effective rank is made of (ContraNorm, arXiv 2303.06562).
+    The effective rank is computed from them (ContraNorm, arXiv 2303.06562).
 
     Args:
         x: tokens (..., n, d).
-        mask: (..., n) bool, True = real. A masked token adds a zero to the end.
+        mask: (..., n) bool, True = real. Each masked token adds a zero at the end.
         center: subtract the mean of the real tokens first.
 
     Returns:
@@ -44,7 +44,7 @@ def singular_values(x: Tensor, mask: Tensor | None = None, *, center: bool = Fal
 
 @metric(better="higher", bounds=(0, None), paper=CONTRA_NORM)
 def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False, gather: bool = False) -> Tensor:
-    """Effective rank: the exponential of the entropy of the singular values.
+    """Return the effective rank: the exponential of the entropy of the singular values.
 
         exp(−Σ_k p_k log p_k),   p_k = σ_k / Σ_l σ_l
 
@@ -69,7 +69,7 @@ def effective_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = Fals
 
 @metric(better="higher", bounds=(0, None), paper=STABLE)
 def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False, gather: bool = False) -> Tensor:
-    """Stable rank: the squared Frobenius norm over the squared spectral norm.
+    """Return the stable rank: the squared Frobenius norm over the squared spectral norm.
 
         ‖X‖_F² / σ_1²
 
@@ -97,16 +97,16 @@ def stable_rank(x: Tensor, mask: Tensor | None = None, *, center: bool = False, 
 
 @metric(better="higher", bounds=(0, None), paper=PARTICIPATION)
 def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool = False, gather: bool = False) -> Tensor:
-    """Participation ratio: how many directions share the variance.
+    """Return the participation ratio: how many directions share the variance.
 
         (Σ_k σ_k²)² / Σ_k σ_k⁴
 
-    Gao et al., bioRxiv 214262. It is taken from traces of the Gram matrix; no eigenvalue is computed.
+    Gao et al., bioRxiv 214262. It is computed from traces of the Gram matrix, without eigenvalues.
 
     Args:
         x: tokens (..., n, d).
         mask: (..., n) bool, True = real.
-        center: subtract the mean of the real tokens first; usual for this measure.
+        center: subtract the mean of the real tokens first, as is usual for this metric.
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
@@ -125,11 +125,11 @@ def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool =
 def rankme(
     x: Tensor, mask: Tensor | None = None, *, center: bool = False, eps: float = 1e-7, gather: bool = False
 ) -> Tensor:
-    """RankMe: effective rank of an embedding matrix, with ε added to each singular value.
+    """Return RankMe: the effective rank of an embedding matrix, with ε added to each singular value.
 
         exp(−Σ_k p_k log p_k),   p_k = (σ_k + ε) / Σ_l (σ_l + ε),   k = 1 … min(n, d)
 
-    RankMe, arXiv 2210.02885. The p_k are normalised after ε is added, so the value never exceeds min(n, d). Embeddings
+    RankMe, arXiv 2210.02885. The p_k are normalized after ε is added, so the value never exceeds min(n, d). Embeddings
     whose singular values are not far above ε look isotropic: scale them up first.
 
     Args:
@@ -140,7 +140,7 @@ def rankme(
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
     Returns:
-        (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real row, where ε alone would say
+        (...), from 1 to min(n, d), in float32 or float64; 0 for a zero matrix or no real row, where ε alone would give
         min(n, d).
 
     >>> import torch
@@ -158,7 +158,7 @@ def rankme(
 
 
 def rank_from_singular_values(sigma: Tensor) -> Tensor:
-    """exp of the entropy of σ/Σσ over the last axis, (..., k) -> (...); 0 where all σ are 0.
+    """Return exp of the entropy of σ/Σσ over the last axis, (..., k) -> (...); 0 where all σ are 0.
 
     0·log 0 is 0, with a gradient of 0.
     """
@@ -169,7 +169,7 @@ def rank_from_singular_values(sigma: Tensor) -> Tensor:
 
 
 def gram_spectrum(matrix: Tensor, gather: bool = False) -> Tensor:
-    """Singular values (..., min(n, d)) of a float64 matrix (..., n, d), largest first; those within rounding are 0.
+    """Return the singular values (..., min(n, d)) of a float64 matrix (..., n, d), largest first; rounding is set to 0.
 
     With `gather` the rows (n, d) of all processes are one matrix.
     """
@@ -181,14 +181,14 @@ def gram_spectrum(matrix: Tensor, gather: bool = False) -> Tensor:
 
 
 def _matrix(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> Tensor:
-    """x checked, in float64, with zeros for masked rows: they leave the singular values as they are."""
+    """Check x and return it in float64, with zeros in masked rows, which do not change the singular values."""
     all_ranks.check_one_set(x, gather)
     x = numerics.prepare_tokens(x, mask).double()
     return all_ranks.center(x, mask, gather) if center else x
 
 
 def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
-    """`_matrix` over a scale (...), so that squares neither under- nor overflow; those of float32 inputs never do."""
+    """Return `_matrix` divided by a scale (...), so that squares of float64 inputs do not under- or overflow."""
     matrix = _matrix(x, mask, center, gather)
     if x.dtype != torch.float64 or (x.numel() == 0 and not gather):
         return matrix, matrix.new_ones(matrix.shape[:-2])
@@ -199,19 +199,19 @@ def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple
 
 
 def _spectrum(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
-    """Singular values (..., min(n, d)) of the scaled matrix, largest first, and the scale (...)."""
+    """Return the singular values (..., min(n, d)) of the scaled matrix, largest first, and the scale (...)."""
     matrix, scale = _scaled(x, mask, center, gather)
     return gram_spectrum(matrix, gather), scale
 
 
 def _gram(x: Tensor, gather: bool) -> Tensor:
-    """The smaller of X Xᵀ and XᵀX; the latter if the rows of all processes are gathered."""
+    """Return the smaller of XXᵀ and XᵀX; XᵀX if the rows of all processes are gathered."""
     if gather:
         return all_ranks.total(x.mT @ x)
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """above/below, and 0 where below is 0."""
+    """Return above/below, and 0 where below is 0."""
     present = below > 0
     return above / torch.where(present, below, 1) * present

@@ -1,16 +1,16 @@
-"""All pairs in linear memory: `softmax_mean` and `logsumexp`, the one kernel under layers and losses.
+"""The kernel for all pairs of rows, in linear memory: `softmax_mean` and `logsumexp`. Layers and losses build on it.
 
 For queries q_i, keys k_j and values v_j
 
     logits_ij = q_i·k_j / τ      Z_i = Σ_j exp(logits_ij)      m_i = Σ_j exp(logits_ij) v_j / Z_i
 
-`softmax_mean` gives m and `logsumexp` gives log Z. Both are exact and differentiable (once), and take memory linear in
-the number of queries, keys and excluded pairs. Leaving out padding, later tokens, self or given pairs removes terms
-from both sums: such pairs never enter them. Passing the same tensor as q and k is recognised and saves work.
+`softmax_mean` returns m and `logsumexp` returns log Z. Both are exact, can be differentiated once, and need memory
+linear in the number of queries, keys and excluded pairs. Excluding padding, later tokens, self or given pairs removes
+terms from both sums. Passing the same tensor as q and k is recognised and saves work.
 
-Sums are made in float32 (float64 for float64 inputs) also under autocast, as for a normalisation layer; float16 and
-bfloat16 inputs come back in their own dtype. Under `torch.compile` the kernel is one opaque operator. It uses public
-torch operators only and is meant for CUDA too, but has been run on the CPU only.
+Sums are accumulated in float32 (float64 for float64 inputs), also under autocast, as in a normalization layer. Results
+have the dtype of the inputs. Under `torch.compile` the kernel is one opaque operator. It uses only public torch
+operators and is meant for CUDA too, but has been run on the CPU only.
 """
 
 import math
@@ -40,7 +40,7 @@ def softmax_mean(
     exclude: Exclude = None,
     normalize: Literal["rows", "columns"] = "rows",
 ) -> Tensor:
-    """Softmax-weighted mean of the values for each query, over all keys that count.
+    """Return the softmax-weighted mean of the values for each query, over all keys that are not excluded.
 
         rows:     m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_i,   Z_i = Σ_j exp(q_i·k_j/τ)
         columns:  m_i = Σ_j exp(q_i·k_j/τ) v_j / Z_j,   Z_j = Σ_i exp(q_i·k_j/τ)
@@ -49,17 +49,18 @@ def softmax_mean(
     (ContraNorm, arXiv 2303.06562, Eq. 5).
 
     Args:
-        q: queries (..., n, d). Batch dimensions of all arguments broadcast.
+        q: queries (..., n, d). The batch dimensions of all arguments broadcast.
         k: keys (..., m, d).
         v: values (..., m, e).
-        temperature: τ > 0; a tensor with one element may be learned.
-        mask: (..., m) bool, True = a real key. Other keys and their values may hold anything.
+        temperature: τ > 0; a tensor with one element can be learned.
+        mask: (..., m) bool, True = real key. Other keys and their values may hold anything.
         causal: query i sees key j only if j ≤ i + m − n.
-        exclude: "self" (pairs i = j, n = m), or pairs (2, E) of integer (query, key), the same in each batch element.
-        normalize: which sum the weights are divided by.
+        exclude: "self" (pairs i = j; needs n = m), or a (2, E) tensor of integer pairs (query, key), which are excluded
+            in every batch element.
+        normalize: the sum that the weights are divided by.
 
     Returns:
-        (..., n, e) in v's dtype; 0 where nothing is left in a row.
+        (..., n, e) in the dtype of v; 0 in rows where no key is left.
 
     >>> x = torch.eye(3)
     >>> softmax_mean(x, x, x, exclude="self")
@@ -68,7 +69,7 @@ def softmax_mean(
             [0.5000, 0.5000, 0.0000]])
     """
     if normalize not in ("rows", "columns"):
-        raise ValueError(f"normalize is 'rows' or 'columns', got {normalize!r}.")
+        raise ValueError(f"normalize must be 'rows' or 'columns', got {normalize!r}.")
     pairs = _pairs(q, k, causal, exclude)
     _check_key_mask(mask, q, k, v)
     k = _zero_masked(k, mask)
@@ -88,10 +89,12 @@ def logsumexp(
     causal: bool = False,
     exclude: Exclude = None,
 ) -> Tensor:
-    """log Σ_j exp(q_i·k_j/τ) for each query, over all keys that count. The arguments are those of `softmax_mean`.
+    """Return log Σ_j exp(q_i·k_j/τ) for each query, over all keys that are not excluded.
+
+    The arguments are those of `softmax_mean`.
 
     Returns:
-        (..., n) in q's dtype; −inf, with a gradient of zero, where nothing is left in a row.
+        (..., n) in the dtype of q; −inf, with a gradient of zero, in rows where no key is left.
 
     >>> logsumexp(torch.zeros(2, 3), torch.zeros(4, 3)).exp()
     tensor([4., 4.])
@@ -111,17 +114,17 @@ def column_mean(
     mask: Tensor | None = None,
     query_mask: Tensor | None = None,
 ) -> Tensor:
-    """`softmax_mean(normalize="columns")` for prepared pairs; `query_mask` leaves queries out of the sums Z_j.
+    """Return `softmax_mean(normalize="columns")` for prepared pairs; `query_mask` excludes queries from the sums Z_j.
 
-    With keys and queries in each other's place the columns are rows, P'_ji = exp(S_ij)/Z_j, and m = P'ᵀv: each key
-    gives its value to the queries, by weight.
+    With keys and queries swapped, columns become rows: P'_ji = exp(S_ij)/Z_j and m = P'ᵀv. Each key distributes its
+    value to the queries, by weight.
     """
     if mask is not None:
         v = v.masked_fill(~mask.unsqueeze(-1), 0)
     bias = log_weight(query_mask, q)
     if pairs.offset is None:
         return _columns(k, q, v, temperature, pairs.transposed(), bias)
-    # a key is seen by the queries from its own on: causal again when both are read backwards
+    # a key is seen by its own query and later ones: with both reversed, that is causal again
     n, m = q.shape[-2], k.shape[-2]
     excluded = pairs.excluded
     if excluded is not None:
@@ -132,7 +135,7 @@ def column_mean(
 
 
 def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None) -> Tensor:
-    """Pᵀd (..., m, e): the adjoint of the mean, for d (..., n, e)."""
+    """Return Pᵀd (..., m, e), the adjoint of the mean, for d (..., n, e)."""
     (q3, k3, b2), tau, batch = _prepare(q, k, d, temperature, bias)
     d3 = _flatten(d.to(q3.dtype), batch)
     out: Tensor = spread_operator(q3, k3, d3, b2, tau, *_fields(pairs))
@@ -142,29 +145,32 @@ def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs
 def all_pairs(
     q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Means (..., n, e) and log-sum-exps (..., n) of logits q·k/τ + bias_j, in float32 or float64.
+    """Return means (..., n, e) and log-sum-exps (..., n) of logits q·k/τ + bias_j, in float32 or float64.
 
-    This is what the rest of the library builds on; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is
-    a log-weight of each key; −inf leaves the key out, which must be finite all the same.
+    The rest of the library builds on this; `softmax_mean` and `logsumexp` are its two halves. bias (..., m) is the
+    log-weight of each key; −inf excludes the key, whose entries must still be finite.
     """
     if v is not None and v.shape[-2] != k.shape[-2]:
-        raise ValueError(f"v must have one row a key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
+        raise ValueError(f"v must have one row per key, that is {k.shape[-2]}, got shape {tuple(v.shape)}.")
     (q3, k3, b2), tau, batch = _prepare(q, k, v, temperature, bias)
     v3 = q3.new_empty(q3.shape[0], k.shape[-2], 0) if v is None else _flatten(v.to(q3.dtype), batch)
-    if torch.compiler.is_compiling():  # nothing may depend on sizes then, which may be free
+    if torch.compiler.is_compiling():  # sizes may be dynamic: no decision may depend on them
         mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, False, *_fields(pairs))
     elif _records_gradients(q3, k3, v3, b2):
         keep = keeps_weights(pairs, q3.shape[1], v3.shape[1], v3.shape[2], q3.device)
         mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, keep, *_fields(pairs))
-    else:  # the same without the operator's bookkeeping, which would be felt below a thousand rows
+    else:  # the same without the operator's overhead, which is noticeable below a thousand rows
         mean, log_sum, _, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
     return mean.reshape(*batch, *mean.shape[1:]), log_sum.reshape(*batch, log_sum.shape[1])
 
 
 def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor, exclude_self: bool) -> tuple[Tensor, Tensor]:
-    """`logsumexp` of q over k (..., n), and of k over q (..., m), from one walk over the pairs; float32 or float64."""
+    """Return `logsumexp` of q over k (..., n) and of k over q (..., m), from one pass over the pairs.
+
+    Both are in float32 or float64.
+    """
     if exclude_self and q.shape[-2] != k.shape[-2]:
-        raise ValueError(f"Without self there are as many q as k, got {q.shape[-2]} and {k.shape[-2]} rows.")
+        raise ValueError(f"exclude_self needs as many q as k, got {q.shape[-2]} and {k.shape[-2]} rows.")
     (q3, k3, _), tau, batch = _prepare(q, k, None, temperature, None)
     rows, columns = log_sums_operator(q3, q3 if k3 is None else k3, tau, exclude_self)
     return rows.reshape(*batch, rows.shape[1]), columns.reshape(*batch, columns.shape[1])
@@ -173,7 +179,7 @@ def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor, exclude_self: bo
 def _prepare(
     q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, bias: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor | None, Tensor | None], float, torch.Size]:
-    """q, k (None: the same as q) and bias with one batch dimension in the dtype of the sums; τ; the batch's shape."""
+    """Return q, k (None: the same as q) and bias with one batch dimension in the dtype of the sums; τ; batch shape."""
     _check_shapes(q, k, v, bias)
     dtypes = [t.dtype for t in (q, k, v) if t is not None]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -185,7 +191,7 @@ def _prepare(
 
 
 def apply_temperature(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, float]:
-    """q, k and τ as a number. A tensor may be learnable: each side then takes its root, and τ is 1."""
+    """Return q, k and τ as a number. For a tensor, which can be learned, each side is scaled by 1/√τ, and τ is 1."""
     numerics.check_temperature(temperature)
     if not isinstance(temperature, Tensor):
         return q, k, float(temperature)
@@ -202,14 +208,14 @@ def _fields(pairs: Pairs) -> tuple[Any, ...]:
 
 
 def log_weight(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """A mask (True = real) as log-weights: 0 and −inf, in the dtype in which sums with `like` are made."""
+    """Return a mask (True = real) as log-weights 0 and −inf, in the dtype of sums with `like`."""
     if mask is None:
         return None
     return torch.zeros(mask.shape, dtype=numerics.full_dtype(like), device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _zero_masked(k: Tensor, mask: Tensor | None) -> Tensor:
-    """Keys with zeros in those that are not real, whatever these hold; the same tensor may be the queries as well."""
+    """Return keys with zeros in masked rows, whatever those hold."""
     return k if mask is None else k.masked_fill(~mask.unsqueeze(-1), 0)
 
 
@@ -234,7 +240,7 @@ def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
         return Pairs(offset)
     if isinstance(exclude, str):
         if exclude != "self":
-            raise ValueError(f"exclude is 'self', a (2, E) tensor of pairs or None, got {exclude!r}.")
+            raise ValueError(f"exclude must be 'self', a (2, E) tensor of pairs or None, got {exclude!r}.")
         if n != m:
             raise ValueError(f"exclude='self' needs as many keys as queries, got {m} keys and {n} queries.")
         return Pairs(offset, no_self=True)
@@ -243,7 +249,14 @@ def _pairs(q: Tensor, k: Tensor, causal: bool, exclude: Exclude) -> Pairs:
 
 
 def check_pairs(pairs: Tensor, n: int, m: int, name: str = "exclude") -> Tensor:
-    """`pairs` as int64 if it is a (2, E) tensor of indices below n and m, else an error about the argument `name`."""
+    """Return `pairs` as int64; raise unless it is an integer tensor (2, E) of indices below n and m.
+
+    Args:
+        pairs: the tensor to check.
+        n: number of indices in the first row.
+        m: number of indices in the second row.
+        name: how error messages call the argument.
+    """
     integers = not (pairs.is_floating_point() or pairs.is_complex() or pairs.dtype == torch.bool)
     if pairs.dim() != 2 or pairs.shape[0] != 2 or not integers:
         shape = tuple(pairs.shape)
@@ -252,14 +265,14 @@ def check_pairs(pairs: Tensor, n: int, m: int, name: str = "exclude") -> Tensor:
         low, high = int(pairs.min()), pairs.amax(1).tolist()
         if low < 0 or high[0] >= n or high[1] >= m:
             raise ValueError(
-                f"{name} must hold indices from 0 to {n - 1} in its first row and to {m - 1} in its second, "
-                f"got {low} as the least, {high[0]} and {high[1]} as the largest."
+                f"{name} must hold indices from 0 to {n - 1} in its first row and from 0 to {m - 1} in its second, "
+                f"got a minimum of {low} and maxima of {high[0]} and {high[1]}."
             )
     return pairs.long()
 
 
 def is_mirrored(pairs: Tensor, n: int) -> bool:
-    """Whether with each pair (i, j) also (j, i) is there."""
+    """Return whether for each pair (i, j) the pair (j, i) is present too."""
     if torch.compiler.is_compiling():
         return False
     return torch.equal(torch.unique(pairs[0] * n + pairs[1]), torch.unique(pairs[1] * n + pairs[0]))
@@ -272,10 +285,10 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have the same number of features, got {q.shape[-1]} and {k.shape[-1]}.")
     if bias is not None and bias.shape[-1] != k.shape[-2]:
-        raise ValueError(f"mask must have one entry a key, that is {k.shape[-2]}, got shape {tuple(bias.shape)}.")
+        raise ValueError(f"mask must have one entry per key, that is {k.shape[-2]}, got shape {tuple(bias.shape)}.")
 
 
 def _flatten(x: Tensor, batch: torch.Size) -> Tensor:
-    """(..., n, d) -> (b, n, d)."""
+    """Return x (..., n, d) as (b, n, d)."""
     wide = x if x.shape[:-2] == batch else x.expand(*batch, *x.shape[-2:])
     return wide.reshape(math.prod(batch), *x.shape[-2:])

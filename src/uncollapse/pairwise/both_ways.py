@@ -1,4 +1,4 @@
-"""The log-sum-exps of rows and of columns in one walk: each tile of logits serves both.
+"""The log-sum-exps of rows and of columns in one pass: each tile of logits serves both.
 
     S_ij = q_i·k_j/τ      R_i = log Σ_j exp S_ij      C_j = log Σ_i exp S_ij
 
@@ -6,8 +6,8 @@ with gradients, for incoming dR and dC,
 
     G_ij = exp(S_ij − R_i) dR_i + exp(S_ij − C_j) dC_j     dq = G k/τ     dk = Gᵀ q/τ
 
-That is one product forward and three backward, where each direction for itself would take twice as many. The weights
-are exp(S) without a shift, as in `symmetric`; larger logits go through `walk`, once in each direction.
+That is one product forward and three backward; two separate directions would need twice as many. The weights are exp(S)
+without a shift, as in `symmetric`; larger logits go through `walk`, once in each direction.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from uncollapse.pairwise.symmetric import is_moderate
 
 @torch.library.custom_op("uncollapse::log_sums", mutates_args=())
 def log_sums_operator(q: Tensor, k: Tensor, temperature: float, no_self: bool) -> tuple[Tensor, Tensor]:
-    """R (b, n) and C (b, m) for q (b, n, d) and k (b, m, d); no_self: without the pairs i = j."""
+    """Return R (b, n) and C (b, m) for q (b, n, d) and k (b, m, d); no_self: without the pairs i = j."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         if _applies(q, k, temperature):
             return _forward(q, k, temperature, Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device))
@@ -40,7 +40,7 @@ def log_sums_backward(
     temperature: float,
     no_self: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of q and k, also where `row` and `column` are sums over more keys and queries than these."""
+    """Return the gradients of q and k; `row` and `column` may be sums over more keys and queries than these."""
     with torch.autocast(q.device.type, enabled=False):
         if _applies(q, k, temperature):
             grid = Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device)
@@ -70,7 +70,7 @@ def _forward(q: Tensor, k: Tensor, temperature: float, grid: Grid) -> tuple[Tens
 def _backward(
     q: Tensor, k: Tensor, temperature: float, grid: Grid, row: Tensor, column: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients for what a pair's weight is multiplied by, as a part of its row and of its column."""
+    """Return the gradients of q and k for the factors of each pair's weight, by its row and by its column."""
     dq, dk = torch.zeros_like(q), torch.zeros_like(k)
     for c in grid.chunks(q.shape[0]):
         for t in grid:
@@ -82,14 +82,14 @@ def _backward(
 
 
 def _weights(q: Tensor, k: Tensor, temperature: float, t: Tile) -> Tensor:
-    """exp(S) of a tile, 0 for absent pairs."""
+    """Return exp(S) of a tile, 0 for excluded pairs."""
     weight = memory.product("weight", q[:, t.rows], k[:, t.keys], LOG2E / temperature).exp2_()
     t.fill_absent(weight, 0)
     return weight
 
 
 def _shares(d_log: Tensor, log_sum: Tensor) -> Tensor:
-    """d_log/exp(log_sum), and 0 where nothing is left in a row."""
+    """Return d_log/exp(log_sum), and 0 in rows where no key is left."""
     nothing = torch.isneginf(log_sum)
     return d_log.masked_fill(nothing, 0) * (-log_sum).masked_fill(nothing, ABSENT).exp()
 
@@ -106,7 +106,7 @@ def _one_way_backward(
     dq, dk, _, _ = walk.backward(
         q, k, k[..., :0], None, temperature, Pairs(no_self=no_self), saved, torch.zeros_like(mean), d_log
     )
-    assert dk is not None  # it would be None only for k = None
+    assert dk is not None  # it is None only for k = None
     return dq, dk
 
 

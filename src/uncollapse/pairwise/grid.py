@@ -1,4 +1,4 @@
-"""Which pairs count, and how all of them are cut into tiles that stay in the cache."""
+"""Which pairs count, how they are cut into tiles that fit the cache, and what the passes over the tiles exchange."""
 
 import math
 import threading
@@ -9,17 +9,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TILE = {"cpu": (1024, 1 << 20)}  # largest number of queries and of elements of a tile: stays in the cache
+TILE = {"cpu": (1024, 1 << 20)}  # largest number of queries and of elements of a tile: fits the cache
 TILE_ELSEWHERE = (4096, 1 << 24)  # enough to fill a GPU
+ABSENT = -1e30  # the logit of an excluded pair: finite, see `walk`
+LOG2E = math.log2(math.e)
+DOMINANCE = 1.5  # a key dominates its row if 1.5 times its weight exceeds the sum: it has 2/3, no other key has 1/2
+PLAIN, DOMINATED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a dominant key, by `symmetric`
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Which pairs (query i, key j) count.
 
-    offset: only j ≤ i + offset (causal), None: all. no_self: i ≠ j. excluded: (2, E) pairs sorted by query, that do not
-    count. mirrored: with each excluded (i, j) also (j, i) is excluded. row_group, key_group: ascending group numbers of
-    queries and keys; only pairs within a group count.
+    Args:
+        offset: count only j ≤ i + offset (causal); None counts all.
+        no_self: exclude i = j.
+        excluded: further excluded pairs (2, E), sorted by query.
+        mirrored: for each excluded (i, j) the pair (j, i) is excluded too.
+        row_group, key_group: ascending group numbers of queries and keys; only pairs within a group count.
     """
 
     offset: int | None = None
@@ -30,19 +37,19 @@ class Pairs:
     key_group: Tensor | None = None
 
     def transposed(self) -> "Pairs":
-        """The same pairs with queries and keys in each other's place; not for causal ones."""
+        """Return the same pairs with queries and keys swapped; not for causal pairs."""
         excluded = None if self.excluded is None else sort_by_query(self.excluded.flip(0))
         return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)
 
 
 def sort_by_query(excluded: Tensor) -> Tensor:
-    """Pairs (2, E) in the order of their queries."""
+    """Return pairs (2, E) in the order of their queries."""
     return excluded[:, excluded[0].argsort()]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries [a, b) against keys [lo, hi), and the absent pairs among them."""
+    """Queries [a, b) against keys [lo, hi), and the excluded pairs among them."""
 
     a: int
     b: int
@@ -50,21 +57,21 @@ class Tile:
     hi: int
     no_self: bool
     drop: Tensor | None  # flat indices into the (b−a)·(hi−lo) pairs
-    block: Tensor | None  # (b−a, hi−lo) bool: True = absent
+    block: Tensor | None  # (b−a, hi−lo) bool: True = excluded
     first: int  # the first key that its queries see in any tile
 
     @property
     def rows(self) -> slice:
-        """Its queries."""
+        """The queries of the tile."""
         return slice(self.a, self.b)
 
     @property
     def keys(self) -> slice:
-        """Its keys."""
+        """The keys of the tile."""
         return slice(self.lo, self.hi)
 
     def fill_absent(self, tile: Tensor, value: float) -> None:
-        """Overwrite the absent pairs of `tile` (batch, b−a, hi−lo) in place."""
+        """Overwrite the excluded pairs of `tile` (batch, b−a, hi−lo) in place."""
         if self.no_self:
             tile.diagonal(self.a - self.lo, -2, -1).fill_(value)
         if self.drop is not None:
@@ -74,7 +81,7 @@ class Tile:
 
 
 class Grid:
-    """The tiles of all pairs that count, row by row. `upper`: on and above the diagonal only, the first tile on it."""
+    """The tiles of all pairs that count, row by row. `upper`: only tiles on and above the diagonal."""
 
     def __init__(self, pairs: Pairs, n: int, m: int, device: torch.device, upper: bool = False) -> None:
         self.pairs, self.n, self.m, self.device, self.upper = pairs, n, m, device, upper
@@ -91,16 +98,16 @@ class Grid:
 
     @property
     def single(self) -> bool:
-        """Whether one tile holds all pairs of a batch element."""
+        """Return whether one tile holds all pairs of a batch element."""
         return self.n <= self.height and self.n * self.m <= self.area
 
     @property
     def whole(self) -> bool:
-        """Whether that tile touches every query and key, so that results can be written instead of added."""
+        """Return whether one tile covers every query and key, so that results can be written instead of added."""
         return self.single and self.n > 0 and self.m > 0 and self._keys(0, self.n) == (0, self.m)
 
     def chunks(self, batch: int) -> Iterator[slice]:
-        """Batch elements that are walked together: some for each thread, about half a tile, measured best."""
+        """Yield batch elements to process together: some per thread, about half a tile, which measured fastest."""
         threads = torch.get_num_threads() if self.single and self.device.type == "cpu" else 1
         fit = max(1, self.area // max(1, self.n * self.m))
         step = min(fit, max(1, fit // 2 // threads) * threads)
@@ -144,9 +151,9 @@ class Grid:
 
 
 def keeps_weights(pairs: Pairs, n: int, m: int, width: int, device: torch.device) -> bool:
-    """Whether the weights of all pairs are kept for the backward pass, instead of made again there.
+    """Return whether to keep the weights of all pairs for the backward pass instead of recomputing them.
 
-    They are where they take no more memory than the means, whose rows are `width` long, and where one tile has them.
+    They are kept if they need no more memory than the means, whose rows have `width` entries, and fit one tile.
     """
     height, area = TILE.get(device.type, TILE_ELSEWHERE)
     plain = pairs.offset is None and pairs.row_group is None
@@ -154,27 +161,27 @@ def keeps_weights(pairs: Pairs, n: int, m: int, width: int, device: torch.device
 
 
 class Memory(threading.local):
-    """Memory for the tiles. On the CPU it is kept, a few megabytes a thread: fresh pages cost as much as arithmetic."""
+    """Memory for the tiles. Reused on the CPU, a few megabytes per thread: new pages cost as much as arithmetic."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0, into: Tensor | None = None) -> Tensor:
-        """scale · left (b, r, d) times right (b, m, d) transposed, in the memory called `name`, or in a tensor."""
+        """Return scale · left (b, r, d) times right (b, m, d) transposed, in the block `name` or in `into`."""
         out = self._block(name, left, right.shape[1]) if into is None else into
         return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
 
     def sums(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """left_i + right_j for left (b, r) and right (b, m), in the memory called `name`."""
+        """Return left_i + right_j for left (b, r) and right (b, m), in the block `name`."""
         return torch.add(left[..., None], right[:, None], out=self._block(name, left, right.shape[1]))
 
     def _block(self, name: str, left: Tensor, columns: int) -> Tensor:
-        """(b, r, columns) for left (b, r, ...), of its dtype; what it holds is left over."""
+        """Return memory (b, r, columns) for left (b, r, ...), of its dtype, with arbitrary contents."""
         shape = left.shape[0], left.shape[1], columns
         size = math.prod(shape)
         block = self.blocks.get((name, left.dtype))
         if block is None or block.numel() < size or block.device != left.device:
-            with torch.inference_mode(False):  # a block made in inference mode could not be written to outside of it
+            with torch.inference_mode(False):  # a tensor created in inference mode cannot be written to outside of it
                 block = left.new_empty(size)
             if type(left) is Tensor and left.device.type == "cpu" and size <= 2 * TILE["cpu"][1]:
                 self.blocks[name, left.dtype] = block
@@ -184,18 +191,10 @@ class Memory(threading.local):
 memory = Memory()
 
 
-ABSENT = -1e30  # the logit of a pair that does not count: finite, see the package's docstring
-LOG2E = math.log2(math.e)
-DOMINANCE = (
-    1.5  # a key rules its row if the whole is less than this times its weight; so it holds 2/3, and no other 1/2
-)
-PLAIN, DOMINATED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a ruling key, by `symmetric`
-
-
 class Inputs(NamedTuple):
     """Queries (b, n, d), keys (b, m, d), values (b, m, e), log-weights of the keys (b, m), and τ.
 
-    All are finite but the log-weights, which are −inf for keys that do not count.
+    All are finite except the log-weights, which are −inf for excluded keys.
     """
 
     q: Tensor
@@ -205,7 +204,7 @@ class Inputs(NamedTuple):
     temperature: float
 
     def chunk(self, c: slice) -> "Inputs":
-        """Batch elements c."""
+        """Return the batch elements c."""
         bias = None if self.bias is None else self.bias[c]
         return Inputs(self.q[c], self.k[c], self.v[c], bias, self.temperature)
 
@@ -213,7 +212,7 @@ class Inputs(NamedTuple):
 class Outputs(NamedTuple):
     """Means (b, n, e), log₂ of the sums (b, n), how each row was computed (b, n), and the softmax weights (b, n, m).
 
-    The weights are kept where `keeps_weights` says so; else they are empty, and made again when they are needed.
+    The weights are empty unless `keeps_weights` says to keep them; they are then recomputed when needed.
     """
 
     mean: Tensor

@@ -1,4 +1,4 @@
-"""What is done with inputs everywhere: check them, make them float32 or float64, put padding out of the way."""
+"""Checks and preparation of inputs: shapes, dtypes, padding; unit rows, centred rows and sparse sums of rows."""
 
 import warnings
 from typing import Any
@@ -10,7 +10,7 @@ from uncollapse.errors import NotFiniteError
 
 
 def prepare_tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
-    """x (..., n, d) as `prepared` gives it, or an error if it is not made of finite tokens."""
+    """Check that x (..., n, d) holds finite tokens, and return it as `prepare` does."""
     check_tokens(x, mask, name)
     x = prepare(x, mask)
     check_finite(x, name)
@@ -38,58 +38,58 @@ def check_mask(mask: Tensor, shape: torch.Size) -> None:
     """Raise unless mask is bool and broadcasts to `shape`."""
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"mask must be bool with True = real, got {mask.dtype}. Pass mask.bool() for one of 0 and 1; "
-            "graphs of nodes go by batch=, edges by edge_index=."
+            f"mask must be bool with True = real, got {mask.dtype}. Pass mask.bool() for a mask of 0 and 1. "
+            "The graph of each node belongs in batch=, edges in edge_index=."
         )
     behind = shape[len(shape) - mask.dim() :]
     fits = 0 < mask.dim() <= len(shape) and mask.shape[-1] == shape[-1]
     if not fits or any(m not in (1, s) for m, s in zip(mask.shape, behind, strict=True)):
-        raise ValueError(f"mask must have shape {tuple(shape)}, one entry a token, got {tuple(mask.shape)}.")
+        raise ValueError(f"mask must have shape {tuple(shape)}, one entry per token, got {tuple(mask.shape)}.")
 
 
 def check_finite(x: Tensor, name: str) -> None:
-    """Raise if x holds NaN or Inf; not while `torch.compile` traces, where the values are not known."""
+    """Raise if x holds NaN or Inf; does nothing while `torch.compile` traces, where values are unknown."""
     if torch.compiler.is_compiling() or bool(torch.isfinite(x.detach().sum())):
         return  # one pass: a sum is finite only if all its terms are
     bad = int((~torch.isfinite(x.detach())).sum())
     if bad:  # otherwise only the sum overflowed
         raise NotFiniteError(
-            f"{name} must be finite, got {bad} NaN or Inf among {x.numel()} entries; "
-            f"look for the layer that made them, or leave out those rows with mask."
+            f"{name} must be finite, got {bad} NaN or Inf among {x.numel()} entries. "
+            f"Look for the layer that produced them, or exclude those rows with mask."
         )
 
 
 def prepare(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x in float32, or float64 if it is that, with zeros in the rows that are not real."""
+    """Return x in float32 (float64 stays), with zeros in masked rows."""
     x = to_full(x)
     return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
 def to_full(x: Tensor) -> Tensor:
-    """float64 stays, every other dtype becomes float32."""
+    """Return x in float32; float64 stays."""
     return x.to(full_dtype(x))
 
 
 def full_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a metric of x is computed and returned."""
+    """Return the dtype in which a metric of x is computed and returned: float32 or float64."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def real_count(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Number of real tokens of each batch element (...), in x's dtype."""
+    """Return the number of real tokens of each batch element (...), in the dtype of x."""
     if mask is None:
         return x.new_full(x.shape[:-2], x.shape[-2])
     return mask.sum(-1).to(x.dtype).expand(x.shape[:-2])
 
 
 def center(x: Tensor, mask: Tensor | None) -> Tensor:
-    """`prepared` x minus the mean of its real tokens. What rounding leaves of equal entries becomes exactly 0."""
+    """Subtract the mean of the real tokens from x, as `prepare` returns it. Equal entries become exactly 0."""
     total = x.sum(-2, keepdim=True, dtype=torch.float64)
     return subtract_mean(x, (total / real_count(x, mask).clamp(min=1)[..., None, None]).to(x.dtype), mask)
 
 
 def subtract_mean(x: Tensor, mean: Tensor, mask: Tensor | None) -> Tensor:
-    """x minus a mean that broadcasts to it, 0 in rows that are not real and where only rounding is left."""
+    """Subtract a mean that broadcasts to x; 0 in masked rows and where only rounding errors are left."""
     shift = x - mean
     noise = shift.detach().abs() <= 8 * torch.finfo(torch.float64).eps * mean.detach().abs()
     shift = shift.masked_fill(noise, 0)
@@ -97,7 +97,7 @@ def subtract_mean(x: Tensor, mean: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def check_temperature(temperature: float | Tensor) -> None:
-    """Raise unless it is a positive number or a tensor with one element, which is looked at where that is free."""
+    """Raise unless temperature is positive: a number, or a tensor with one element, which is read on the CPU only."""
     if isinstance(temperature, Tensor):
         if temperature.numel() != 1:
             shape = tuple(temperature.shape)
@@ -110,16 +110,16 @@ def check_temperature(temperature: float | Tensor) -> None:
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows of x (..., n, d) divided by their length; zero rows stay zero.
+    """Divide the rows of x (..., n, d) by their norm; zero rows stay zero.
 
-    `F.normalize` divides a zero row by 1e-12, which turns its gradient into 1e12; here it is 0.
+    `F.normalize` divides a zero row by 1e-12, so that its gradient is 1e12; here it is 0.
     """
     unit: Tensor = _UnitRows.apply(to_full(x))  # type: ignore[no-untyped-call]
     return unit.to(x.dtype)
 
 
 class _UnitRows(torch.autograd.Function):
-    """u = x/|x|, dx = (g − u(u·g))/|x|, in fewer passes than autograd would make."""
+    """u = x/|x|, dx = (g − u(u·g))/|x|, in fewer passes than autograd needs."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class _UnitRows(torch.autograd.Function):
 
 
 def inverse_norms(x: Tensor) -> Tensor:
-    """1/|x_i| of each row (..., n) in float32 or float64; 0 for zero rows. Finite in value and gradient."""
+    """Return 1/|x_i| of each row (..., n) in float32 or float64; 0 for zero rows. Value and gradient are finite."""
     if x.shape[-1] == 0:
         return x.new_zeros(x.shape[:-1])
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
@@ -154,14 +154,14 @@ def _norms_of_any_size(x: Tensor) -> Tensor:
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         exact: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         return exact
-    largest = x.detach().abs().amax(-1, keepdim=True)  # elsewhere float64 is slow, or missing
+    largest = x.detach().abs().amax(-1, keepdim=True)  # on other devices float64 is slow or missing
     largest = torch.where(largest > 0, largest, 1)
     scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=-1)
     return scaled * largest.squeeze(-1)
 
 
 def _all_moderate(norms: Tensor) -> bool:
-    """Whether no row is zero, nor too long or short for squares in float32; not known where a look would stall."""
+    """Return whether squares of all norms are safe in float32; False where reading them would stall a GPU."""
     if torch.compiler.is_compiling() or norms.device.type != "cpu" or norms.numel() == 0:
         return False
     low, high = norms.detach().aminmax()
@@ -171,45 +171,48 @@ def _all_moderate(norms: Tensor) -> bool:
 def check_positive(value: int, name: str) -> None:
     """Raise unless value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is an integer of at least 1, got {value!r}.")
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
 def csr_matrix(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A matrix of which row i has the values start[i] … start[i + 1], without torch's note that such are in beta."""
+    """Return a sparse matrix whose row i has the values start[i] … start[i + 1], without torch's beta warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
         return torch.sparse_csr_tensor(start, column, values, shape, check_invariants=False)
 
 
 def to_csr(dense: Tensor) -> Tensor:
-    """What is not zero in a matrix."""
+    """Return a dense matrix as a sparse one of its nonzero entries."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
         return dense.to_sparse_csr()
 
 
 def row_starts(row: Tensor, rows: int) -> Tensor:
-    """Where each row starts among entries that are sorted by row: (rows + 1,)."""
+    """Return where each row starts among entries that are sorted by row: (rows + 1,)."""
     counts = torch.bincount(row, minlength=rows)
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def sum_pairs(pairs: Tensor, x: Tensor, rows: int) -> Tensor:
-    """For each row i the sum of x_j over its pairs (i, j): pairs (2, E) sorted by i, x (m, d) -> (rows, d)."""
+    """Return the sum of x_j over the pairs (i, j) of each row i: pairs (2, E) sorted by i, x (m, d) -> (rows, d)."""
     ones = x.new_ones(pairs.shape[1])
     matrix = csr_matrix(row_starts(pairs[0], rows), pairs[1].contiguous(), ones, (rows, len(x)))
     return matrix @ x
 
 
 def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x", gather: bool = False) -> None:
-    """Raise unless x is a float tensor (..., n, d) with at least one row, unless others have some, and mask fits it."""
+    """Raise unless x is a float tensor (..., n, d) and mask fits it; x may be empty only if rows are gathered.
+
+    Values are not checked: a check for NaN in a loss would stall a GPU in every step.
+    """
     check_tokens(x, mask, name)
     if x.numel() == 0 and not gather:
         raise ValueError(f"{name} must have at least one row, got shape {tuple(x.shape)}.")
 
 
 def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y"), gather: bool = False) -> None:
-    """Raise unless x and y are rows of one shape: row i of x belongs to row i of y."""
+    """Raise unless x and y have the same shape: row i of x belongs to row i of y."""
     check_rows(x, name=names[0], gather=gather)
     check_rows(y, name=names[1], gather=gather)
     if x.shape != y.shape:

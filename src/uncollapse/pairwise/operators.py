@@ -1,7 +1,7 @@
-"""The kernel as torch operators: known to autograd and, as one opaque node each, to `torch.compile`.
+"""The kernel as torch operators, which autograd differentiates and `torch.compile` treats as opaque nodes.
 
-In all of them k = None stands for k = q, the last six arguments are the fields of `Pairs`, and the gradient of an
-argument that is None is an empty tensor, since operators return tensors only.
+In all of them k = None stands for k = q, and the last six arguments are the fields of `Pairs`. The gradient of an
+argument that is None is an empty tensor, because operators can only return tensors.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def all_pairs_operator(
     row_group: Tensor | None,
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return means, log-sum-exps and what the backward pass needs, as one operator."""
+    """Return means, log-sum-exps and what the backward pass needs."""
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
     return all_pairs_eagerly(q, k, v, bias, temperature, pairs, keep)
 
@@ -42,7 +42,7 @@ def all_pairs_eagerly(
     pairs: Pairs,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the operator does, without gradients; keep: the weights, for a backward pass that follows."""
+    """Compute the same without gradients and without an operator's overhead; keep: return the weights for backward."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         return walk.forward(q, k, v, bias, temperature, pairs, keep)
 
@@ -88,7 +88,7 @@ def spread_operator(
     row_group: Tensor | None,
     key_group: Tensor | None,
 ) -> Tensor:
-    """Return the column means of weights, as one operator."""
+    """Return Pᵀd for the softmax weights P."""
     keys = q if k is None else k
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
     with torch.autocast(q.device.type, enabled=False):
@@ -111,7 +111,7 @@ def _spread_backward(
     row_group: Tensor | None,
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mean of d_out is the gradient of d; the mean's own gradients, for an incoming d, are those of q and k."""
+    """Return the gradients: that of d is the mean of d_out; those of q and k are the mean's own, for an incoming d."""
     pairs, v = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), d_out.contiguous()
     with torch.autocast(q.device.type, enabled=False):
         saved = walk.forward(q, k, v, bias, temperature, pairs)
@@ -150,7 +150,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     ctx.where = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
     ctx.save_for_backward(*tensors, *outputs)
-    ctx.set_materialize_grads(False)  # else zeros would be made for outputs that nobody reads, such as kept weights
+    ctx.set_materialize_grads(False)  # otherwise zeros are allocated for outputs nobody reads, such as the weights
 
 
 def _recall(ctx: Any) -> tuple[list[Any], list[Tensor]]:

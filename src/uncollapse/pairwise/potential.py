@@ -1,4 +1,7 @@
-"""The Gaussian potential over all pairs of rows, and distances of partners."""
+"""The Gaussian potential over all pairs of rows, and the distances of positive pairs (Wang & Isola, arXiv 2005.10242).
+
+The metrics `uniformity` and `alignment` and the losses on them share these functions.
+"""
 
 import math
 from typing import Any
@@ -10,25 +13,28 @@ from uncollapse.pairwise import Pairs, all_pairs, all_ranks, numerics
 
 
 def pair_distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
-    """(..., n): what `alignment` is the mean of, 0 for rows that are not real; the gradient at equal rows is 0."""
+    """Return ‖x_i − y_i‖^α (..., n), 0 for masked rows; the gradient is 0 where x_i = y_i."""
     x, y = numerics.prepare(x, mask), numerics.prepare(y, mask)
     if normalize:
         x, y = numerics.unit_rows(x), numerics.unit_rows(y)
     squared = (x - y).square().sum(-1)
-    apart = squared != 0  # NaN is apart, and stays NaN
-    return torch.where(apart, squared, 1).pow(alpha / 2) * apart
+    apart = squared != 0  # True for NaN, which stays NaN
+    return torch.where(apart, squared, 1).pow(alpha / 2) * apart  # the power has no gradient at 0
 
 
 def log_potential(
     x: Tensor, t: float, mask: Tensor | None, exclude_self: bool, normalize: bool, gather: bool = False
 ) -> Tensor:
-    """`uniformity` without its checks, for the losses. Differentiable once."""
+    """Return log mean_{i≠j} exp(−t‖x_i − x_j‖²) (...), which can be differentiated once.
+
+    The arguments are those of `uniformity`; values are not checked, for the losses.
+    """
     x = numerics.prepare(x, mask)
     if all_ranks.spans_ranks(gather):
         return _log_potential_over_ranks(x if mask is None else x[mask], t, exclude_self, normalize)
     if x.numel() == 0:
         return x.sum((-2, -1))
-    # unnormalised, the three terms of a distance cancel: make them smaller and give them more digits
+    # without normalization the three terms of a distance cancel: make them smaller and use more digits
     points = x if normalize else numerics.center(x.double(), mask)
     log_sum: Tensor = _LogPotentialSum.apply(points, t, mask, exclude_self, normalize)  # type: ignore[no-untyped-call]
     if mask is None and x.shape[-2] > 1:
@@ -39,7 +45,7 @@ def log_potential(
 
 
 def _log_potential_over_ranks(x: Tensor, t: float, exclude_self: bool, normalize: bool) -> Tensor:
-    """The same for rows (n, d) of one set that is spread over processes."""
+    """Return the same for rows (n, d) of one set that several processes share."""
     points = numerics.unit_rows(x) if normalize else all_ranks.center(x.double(), None)
     fall = -t * points.square().sum(-1)  # −t‖x_i − x_j‖² = 2t x_i·x_j − t‖x_j‖² − t‖x_i‖²
     own = all_pairs(points, points, None, 1 / (2 * t), Pairs(no_self=exclude_self), fall)[1]
@@ -52,10 +58,10 @@ def _log_potential_over_ranks(x: Tensor, t: float, exclude_self: bool, normalize
 
 
 class _LogPotentialSum(torch.autograd.Function):
-    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows, of length one if `normalize`; 0 where no pair is left.
+    """L = log Σ_ij exp(−t‖x_i − x_j‖²) (...) over real rows, of unit norm if `normalize`; 0 where no pair is left.
 
-    The gradient, 4t Σ_j p_ij (x_j − x_i) with p_ij the share of a pair in the sum, needs only the softmax means of the
-    rows. They come with the sums, so one walk over the pairs serves both directions.
+    The gradient 4t Σ_j p_ij (x_j − x_i), with p_ij the share of a pair in the sum, needs only the softmax means of the
+    rows. They come with the sums, so one pass over the pairs serves both forward and backward.
     """
 
     @staticmethod
@@ -70,24 +76,24 @@ class _LogPotentialSum(torch.autograd.Function):
             fall = -t * torch.linalg.vector_norm(x, dim=-1).square()
             fall = fall if mask is None else fall.masked_fill(~mask, -torch.inf)
             means, sums = all_pairs(x, x, values, 1 / (2 * t), pairs, fall)
-            sums = sums + fall  # (..., n): −inf for rows that are not real
+            sums = sums + fall  # (..., n): −inf for masked rows
         total = torch.logsumexp(sums, -1, keepdim=True)
         total = total.masked_fill(torch.isneginf(total), 0)
         if ctx.needs_input_grad[0]:
             slope = means.sub_(x).mul_((sums - total).exp().mul_(4 * t)[..., None])
-            if inverse is not None:  # through the division by the lengths: across the rows only
+            if inverse is not None:  # through the division by the norms: only the part orthogonal to each row
                 slope.addcmul_(x, (slope * x).sum(-1, keepdim=True), value=-1).mul_(inverse)
             ctx.save_for_backward(slope)
         return total.squeeze(-1)
 
     @staticmethod
     def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # the slopes were computed without a graph: their own gradient would be missing
-            raise RuntimeError("uniformity can be differentiated once only; leave out create_graph=True.")
+        if torch.is_grad_enabled():  # the slopes were computed without a graph and have no gradient of their own
+            raise RuntimeError("uniformity can be differentiated only once; remove create_graph=True.")
         (slope,) = ctx.saved_tensors
         return slope * d_total[..., None, None], None, None, None, None
 
 
 def _all_positive(x: Tensor) -> bool:
-    """Whether no entry is 0; not known where a look would stall."""
+    """Return whether no entry is 0; False where reading it would stall a GPU."""
     return not torch.compiler.is_compiling() and x.device.type == "cpu" and x.amin().item() > 0

@@ -1,4 +1,4 @@
-"""ContraNorm's mean from a random sample of the keys."""
+"""The softmax mean over all rows, estimated from a random sample of the keys."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,20 @@ from uncollapse.pairwise.numerics import sum_pairs
 def sampled_mean(
     unit: Tensor, value: Tensor, temperature: float | Tensor, mask: Tensor | None, pairs: Pairs, sample: int
 ) -> Tensor:
-    """The softmax mean with the sums over other rows estimated from `sample` random real rows of each sequence.
+    """Return the softmax mean with the sums over other rows estimated from `sample` random real rows per sequence.
 
-    unit and value (..., n, d). Where the weights of a mean are alike, most of the error of a sample is that of its
-    plain mean, which all rows share and which deep networks amplify from layer to layer. So it is taken out: the plain
-    mean over all keys is known exactly, at the cost of a sum, and only the difference of the softmax mean from it is
-    estimated. All sequences are laid in one row of groups without their padding.
+    If the weights of a mean are similar, most of the error of a sample is that of its plain mean, which all rows share
+    and which deep networks amplify from layer to layer. The plain mean over all keys is known exactly, at the cost of
+    one sum, so only the difference between the softmax mean and the plain mean is estimated. The sequences are
+    concatenated as groups, without their padding.
+
+    Args:
+        unit: unit rows (..., n, d), both queries and keys.
+        value: rows (..., n, d) that are averaged.
+        temperature: τ of the softmax.
+        mask: (..., n) bool, True = real.
+        pairs: which pairs count.
+        sample: number of keys per sequence, or per group of `pairs`.
     """
     n, rows = unit.shape[-2], unit.shape[:-1].numel()
     sequences = torch.arange(rows // max(1, n), device=unit.device)
@@ -24,7 +32,8 @@ def sampled_mean(
         group = sequences.repeat_interleave(n)
     excluded = pairs.excluded
     if excluded is not None:
-        excluded = torch.unique(excluded, dim=1) if torch.compiler.is_compiling() else excluded  # else it is so already
+        if torch.compiler.is_compiling():  # otherwise pairs are unique already
+            excluded = torch.unique(excluded, dim=1)
         excluded = (excluded[:, None] + n * sequences[:, None]).reshape(2, -1)
     flat_unit, flat_value = unit.reshape(rows, -1), value.reshape(rows, -1)
     if mask is None:
@@ -47,26 +56,26 @@ def _mean(
     no_self: bool,
     sample: int,
 ) -> Tensor:
-    """For rows (n, d) in ascending groups, or in one; the row's own term is not left to chance."""
+    """Estimate the mean for rows (n, d) in ascending groups, or in one group; the row's own term stays exact."""
     n = len(unit)
     chosen = _choose(n, group, sample, unit.device)
-    missed = _missed(n, chosen, excluded)
+    absent = _excluded_among(n, chosen, excluded)
     keys = None if group is None else group[chosen]
-    few = Pairs(excluded=missed, mirrored=False, row_group=group, key_group=keys)
+    few = Pairs(excluded=absent, mirrored=False, row_group=group, key_group=keys)
     mean, log_sum = all_pairs(unit, unit[chosen], value[chosen], temperature, few)
     whole, others = _sum(value, group, group, excluded, n)
     whole, others = whole - value, others - 1  # without the row itself
-    part, taken = _sum(value[chosen], keys, group, missed, n)
+    part, taken = _sum(value[chosen], keys, group, absent, n)
     mean = mean + whole / others.clamp(min=1).unsqueeze(1) - part / taken.clamp(min=1).unsqueeze(1)
     if no_self:
         return mean
-    log_sum = log_sum + (others.clamp(min=1) / taken.clamp(min=1)).log()  # as if all others had been summed
+    log_sum = log_sum + (others.clamp(min=1) / taken.clamp(min=1)).log()  # scaled up to all other rows
     own = torch.sigmoid(unit.square().sum(-1) / temperature - log_sum).unsqueeze(-1)  # (n, 1): the row's own weight
     return own * value + (1 - own) * mean
 
 
-def _missed(n: int, chosen: Tensor, excluded: Tensor | None) -> Tensor:
-    """Pairs (row, place among the chosen) that do not count, sorted: excluded ones, and a row with itself."""
+def _excluded_among(n: int, chosen: Tensor, excluded: Tensor | None) -> Tensor:
+    """Return the pairs (row, position among the chosen) to exclude, sorted: excluded ones, and each row with itself."""
     own = torch.stack([chosen, torch.arange(len(chosen), device=chosen.device)])
     if excluded is None:
         return own
@@ -78,7 +87,7 @@ def _missed(n: int, chosen: Tensor, excluded: Tensor | None) -> Tensor:
 def _sum(
     value: Tensor, keys: Tensor | None, queries: Tensor | None, absent: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """For each of n queries the sum of the values (m, e) of its group without absent pairs, and their number (n,)."""
+    """Return for each of n queries the sum of the values (m, e) of its group, and how many (n,); no absent pairs."""
     if keys is None or queries is None:
         total, count = value.sum(0, keepdim=True), torch.full((n,), len(value), device=value.device)
     else:
@@ -91,7 +100,7 @@ def _sum(
 
 
 def _choose(n: int, group: Tensor | None, sample: int, device: torch.device) -> Tensor:
-    """Positions of so many random rows of each group, ascending."""
+    """Return the positions of `sample` random rows of each group, ascending."""
     order = torch.randperm(n, device=device)
     if group is None:
         return order[:sample].sort().values
@@ -101,6 +110,6 @@ def _choose(n: int, group: Tensor | None, sample: int, device: torch.device) -> 
 
 
 def _places(chosen: Tensor, n: int) -> Tensor:
-    """For each of n positions its place among the chosen ones, or −1."""
+    """Return for each of n positions its index among the chosen ones, or −1."""
     places = torch.full((n,), -1, device=chosen.device)
     return places.scatter_(0, chosen, torch.arange(len(chosen), device=chosen.device))

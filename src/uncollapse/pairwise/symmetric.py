@@ -1,7 +1,7 @@
-"""The walk for q = k: each tile on and above the diagonal serves both directions.
+"""The pass for q = k: each tile on and above the diagonal serves both directions.
 
-The weights are exp(S) without a shift, so the logits must be moderate. A key's log-weight b_j acts as a share exp(b_j)
-of its value. Rows that one key outweighs go to the other walk, which keeps their digits.
+The weights are exp(S) without a shift, so the logits must be moderate. The log-weight b_j of a key scales its value by
+exp(b_j). Rows with a dominant key go to `rows`, which keeps their digits.
 """
 
 import math
@@ -24,27 +24,27 @@ from uncollapse.pairwise.grid import (
     memory,
 )
 
-SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # |S| within it: exp(S) needs no shift
-SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # logarithms of sums that do not overflow
+SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # up to this |S|, exp(S) needs no shift
+SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # up to this logarithm, a sum does not overflow
 
 
-def forward(given: Inputs, grid: Grid, out: Outputs) -> bool:
-    """Write means and sums; False, with nothing of value written, where this walk cannot serve."""
-    if not _applies(given, grid.pairs):
+def forward(inputs: Inputs, grid: Grid, out: Outputs) -> bool:
+    """Write means and sums and return True; return False, with `out` undefined, where this pass does not apply."""
+    if not _applies(inputs, grid.pairs):
         return False
     mean, log2sum, kind, _ = out
-    share = _shares(given)
-    values = given.v if given.bias is None else given.v * share[..., None]
+    share = _shares(inputs)
+    values = inputs.v if inputs.bias is None else inputs.v * share[..., None]
     total, peak = torch.zeros_like(share), torch.zeros_like(share)
     mean.zero_()
     for t in grid:
-        weight, beyond, others = _weights(given, t)
-        if given.bias is None:
+        weight, beyond, others = _weights(inputs, t)
+        if inputs.bias is None:
             total[:, t.rows] += weight.sum(-1)
             total[:, others] += beyond.sum(-2)
         else:
             _add_products(total.unsqueeze(-1), share.unsqueeze(-1), weight, beyond, t, others)
-        if given.v.shape[-1] > 0:
+        if inputs.v.shape[-1] > 0:
             _add_products(mean, values, weight, beyond, t, others)
             peak[:, t.rows] = torch.maximum(peak[:, t.rows], weight.amax(-1))
             peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
@@ -56,65 +56,65 @@ def forward(given: Inputs, grid: Grid, out: Outputs) -> bool:
     return True
 
 
-def backward(given: Inputs, grid: Grid, found: Outputs, came: OutputGradients, to: InputGradients) -> None:
-    """Fill the gradients; that of q holds both roles."""
-    share = _shares(given)
-    level = came.log - (came.mean * found.mean).sum(-1)
-    pull = _with_column(came.mean, level) * (-found.log2sum).exp2()[..., None]  # [dO, dL − dO·o]/Z
-    offer = _with_column(given.v, torch.ones_like(share)) * share[..., None]
+def backward(inputs: Inputs, grid: Grid, outputs: Outputs, d_out: OutputGradients, grads: InputGradients) -> None:
+    """Fill the gradients; that of q includes its role as k."""
+    share = _shares(inputs)
+    level = d_out.log - (d_out.mean * outputs.mean).sum(-1)
+    pull = _with_column(d_out.mean, level) * (-outputs.log2sum).exp2()[..., None]  # [dO, dL − dO·o]/Z
+    offer = _with_column(inputs.v, torch.ones_like(share)) * share[..., None]
     left, right = torch.cat([pull, offer], -1), torch.cat([offer, pull], -1)
     d_mean, d_level, d_share = pull[..., :-1], pull[..., -1:], torch.zeros_like(share)
     combine: Callable[[str, Tensor, Tensor], Tensor] = memory.product
-    if given.v.shape[-1] == 0 and given.bias is None:  # a product over two features takes longer than their sum
+    if inputs.v.shape[-1] == 0 and inputs.bias is None:  # a product over two features is slower than their sum
         combine, left, right = memory.sums, pull[..., 0], pull[..., 0]
     for t in grid:
-        weight, beyond, others = _weights(given, t)
-        if given.v.shape[-1] > 0:
-            _add_products(to.v, d_mean, weight, beyond, t, others)
-        if given.bias is not None:
+        weight, beyond, others = _weights(inputs, t)
+        if inputs.v.shape[-1] > 0:
+            _add_products(grads.v, d_mean, weight, beyond, t, others)
+        if inputs.bias is not None:
             _add_products(d_share.unsqueeze(-1), d_level, weight, beyond, t, others)
         push = combine("push", left[:, t.rows], right[:, t.keys]).mul_(weight)  # G_ij + G_ji
-        _add_products(to.q, given.q, push, push[..., others.start - t.lo :], t, others)
-    to.q.div_(given.temperature)
-    if to.bias is not None:
-        to.bias.copy_(((to.v * given.v).sum(-1) + d_share) * share)
-        to.v.mul_(share[..., None])
+        _add_products(grads.q, inputs.q, push, push[..., others.start - t.lo :], t, others)
+    grads.q.div_(inputs.temperature)
+    if grads.bias is not None:
+        grads.bias.copy_(((grads.v * inputs.v).sum(-1) + d_share) * share)
+        grads.v.mul_(share[..., None])
 
 
-def _applies(given: Inputs, pairs: Pairs) -> bool:
-    x, bias = given.q, given.bias
+def _applies(inputs: Inputs, pairs: Pairs) -> bool:
+    x, bias = inputs.q, inputs.bias
     if x.device.type != "cpu" or pairs.offset is not None or not pairs.mirrored or x.numel() == 0:
         return False
-    largest = float(torch.linalg.vector_norm(x, dim=-1).max()) ** 2 / given.temperature
+    largest = float(torch.linalg.vector_norm(x, dim=-1).max()) ** 2 / inputs.temperature
     if bias is not None:
         largest = max(largest, float(bias.masked_fill(torch.isneginf(bias), 0).abs().max()))
-    value = float(given.v.abs().amax()) if given.v.numel() else 0.0
+    value = float(inputs.v.abs().amax()) if inputs.v.numel() else 0.0
     return is_moderate(largest, max(value, 1.0) * x.shape[1], x.dtype)
 
 
 def is_moderate(largest: float, terms: float, dtype: torch.dtype) -> bool:
-    """Whether exp of logits of this size needs no shift, nor a sum of so many of them; False for NaN."""
+    """Return whether exp of logits of this size, and a sum of so many of them, need no shift; False for NaN."""
     return largest <= SAFE_LOGIT[dtype] and largest + math.log(terms) <= SAFE_SUM[dtype]
 
 
-def _shares(given: Inputs) -> Tensor:
-    return given.q.new_ones(given.q.shape[:-1]) if given.bias is None else (given.bias * LOG2E).exp2()
+def _shares(inputs: Inputs) -> Tensor:
+    return inputs.q.new_ones(inputs.q.shape[:-1]) if inputs.bias is None else (inputs.bias * LOG2E).exp2()
 
 
-def _weights(given: Inputs, t: Tile) -> tuple[Tensor, Tensor, slice]:
-    """exp(S) of a tile, its part beyond the diagonal block, and which keys that part belongs to."""
-    weight = memory.product("weight", given.q[:, t.rows], given.q[:, t.keys], LOG2E / given.temperature).exp2_()
+def _weights(inputs: Inputs, t: Tile) -> tuple[Tensor, Tensor, slice]:
+    """Return exp(S) of a tile, its part beyond the diagonal block, and the keys of that part."""
+    weight = memory.product("weight", inputs.q[:, t.rows], inputs.q[:, t.keys], LOG2E / inputs.temperature).exp2_()
     t.fill_absent(weight, 0)
     others = slice(max(t.b, t.lo), t.hi)
     return weight, weight[..., others.start - t.lo :], others
 
 
 def _add_products(out: Tensor, of: Tensor, weight: Tensor, beyond: Tensor, t: Tile, others: slice) -> None:
-    """out += W·of, for the tile and, beyond the diagonal, for its transpose."""
+    """Add W·of to out, for the tile and, beyond the diagonal, for its transpose."""
     out[:, t.rows].baddbmm_(weight, of[:, t.keys])
     out[:, others].baddbmm_(beyond.mT, of[:, t.rows])
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:
-    """x (..., d) with one more feature: a product of two such adds it to every entry without a pass of its own."""
+    """Return x (..., d) with one more feature, so that a product adds it to every entry without another pass."""
     return torch.cat([x, column.unsqueeze(-1)], -1)

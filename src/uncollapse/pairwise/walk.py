@@ -1,4 +1,27 @@
-"""Forward and backward over the whole batch: chunks of it go to the walk that suits them."""
+"""Forward and backward over all pairs of a batch: each chunk goes to the pass that suits it.
+
+For queries q, keys k, values v and log-weights b (one per key, −inf = the key is excluded)
+
+    S_ij = q_i·k_j/τ + b_j      L_i = log Σ_j exp S_ij      P_ij = exp(S_ij − L_i)      o_i = Σ_j P_ij v_j
+
+with gradients, for incoming dO and dL,
+
+    G_ij = P_ij (dO_i·(v_j − o_i) + dL_i)     dq = G k/τ     dk = Gᵀ q/τ     dv = Pᵀ dO     db_j = Σ_i G_ij
+
+Two passes compute this. `rows` visits every tile and handles every case. `symmetric` is for q = k beyond one tile, on
+the CPU: it visits only the tiles on and above the diagonal, each of which serves both directions. `both_ways` returns
+the log-sum-exps of rows and of columns from the same tiles. All need a few megabytes in addition to inputs and outputs.
+
+Decisions that the formulas do not show:
+
+- Powers of two: `exp2` is faster than `exp` on CPUs and as exact; log₂e is folded into the product.
+- Excluded pairs get a very low but finite logit, so that −inf − −inf never appears. Rows with no key left are found by
+  their log-sum-exp afterwards, in linear time.
+- G cancels where one key outweighs all others of its row (o_i ≈ v_j). But Σ_j G_ij = dL_i, so the entry of such a
+  dominant key is dL_i minus the others, which do not cancel: exact zeros stay zero, small gradients keep their digits.
+- The batch is processed in chunks, and tiles reuse their memory: at a few hundred tokens, new memory costs as much as
+  the arithmetic.
+"""
 
 import torch
 from torch import Tensor
@@ -29,22 +52,22 @@ def forward(
     pairs: Pairs,
     keep: bool = False,
 ) -> Saved:
-    """Mean (b, n, e), logarithm of the sum (b, n), how each row was computed (b, n), and what `backward` may reuse.
+    """Return mean (b, n, e), log of the sum (b, n), how each row was computed (b, n), and weights for `backward`.
 
-    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m). keep: the weights, which are
-    then in one tile, see `keeps_weights`.
+    q (b, n, d), k (b, m, d) or None for k = q, v (b, m, e) where e may be 0, bias (b, m). keep: return the weights,
+    which must fit one tile, see `keeps_weights`.
     """
     batch, n, m = q.shape[0], q.shape[1], v.shape[1]
     kind = torch.full((batch, n), PLAIN, dtype=torch.uint8, device=q.device)
     weight = q.new_empty(batch, *((n, m) if keep else (0, 0)))
-    found = Outputs(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, weight)
-    given = Inputs(q, q if k is None else k, v, bias, temperature)
+    outputs = Outputs(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, weight)
+    inputs = Inputs(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, n, m, q.device, same=k is None)
     for c in grid.chunks(batch):
-        part, out = given.chunk(c), Outputs(*(t[c] for t in found))
+        part, out = inputs.chunk(c), Outputs(*(t[c] for t in outputs))
         if upper is None or not symmetric.forward(part, upper, out):
             rows.forward(part, grid, out)
-    return found.mean, found.log2sum.div_(LOG2E), found.kind, found.weight
+    return outputs.mean, outputs.log2sum.div_(LOG2E), outputs.kind, outputs.weight
 
 
 def backward(
@@ -58,44 +81,44 @@ def backward(
     d_mean: Tensor,
     d_log: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Gradients of q, k, v and bias; with k = None, q's is that of both roles."""
+    """Return the gradients of q, k, v and bias; with k = None, that of q includes its role as k."""
     mean, log_sum, kind, weight = saved
-    given = Inputs(q, q if k is None else k, v, bias, temperature)
+    inputs = Inputs(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, q.shape[1], v.shape[1], q.device, same=k is None)
-    make = torch.empty_like if grid.whole else torch.zeros_like
-    dq = make(q)
-    to = InputGradients(dq, dq if k is None else make(k), make(v), None if bias is None else torch.zeros_like(bias))
+    new = torch.empty_like if grid.whole else torch.zeros_like
+    dq = new(q)
+    grads = InputGradients(dq, dq if k is None else new(k), new(v), None if bias is None else torch.zeros_like(bias))
     nothing, log2sum = torch.isneginf(log_sum), log_sum * LOG2E
     if bool(nothing.any()):
         d_mean, d_log = d_mean.masked_fill(nothing[..., None], 0), d_log.masked_fill(nothing, 0)
         log2sum = log2sum.masked_fill(nothing, -ABSENT)  # all weights of such a row become 0
     for c in grid.chunks(q.shape[0]):
-        part, came = given.chunk(c), OutputGradients(d_mean[c], d_log[c])
-        found = Outputs(mean[c], log2sum[c], kind[c], weight[c])
-        out = InputGradients(to.q[c], to.k[c], to.v[c], None if to.bias is None else to.bias[c])
-        if upper is not None and bool(found.kind[:, :1].eq(SYMMETRIC).any()):
-            symmetric.backward(part, upper, found, came, out)
+        part, d_out = inputs.chunk(c), OutputGradients(d_mean[c], d_log[c])
+        outputs = Outputs(mean[c], log2sum[c], kind[c], weight[c])
+        out = InputGradients(grads.q[c], grads.k[c], grads.v[c], None if grads.bias is None else grads.bias[c])
+        if upper is not None and bool(outputs.kind[:, :1].eq(SYMMETRIC).any()):
+            symmetric.backward(part, upper, outputs, d_out, out)
         else:
-            rows.backward(part, grid, found, came, out, same=k is None)
-    return to.q, None if k is None else to.k, to.v, to.bias
+            rows.backward(part, grid, outputs, d_out, out, same=k is None)
+    return grads.q, None if k is None else grads.k, grads.v, grads.bias
 
 
 def spread(
     q: Tensor, k: Tensor, d: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs, log_sum: Tensor
 ) -> Tensor:
-    """Pᵀ d (b, m, e) for d (b, n, e): each query gives its d to the keys, by weight. The adjoint of the mean."""
+    """Return Pᵀ d (b, m, e) for d (b, n, e), the adjoint of the mean: each query distributes its d to the keys."""
     out = d.new_zeros(k.shape[0], k.shape[1], d.shape[-1])
     log2sum = (log_sum * LOG2E).masked_fill(torch.isneginf(log_sum), -ABSENT)
-    given = Inputs(q, k, k[..., :0], bias, temperature)
+    inputs = Inputs(q, k, k[..., :0], bias, temperature)
     grid = Grid(pairs, q.shape[1], k.shape[1], q.device)
     for c in grid.chunks(q.shape[0]):
-        part = given.chunk(c)
+        part = inputs.chunk(c)
         for t in grid:
             out[c, t.keys].baddbmm_(rows.softmax(part, log2sum[c], t).mT, d[c, t.rows])
     return out
 
 
 def _grids(pairs: Pairs, n: int, m: int, device: torch.device, same: bool) -> tuple[Grid, Grid | None]:
-    """All tiles, and those on and above the diagonal where the symmetric walk may be worth it."""
+    """Return all tiles, and those on and above the diagonal where the symmetric pass may pay off."""
     grid = Grid(pairs, n, m, device)
     return grid, Grid(pairs, n, m, device, upper=True) if same and not grid.single else None
