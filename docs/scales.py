@@ -30,7 +30,7 @@ VIT = {"width": 768, "depth": 12, "tokens": 197, "patch": 16, "classes": 1000}  
 BATCH, OUT = 4096, 128  # images of all GPUs together, and features of their embeddings
 GPUS = (1, 8, 64)
 FILES = ((10**7, 1), (10**7, 8), (10**9, 8), (10**9, 64), (10**9, 1024))  # rows, and cores that share them
-RING = "(N−1)/N · 4nd bytes forward, (2N−1)/N · 4nd backward"
+GATHERED = "(N−1)/N · 4nd bytes forward, and as much backward"
 MERGED = "24d² bytes and its sample, once, at the end"
 
 
@@ -55,10 +55,10 @@ def cure_flops(width: int, depth: int, tokens: int, **_: int) -> float:
     return depth * flops(tokens, width, "contra_norm")
 
 
-def ring_bytes(rows: int, dim: int, processes: int) -> tuple[float, float]:
-    """What each process sends, forward and backward: keys pass every other process, gradients also come home."""
+def gather_bytes(rows: int, dim: int, processes: int) -> tuple[float, float]:
+    """Return what each process sends forward and backward: its keys to the others, their gradients to their owners."""
     keys = (processes - 1) / processes * rows * dim * FLOAT
-    return keys, keys + (rows * dim * FLOAT if processes > 1 else 0)
+    return keys, keys
 
 
 def ddp_bytes(count: int, processes: int) -> float:
@@ -98,7 +98,7 @@ def pieces() -> tuple[Row, list[Row]]:
     return head, [
         ("a product of all pairs of n rows with d features", "O(nd): no n × n matrix", "2n²d FLOP", "nothing"),
         ("losses and ContraNorm, forward and backward", "O(nd)", f"so many of these products: {kinds}", "nothing"),
-        ("`gather=True`, n rows in all", "O(nd/N), and chunks of 4,096 rows", "1/N of it", RING),
+        ("`gather=True`, n rows in all", "O(nd): the keys of all", "1/N of it", GATHERED),
         ("DDP, P parameters", "gradients, P·4 bytes", "as alone, on 1/N of the batch", "2(N−1)/N · P·4 bytes a step"),
         ("FSDP", "1/N of weights, gradients and optimiser", "the same", "3(N−1)/N · P·4 bytes a step"),
         ("`diagnose`, a layer", "16d² + 4,128d bytes, whatever the data", "1.25·m·d² FLOP for m tokens", MERGED),
@@ -162,7 +162,7 @@ def trained() -> tuple[Row, list[Row]]:
         "ContraNorm in every block adds": lambda n: _seconds(BATCH / n * cure_flops(**VIT) / GPU),
         "InfoNCE both ways adds": lambda n: _seconds(flops(BATCH, OUT, "info_nce both ways") / n / GPU),
         "logits that a dense loss would hold": lambda n: _bytes(2 * BATCH * BATCH / n * FLOAT),
-        "InfoNCE sends": lambda n: _bytes(sum(ring_bytes(BATCH, OUT, n))),
+        "InfoNCE sends": lambda n: _bytes(sum(gather_bytes(BATCH, OUT, n))),
         "DDP sends": lambda n: _bytes(ddp_bytes(count, n)),
         "FSDP sends": lambda n: _bytes(fsdp_bytes(count, n)),
         "time to send DDP's": lambda n: _seconds(ddp_bytes(count, n) / LINK),

@@ -61,9 +61,9 @@ def test_statistics_are_as_large_as_the_page_says(scales: ModuleType) -> None:
 def test_the_arithmetic_of_a_vision_transformer(scales: ModuleType) -> None:
     assert scales.parameters(**scales.VIT) == 86_567_656  # as timm counts vit_base_patch16_224
     assert scales.training_flops(**scales.VIT) == pytest.approx(3 * 2 * 17.5e9, rel=0.01)
-    assert scales.ring_bytes(4096, 128, 1) == (0, 0)
-    forward, backward = scales.ring_bytes(4096, 128, 8)
-    assert (forward, backward) == (7 / 8 * 4096 * 128 * 4, 15 / 8 * 4096 * 128 * 4)
+    assert scales.gather_bytes(4096, 128, 1) == (0, 0)
+    forward, backward = scales.gather_bytes(4096, 128, 8)
+    assert (forward, backward) == (7 / 8 * 4096 * 128 * 4, 7 / 8 * 4096 * 128 * 4)
 
 
 def test_tables_have_what_was_measured(scales: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

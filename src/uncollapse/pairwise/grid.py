@@ -1,4 +1,4 @@
-"""Which pairs count, how they are cut into tiles that fit the cache, and what the passes over the tiles exchange."""
+"""The grid of pairs: those that count, tiles that fit the cache, and what the passes over the tiles exchange."""
 
 import math
 import threading
