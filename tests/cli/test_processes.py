@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="needs gloo")
 
 RECIPE = Path(__file__).with_name("shared_recipe.py")
-LOST = "Error: another process of this run came to a sudden end, so this one stops as well."
+LOST = "Error: another process of this run ended"
 
 
 def command(folder: Path, *more: str) -> list[str]:

@@ -182,7 +182,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     numpy.save(tmp_path / "objects.npy", numpy.array([[{}]]), allow_pickle=True)
     for kind in ("npy", "npz", "parquet", "safetensors", "csv"):
         (tmp_path / f"text.{kind}").write_text("no numbers", encoding="utf-8")
-    words = {"cube.npy": r"\(2, 3, 4\)", "words.npy": "numbers", "empty.npy": "no embeddings", "objects.npy": "intact"}
+    words = {"cube.npy": r"\(2, 3, 4\)", "words.npy": "numbers", "empty.npy": "no embeddings", "objects.npy": "valid"}
     words |= {f"text.{kind}": "not a valid" for kind in ("npy", "npz", "parquet", "safetensors")}
     for name, expected in {**words, "text.csv": "unknown kind", "none.npy": "There is no file"}.items():
         with pytest.raises(UsageError, match=expected):
