@@ -12,7 +12,7 @@ from releasing.versions import ReleaseError
 
 TREE = Path(__file__).resolve().parents[1]
 LARGEST = 300_000  # bytes of a file; data would be larger
-KINDS = {".py", ".typed", ".css", ".js", ".txt"}  # of files in the package
+KINDS = {".py", ".typed", ".css", ".js", ".txt", ".html", ".toml"}  # of files in the package
 FOLDERS = {"src", "examples", "notebooks"}  # of the source archive
 FILES = {
     ".gitignore",  # hatch puts it there
@@ -76,7 +76,7 @@ def check_sdist(sdist: Path, root: Path, version: str) -> int:
     missing = sorted(FILES - content.keys())
     if strange or missing:
         raise ReleaseError(f"{sdist.name} has what it should not, {strange[:5]}, or lacks {missing[:5]}.")
-    _check(sdist, content, root, {*KINDS, ".md", ".cff", ".toml", ""})
+    _check(sdist, content, root, {*KINDS, ".md", ".cff", ""})
     return len(content)
 
 

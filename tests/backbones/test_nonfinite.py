@@ -215,4 +215,4 @@ def test_training_in_half_precision_names_the_overflow() -> None:
 
 def test_training_says_when_it_is_the_loss() -> None:
     told = trained(Net(), lambda model, x: model(x).sum() * torch.inf)
-    assert "All outputs of the model's parts are finite, so it begins in the loss." in told
+    assert "All outputs of the model's modules are finite, so it begins in the loss." in told

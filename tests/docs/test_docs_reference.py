@@ -87,5 +87,5 @@ def test_peers_and_losses_are_those_of_the_benchmarks(concepts: ModuleType) -> N
 def test_dark_colours_are_those_of_the_report() -> None:
     style = (ROOT / "src/uncollapse/report/assets/report.css").read_text(encoding="utf-8")
     pairs = dict(re.findall(r"light-dark\((#\w{6}), (#\w{6})\)", style))
-    own = {drawn: shown for drawn, shown in canvas.PAIRS.items() if drawn not in ("#000000", "#ffffff")}
+    own = {drawn: shown for drawn, shown in canvas.DARK.items() if drawn not in ("#000000", "#ffffff")}
     assert {drawn: pairs[drawn] for drawn in own} == own

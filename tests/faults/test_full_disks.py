@@ -38,7 +38,7 @@ def check_told(answer: Answer, folder: Path) -> None:
     sentence = answer.sentence
     assert any(word in sentence for word in WORDS), sentence
     assert any(name in sentence for name in ("results", "runs", "out", "models", "study")), sentence
-    assert any(advice in sentence for advice in ("Make room", "Name a", "name another")), sentence
+    assert any(advice in sentence for advice in ("Make room", "Free some", "Name a", "name another")), sentence
     assert ".part" not in sentence, sentence
 
 

@@ -117,7 +117,7 @@ def _write_files(diagnosis: "Diagnosis", place: Path) -> str:
 def escape_controls(value: Any) -> Any:
     """Return text with its control characters written out, also inside lists and objects from JSON.
 
-    >>> printable("a\\x1b[2Jb"), printable(["é\\n"])
+    >>> escape_controls("a\\x1b[2Jb"), escape_controls(["é\\n"])
     ('a\\\\x1b[2Jb', ['é\\n'])
     """
     if isinstance(value, str):

@@ -60,7 +60,7 @@ class PlannedRun:
 def format_duration(seconds: float) -> str:
     """Return a time in words.
 
-    >>> duration(8), duration(240), duration(9000), duration(400_000)
+    >>> format_duration(8), format_duration(240), format_duration(9000), format_duration(400_000)
     ('8 s', '4 min', '2.5 h', '5 days')
     """
     if seconds < 90:
@@ -73,7 +73,7 @@ def format_duration(seconds: float) -> str:
 def format_rate(value: float) -> str:
     """Return a rate per second in words; without decimals from ten on.
 
-    >>> speed(3.217), speed(86.4), speed(12345.6)
+    >>> format_rate(3.217), format_rate(86.4), format_rate(12345.6)
     ('3.2', '86', '12,346')
     """
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
@@ -217,7 +217,7 @@ def _finite(values: Sequence[Any]) -> list[float]:
 def format_metric(name: str, figures: Sequence[Any]) -> str:
     """Return the mean and, for several values, the deviation (n−1); in percent for a split; a dash without numbers.
 
-    >>> shown("test", [0.8125]), shown("rank", [12.0, 14.0]), shown("test", [None])
+    >>> format_metric("test", [0.8125]), format_metric("rank", [12.0, 14.0]), format_metric("test", [None])
     ('81.25 %', '13 ± 1.414', '–')
     """
     values = _finite(figures)

@@ -174,8 +174,8 @@ def rewrite(folder: Path, **changes: object) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9), "model.safetensors has 9 bytes instead of "),
         (lambda folder: (folder / "state.json").unlink(), "state.json cannot be read .No such file or directory."),
-        (lambda folder: (folder / "state.json").write_bytes(b"{\xff"), "damaged"),
-        (lambda folder: (folder / "state.json").write_text("[" * 100_000), "damaged"),
+        (lambda folder: (folder / "state.json").write_bytes(b"{\xff"), "state.json is damaged"),
+        (lambda folder: (folder / "state.json").write_text("[" * 100_000), "state.json is damaged"),
         (lambda folder: (folder / "state.json").write_text("[]"), "state.json does not describe a checkpoint"),
         (lambda folder: rewrite(folder, format=2), "its format is 2, and this version of uncollapse reads 1"),
         (lambda folder: rewrite(folder, step=3), "the content of state.json is not what was written"),
@@ -251,9 +251,9 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep"):
         Checkpoints(tmp_path, "mine", keep=0)
     checkpoints = Checkpoints(tmp_path, "mine")
-    with pytest.raises(ValueError, match="is 0 or more, and is -1"):
+    with pytest.raises(ValueError, match="-1"):
         checkpoints.save(-1, {}, {})
-    with pytest.raises(ValueError, match=r"not '\.\./model'"):
+    with pytest.raises(ValueError, match="model"):
         checkpoints.save(1, {"../model": {}}, {})
     with pytest.raises(TypeError, match="2 is not: use str"):
         checkpoints.save(1, {}, {"moments": [{2: 0.5}]})

@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_all_before_weights_chang
 def test_what_cannot_be_shared_is_refused_in_all(found: Found) -> None:
     words = {
         "graph": f"UsageError: {len(found)} processes cannot share a batch of this task; start one process.",
-        "type": "UsageError: Several processes share batches of tensors with rows",
+        "type": "UsageError: Processes can share tensors with rows",
         "few": f"UsageError: A batch of 1 rows is too small for {len(found)} processes",
         "other data": "UsageError: The processes do not train the same",
     }

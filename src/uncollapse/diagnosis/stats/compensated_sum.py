@@ -25,7 +25,7 @@ class CompensatedSum:
     2¹⁰⁶ (10³¹) always satisfy this. Beyond it the smallest bits are dropped. Numbers must stay below 1e300.
 
     >>> import torch
-    >>> first, second = Sum(torch.zeros(2, 1).double()), Sum(torch.zeros(2, 1).double())
+    >>> first, second = CompensatedSum(torch.zeros(2, 1).double()), CompensatedSum(torch.zeros(2, 1).double())
     >>> for number in (1.0, 2.0**-80):
     ...     first.add(torch.tensor([number]).double())
     >>> second.add(torch.tensor([-1.0]).double())

@@ -25,7 +25,7 @@ class Shard(NamedTuple):
 def shard_slice(size: int, number: int, count: int) -> slice:
     """Return the rows of a batch that rank `number` of `count` takes.
 
-    >>> [slice_of(5, number, 2) for number in range(2)]
+    >>> [shard_slice(5, number, 2) for number in range(2)]
     [slice(0, 2, None), slice(2, 5, None)]
     """
     return slice(size * number // count, size * (number + 1) // count)

@@ -154,14 +154,14 @@ def test_kill_9_and_on_to_the_same_end(tmp_path: Path, whole: dict[str, Any]) ->
 
 def test_pictures_of_steps_that_were_done_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, asked = replace(SMALL, holdout=0.0, repeats=1), 0
-    real = ArrayImages.picture
+    real = ArrayImages.image
 
     def counted(self: ArrayImages, number: int) -> Any:
         nonlocal asked
         asked += 1
         return real(self, number)
 
-    monkeypatch.setattr(ArrayImages, "picture", counted)
+    monkeypatch.setattr(ArrayImages, "image", counted)
     with pytest.raises(KeyboardInterrupt):
         outcome(config, checkpoints=tmp_path, progress=pressed(5))
     assert asked == DIAGNOSED + 5 * 40  # what is diagnosed before, and five steps of two batches

@@ -71,7 +71,7 @@ def load_graph(
         root: Folder that has the data sets, or gets them.
         drawn: Arguments of `csbm`, for that graph.
 
-    >>> graph = load("csbm")
+    >>> graph = load_graph("csbm")
     >>> graph.x.shape, graph.classes, int(graph.train.sum()), int(graph.validation.sum()), int(graph.test.sum())
     (torch.Size([600, 32]), 3, 60, 140, 400)
     """
@@ -150,7 +150,7 @@ def normalise_features(x: Tensor, how: str) -> Tensor:
 
     Nodes without features and constant features become zero.
 
-    >>> normalise(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), "rows")
+    >>> normalise_features(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), "rows")
     tensor([[0.7500, 0.2500],
             [0.0000, 0.0000]])
     """

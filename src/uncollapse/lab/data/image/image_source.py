@@ -155,7 +155,7 @@ def select_classes(images: Images, classes: tuple[str, ...]) -> Images:
 def quote_names(names: Sequence[str]) -> str:
     """Return some names for a message.
 
-    >>> listed(["cat"]), listed(list("abcdefg"))
+    >>> quote_names(["cat"]), quote_names(list("abcdefg"))
     ("'cat'", "'a', 'b', 'c', 'd', 'e' and 2 more")
     """
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -164,7 +164,7 @@ def length_buckets(lengths: Tensor, size: int, generator: torch.Generator) -> li
 
     Examples are shuffled, cut into pools of 50 batches, and sorted by length within each; then batches are shuffled.
 
-    >>> [b.tolist() for b in bucketed(torch.tensor([9, 1, 8, 2]), 2, torch.Generator().manual_seed(0))]
+    >>> [b.tolist() for b in length_buckets(torch.tensor([9, 1, 8, 2]), 2, torch.Generator().manual_seed(0))]
     [[1, 3], [2, 0]]
     """
     order = torch.randperm(len(lengths), generator=generator)

@@ -358,7 +358,7 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
 def compute_metrics(names: Sequence[str], truth: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
     """Return metrics of predictions compared with the labels; both are class indices, or scores.
 
-    >>> figures(("f1", "accuracy"), [1, 1, 0, 0], [1, 0, 0, 0])
+    >>> compute_metrics(("f1", "accuracy"), [1, 1, 0, 0], [1, 0, 0, 0])
     {'f1': 0.6666666666666666, 'accuracy': 0.75}
     """
     pair = np.asarray(truth), np.asarray(answers)

@@ -58,7 +58,7 @@ def load_documents(name: str, split: str, root: Path | None) -> list[Document]:
 def split_sentences(text: str) -> list[str]:
     """Split running text into sentences, at stops that are followed by a capital or a number.
 
-    >>> sentences('Mr. Lee came at 5 p.m. and sat. "Why?" It was late.')
+    >>> split_sentences('Mr. Lee came at 5 p.m. and sat. "Why?" It was late.')
     ['Mr. Lee came at 5 p.m. and sat.', '"Why?"', 'It was late.']
     """
     found, start = [], 0
@@ -200,7 +200,7 @@ def split_words(sentence: str) -> list[str]:
 
     Tokenized and plain collections give the same words.
 
-    >>> words_of("It's good, isn't it?"), words_of("it 's good , is n't it ?")
+    >>> split_words("It's good, isn't it?"), split_words("it 's good , is n't it ?")
     (['it', "'s", 'good', ',', 'is', "n't", 'it', '?'], ['it', "'s", 'good', ',', 'is', "n't", 'it', '?'])
     """
     text = sentence.lower().replace("’", "'")

@@ -107,7 +107,7 @@ def formula(config: Mapping[str, Any]) -> str:
 def objective_slug(config: Mapping[str, Any]) -> str:
     """Return the objective for the name of a file.
 
-    >>> words({"contrast": 1, "temperature": 0.5, "negatives": "cross", "align": 0, "uniform": 0.5, "t": 2.0})
+    >>> objective_slug({"contrast": 1, "temperature": 0.5, "negatives": "cross", "align": 0, "uniform": 0.5, "t": 2.0})
     'c1-tau0.5+u0.5-t2'
     """
     marks = {

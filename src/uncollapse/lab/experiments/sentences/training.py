@@ -36,7 +36,7 @@ def neighbour_pairs(sizes: Tensor, generator: torch.Generator | None = None) -> 
 
     They start with the first sentence of a document or, where the generator draws so, with the second.
 
-    >>> pairs(torch.tensor([3, 4])).tolist()
+    >>> neighbour_pairs(torch.tensor([3, 4])).tolist()
     [[0, 1], [3, 4], [5, 6]]
     """
     starts = sizes.cumsum(0) - sizes
