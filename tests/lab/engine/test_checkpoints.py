@@ -255,7 +255,7 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
         checkpoints.save(-1, {}, {})
     with pytest.raises(ValueError, match="model"):
         checkpoints.save(1, {"../model": {}}, {})
-    with pytest.raises(TypeError, match="2 is not: use str"):
+    with pytest.raises(TypeError, match="str"):
         checkpoints.save(1, {}, {"moments": [{2: 0.5}]})
     with pytest.raises(TypeError, match="not JSON serializable"):
         checkpoints.save(1, {"model": {}}, {"when": object()})
