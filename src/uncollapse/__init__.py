@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
     if _MODULES.get(name, __name__) != __name__:
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
         return value
-    if find_spec(f"{__name__}.{name}") is not None:
+    if name.isidentifier() and find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
     return _find_registered(name)
 

@@ -9,7 +9,7 @@ from uncollapse.metrics import (
     outlier_share,
     token_variance,
 )
-from uncollapse.pairwise import cosine
+from uncollapse.pairwise import pair_means
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_absolute_does_not_depend_on_its_tiles(monkeypatch: pytest.MonkeyPatch, 
     x = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
     whole = mean_cosine(x, absolute=True)
     (slope,) = torch.autograd.grad(whole.sum(), x)
-    monkeypatch.setattr(cosine, "TILE", tile)
+    monkeypatch.setattr(pair_means, "TILE", tile)
     tiled = mean_cosine(x, absolute=True)
     torch.testing.assert_close(tiled, whole, rtol=1e-13, atol=0)
     torch.testing.assert_close(torch.autograd.grad(tiled.sum(), x)[0], slope, rtol=1e-12, atol=1e-14)
@@ -84,7 +84,7 @@ def test_absolute_does_not_depend_on_its_tiles(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_no_matrix_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch, watched, absolute: bool) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(cosine, "TILE", 1 << 13)
+    monkeypatch.setattr(pair_means, "TILE", 1 << 13)
     x = torch.randn(600, 8, generator=torch.Generator().manual_seed(3), requires_grad=True)
     with watched as sizes:
         mean_cosine(x, absolute=absolute).backward()

@@ -18,7 +18,7 @@ from uncollapse.diagnosis.stats.scalar import ScalarStats
 from uncollapse.metrics import robust
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.cosine import pair_cosine
+from uncollapse.pairwise.pair_means import pair_cosine
 
 WIDEST = 1536  # features up to which moments of all tokens are kept: 36 MiB per layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch used for measures of the dataset, or twice the features if that is more

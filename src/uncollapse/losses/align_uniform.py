@@ -7,7 +7,7 @@ from torch import Tensor
 
 from uncollapse.pairwise import Pairs, all_pairs, all_ranks
 from uncollapse.pairwise.numerics import check_pair, check_rows, to_full, unit_rows
-from uncollapse.pairwise.potential import log_potential, pair_distances
+from uncollapse.pairwise.pair_means import log_potential, pair_distances
 from uncollapse.registry import loss
 
 PAPER = "Alignment and Uniformity on the Hypersphere, ICML 2020, arXiv 2005.10242"

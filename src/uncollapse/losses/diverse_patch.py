@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy, one_hot
 
 from uncollapse.losses.info_nce import contrast
-from uncollapse.pairwise.cosine import pair_cosine
 from uncollapse.pairwise.numerics import check_pair, check_rows, prepare, real_count, to_full
+from uncollapse.pairwise.pair_means import pair_cosine
 from uncollapse.registry import loss
 
 PAPER = "Vision Transformers with Patch Diversification, arXiv 2104.12753"

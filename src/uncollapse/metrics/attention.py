@@ -5,7 +5,7 @@ from torch import Tensor
 
 from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.cosine import pair_cosine
+from uncollapse.pairwise.pair_means import pair_cosine
 from uncollapse.registry import metric
 
 DIVERSE_PATCH = "Vision Transformers with Patch Diversification, arXiv 2104.12753"

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from uncollapse.pairwise import all_ranks, numerics
-from uncollapse.pairwise.potential import log_potential, pair_distances
+from uncollapse.pairwise.pair_means import log_potential, pair_distances
 from uncollapse.registry import metric
 
 SHARPEST = 1e6  # largest t: beyond it the series of the optimum takes too long

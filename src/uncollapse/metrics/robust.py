@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.cosine import pair_cosine
+from uncollapse.pairwise.pair_means import pair_cosine
 
 FEATURES = 3  # features of largest energy that are dropped, at most one in sixteen
 REST = 1e-6  # share of the energy that the other features must have; otherwise nothing is dropped

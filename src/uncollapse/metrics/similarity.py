@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import all_ranks, numerics
-from uncollapse.pairwise.cosine import pair_cosine
+from uncollapse.pairwise.pair_means import pair_cosine
 from uncollapse.registry import metric
 
 CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
