@@ -21,7 +21,7 @@ def test_the_second_signal_acts_at_once() -> None:
 def test_an_echo_of_a_launcher_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.5, 10.0 + runtime.ECHO])
     monkeypatch.setattr(runtime.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(distributed, "launched", lambda: 2)
+    monkeypatch.setattr(distributed, "launch_size", lambda: 2)
     told: list[str] = []
     with Interrupts(told.append) as heard:
         signal.raise_signal(signal.SIGINT)
