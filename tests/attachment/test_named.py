@@ -337,5 +337,5 @@ def test_graphs_by_name() -> None:
 def test_another_number_of_features_than_was_said() -> None:
     model = spread(Stack([Layer() for _ in range(2)]))
     uc.attach(model, "contra_norm", modules=["blocks.*"], dim=7, **OPTIONS)
-    with pytest.raises(ValueError, match=r"made for 7 features, got x of shape \(2, 5, 8\)"):
+    with pytest.raises(ValueError, match="7 features"):
         model(tokens())
