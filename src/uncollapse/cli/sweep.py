@@ -44,7 +44,7 @@ def sweep(
     grids: Annotated[list[str] | None, option("GRID", GRID, WHAT, "--grid")] = None,
     choose: Annotated[
         list[str] | None,
-        option("FIELD", "Try its values with the first seed; other seeds use the best on validation.", WHAT),
+        option("FIELD", "Try its values with the first seed; the other seeds use the best on validation.", WHAT),
     ] = None,
     preset: Annotated[
         str | None, option("NAME", "Named settings for fields that the grids leave open, such as a paper's.", WHAT)

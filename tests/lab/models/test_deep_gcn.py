@@ -73,6 +73,8 @@ def test_the_adjacency_is_the_mean_or_symmetric() -> None:
 
 
 def test_weights_go_from_the_start_of_an_edge_to_its_end() -> None:
+    loop = adjacency(torch.tensor([[0, 1, 0], [1, 0, 0]]), 2, "mean").to_dense()
+    torch.testing.assert_close(loop, torch.tensor([[2 / 3, 1 / 3], [1 / 2, 1 / 2]]))  # A + I with a self-loop in A
     one_way = adjacency(torch.tensor([[0], [1]]), 2, "mean").to_dense()
     torch.testing.assert_close(one_way, torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
 

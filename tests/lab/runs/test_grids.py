@@ -48,6 +48,17 @@ def test_chosen_fields_are_tried_with_the_first_seed_in_each_cell() -> None:
     assert cells[0].followers(figures(0.4, 0.3)) == tuple(Config("pubmed", 2, scale=0.2, seed=s) for s in (4, 5))
 
 
+def test_the_choice_may_take_several_seeds() -> None:
+    grid = Grid({"scale": (0.2, 1.0), "seed": (0, 1, 2, 3)}, choose=("scale",), seeds_to_choose=2)
+    (cell,) = grid.cells(Config)
+    assert cell.trials == tuple(Config(scale=scale, seed=seed) for seed in (0, 1) for scale in (0.2, 1.0))
+    rest = tuple(Config(scale=1.0, seed=seed) for seed in (2, 3))
+    assert cell.followers(figures(0.5, 0.4, 0.5, 0.7)) == rest  # the mean over both seeds; the first alone prefers 0.2
+    assert cell.followers(figures(0.9, 0.4, None, 0.1)) == rest  # a run that did not stay finite is the worst
+    with pytest.raises(UsageError, match="seeds_to_choose"):
+        Grid({"scale": (0.2, 1.0)}, choose=("scale",), seeds_to_choose=0)
+
+
 def test_of_equals_the_smaller_value_wins_and_no_number_never_does() -> None:
     (cell,) = Grid({"scale": ("10", "9.5", "2"), "seed": (0, 1)}, choose=("scale",)).cells(Config)
     assert cell.followers(figures(0.5, 0.5, None)) == (Config(scale=9.5, seed=1),)

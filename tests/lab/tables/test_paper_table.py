@@ -141,7 +141,7 @@ def test_words() -> None:
     assert markdown.coverage(made) == "2 of 3 cells run, 1 of 2 at least the paper's."
     assert markdown.legend(BOARD, made) == (
         "Test in percent: mean ± standard deviation (number of seeds). Below it the published number (Table 3). "
-        "✓: at least that. scale: chosen by validation with the first seed alone."
+        "✓: at least that. scale: chosen by validation, with the seeds that all values were run with."
     )
 
 
@@ -165,7 +165,7 @@ def test_markdown() -> None:
         "| contra | – | **80.50 ± 0.71 (2)**<br>paper 79.75 ± 0.33<br>scale 1.0 |",
         "",
         "Test in percent: mean ± standard deviation (number of seeds). Below it the published number (Table 3). "
-        "Bold: at least that. scale: chosen by validation with the first seed alone.",
+        "Bold: at least that. scale: chosen by validation, with the seeds that all values were run with.",
         "",
         "2 of 3 cells run, 1 of 2 at least the paper's.",
     ]

@@ -45,6 +45,7 @@ A second recipe in the same folder names its own files: ``read(__package__, Conf
     cure = "contra_norm"
     scale = [0.1, 0.2]
     choose = ["scale"]                      # on validation, see `Grid`; `by` names another metric
+    seeds_to_choose = 2                     # seeds of the choice; 1 if absent
 
     [[grids.small]]                         # `uncollapse sweep RECIPE small`
     base = "paper"
@@ -71,7 +72,7 @@ from uncollapse.lab.tables.paper_table import PaperTable, Published
 
 Settings = dict[str, Any]
 RowOf = Callable[[Mapping[str, Any]], str]
-OPTIONS = ("choose", "by")  # of a grid, next to the fields
+OPTIONS = ("choose", "by", "seeds_to_choose")  # of a grid, next to the fields
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ def _grid(file: _File, at: str, base: Settings, given: Settings) -> Grid:
             values[name] = tuple(file.value(at, name, each) for each in several)
     options = {name: given[name] for name in OPTIONS if name in given}
     try:
-        return Grid(values, tuple(options.get("choose", ())), options.get("by", "validation"))
+        return Grid(values, **options | {"choose": tuple(options.get("choose", ()))})
     except UsageError as error:
         raise file.error(at, error) from error
 

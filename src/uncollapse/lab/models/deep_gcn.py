@@ -28,20 +28,23 @@ class Norm(nn.Module):
         return out
 
 
-def build_norm(name: str, dim: int, *, scale: float, after: After = "layer", sample: int = 0) -> Norm:
+def build_norm(
+    name: str, dim: int, *, scale: float, identity: bool = True, after: After = "layer", sample: int = 0
+) -> Norm:
     """Return a norm by name.
 
     Args:
         name: One of `NORMS`.
         dim: Features of a node.
         scale: Scale of PairNorm or ContraNorm.
+        identity: ContraNorm's (1 + s)x − s·m, as released; otherwise x − s·m, the paper's Eq. 9.
         after: What follows ContraNorm: a LayerNorm or nothing.
         sample: Random nodes that ContraNorm compares with in training; 0: all.
     """
     if name not in NORMS:
         raise UsageError(f"norm must be one of {', '.join(NORMS)}, got {name!r}.{did_you_mean(name, NORMS)}")
     followed = "layer" if after == "layer" else None
-    return Norm(NORMS[name](dim, scale, {"after": followed, "sample": sample or None}))
+    return Norm(NORMS[name](dim, scale, {"identity": identity, "after": followed, "sample": sample or None}))
 
 
 def _contra(preset: str) -> Callable[[int, float, dict[str, Any]], nn.Module]:
@@ -80,9 +83,9 @@ SCALED_NORMS = ("pair_norm", "pair_norm_si", "pair_norm_scs", "contra_norm", "co
 def adjacency(
     edge_index: Tensor, nodes: int, kind: Literal["mean", "symmetric"], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return D⁻¹(A + I) ("mean") or D^−½(A + I)D^−½ ("symmetric") of edges (2, E) without self-loops, as CSR (n, n).
+    """Return D⁻¹(A + I) ("mean") or D^−½(A + I)D^−½ ("symmetric") of edges (2, E), as CSR (n, n).
 
-    Row i holds the weights of the edges j → i and of i itself.
+    Row i holds the weights of the edges j → i and of i itself, which counts twice if it has a self-loop.
 
     >>> adjacency(torch.tensor([[0, 1], [1, 0]]), 3, "mean").to_dense()
     tensor([[0.5000, 0.5000, 0.0000],
@@ -167,7 +170,7 @@ class DeepGCN(nn.Module):
                 nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits (n, classes) of nodes (n, features), dense or CSR, and edges (2, E) without self-loops."""
+        """Return logits (n, classes) of nodes (n, features), dense or CSR, and edges (2, E)."""
         return self.with_hidden(x, edge_index)[0]
 
     def with_hidden(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +233,7 @@ class GCNII(nn.Module):
         self.drop_edge = DropEdge(drop_edge)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits (n, classes) of nodes (n, features), dense or CSR, and edges (2, E) without self-loops."""
+        """Return logits (n, classes) of nodes (n, features), dense or CSR, and edges (2, E)."""
         return self.with_hidden(x, edge_index)[0]
 
     def with_hidden(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:

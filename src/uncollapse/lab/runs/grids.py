@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shlex
 import typing
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,7 +22,8 @@ RANGE = re.compile(r"(\d+)-(\d+)")
 class GridCell:
     """Configurations that compete, and the seeds that the best of them is run with afterwards.
 
-    trials: they differ in the chosen fields only; just one where nothing is chosen. seeds: those that follow.
+    trials: they differ in the chosen fields and in the seed; just one where nothing is chosen. seeds: those that
+    follow.
     """
 
     trials: tuple[Any, ...]
@@ -30,9 +32,9 @@ class GridCell:
     by: str = "validation"
 
     def followers(self, records: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-        """The configurations that come once the trials are done. records: those of the trials, in their order.
+        """Return the configurations to run once the trials are done. records: those of the trials, in their order.
 
-        The winner is the one that a board would choose: see `selection.select_best`.
+        The winner is the one that a table would choose: see `selection.select_best`.
         """
         if not self.seeds:
             return ()
@@ -42,8 +44,11 @@ class GridCell:
                 f"No figure is named {self.by!r}, by which to choose; there are: {', '.join(there)}."
                 f"{did_you_mean(self.by, there)}"
             )
-        rivals = {tuple(getattr(trial, name) for name in self.choose): trial for trial in self.trials}
-        runs = {values: {0: record} for values, record in zip(rivals, records, strict=True)}
+        rivals: dict[tuple[Any, ...], Any] = {}
+        runs: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+        for trial, record in zip(self.trials, records, strict=True):
+            values = tuple(getattr(trial, name) for name in self.choose)
+            rivals[values], runs[values][trial.seed] = trial, record
         winner = rivals[select_best(runs, self.by)]
         return tuple(dataclasses.replace(winner, seed=seed) for seed in self.seeds)
 
@@ -53,20 +58,24 @@ class Grid:
     """All combinations of the values of some fields.
 
     Without `choose`, all of them are run. With it there are two stages in each cell, which is a combination of the
-    other fields but the seed: first all values of the chosen fields with the first seed; then the other seeds, with
-    the values whose figure `by` was highest.
+    other fields except the seed: first all values of the chosen fields with the first seeds; then the other seeds, with
+    the values whose mean of the metric `by` was highest.
 
     Args:
-        values: of each field; as text or in the field's type.
-        choose: fields that are chosen.
-        by: the figure that chooses.
+        values: Of each field; as text or in the field's type.
+        choose: Fields that are chosen.
+        by: The metric that chooses.
+        seeds_to_choose: Number of seeds in the first stage.
     """
 
     values: Mapping[str, Sequence[Any]]
     choose: tuple[str, ...] = ()
     by: str = "validation"
+    seeds_to_choose: int = 1
 
     def __post_init__(self) -> None:
+        if self.seeds_to_choose < 1:
+            raise UsageError(f"seeds_to_choose must be at least 1, got {self.seeds_to_choose}.")
         for name, values in self.values.items():
             if isinstance(values, str) or not values:
                 raise UsageError(f"{name} needs values to combine, such as ({values!r},), got {values!r}.")
@@ -96,13 +105,14 @@ class Grid:
         if not self.choose:
             return [GridCell((build(config, shared | point),)) for point in _combined(self.values)]
         seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in self.values.get(SEED, ())))
-        first = {SEED: seeds[0]} if seeds else {}
+        first = [{SEED: seed} for seed in seeds[: self.seeds_to_choose]] or [{}]
         rivals = {name: self.values[name] for name in self.choose}
         others = {name: values for name, values in self.values.items() if name not in rivals and name != SEED}
         found = []
         for point in _combined(others):
-            trials = dict.fromkeys(build(config, shared | point | first | rival) for rival in _combined(rivals))
-            found.append(GridCell(tuple(trials), tuple(seeds[1:]), self.choose, self.by))
+            trials = (build(config, shared | point | seed | rival) for seed in first for rival in _combined(rivals))
+            rest = tuple(seeds[self.seeds_to_choose :])
+            found.append(GridCell(tuple(dict.fromkeys(trials)), rest, self.choose, self.by))
         return found
 
 

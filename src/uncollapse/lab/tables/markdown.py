@@ -73,7 +73,9 @@ def legend(board: PaperTable, made: Sequence[TableCell], sign: str = REACHED) ->
         if any(cell.near for cell in made):
             said.append(f"{NEAR}: below it by no more than the larger of both deviations.")
     if any(cell.several and not cell.open_choice for cell in made):
-        said.append(f"{' and '.join(board.choose)}: chosen by {board.by} with the first seed alone.")
+        said.append(
+            f"{' and '.join(board.choose)}: chosen by {board.by}, with the seeds that all values were run with."
+        )
     return " ".join(said)
 
 

@@ -35,12 +35,12 @@ class PaperTable:
 
     where: what the config of a result must have to belong. rows, columns: fields; several joined by "+" make rows of
     their combinations. metric: the metric of a result that is shown; higher is better. percent: it is a share, shown in
-    percent. choose: fields whose value is chosen in each cell by the metric `by` of the first seed alone. published:
-    the paper's numbers. baseline: the row that the others are compared with, seed by seed. protocol: the paper's
-    settings; a cell with other settings says so, and is not compared with the paper's number. free: settings that may
-    differ from the protocol. row_of: the row of a config in words, where its fields would be hard to read. all_groups:
-    also show groups of the paper that have no results. row_protocol: settings of the protocol in single rows.
-    row_name: heading of rows in words.
+    percent. choose: fields whose value is chosen in each cell by the metric `by`, see `selection.select_best`.
+    published: the paper's numbers. baseline: the row that the others are compared with, seed by seed. protocol: the
+    paper's settings; a cell with other settings says so, and is not compared with the paper's number. free: settings
+    that may differ from the protocol. row_of: the row of a config in words, where its fields would be hard to read.
+    all_groups: also show groups of the paper that have no results. row_protocol: settings of the protocol in single
+    rows. row_name: heading of rows in words.
     """
 
     title: str

@@ -1,6 +1,7 @@
-"""Select the results that count: the best on validation with one seed, and those run with the same settings."""
+"""Select the results that count: the best on validation, and those run with the same settings."""
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,15 +13,25 @@ Values = tuple[Any, ...]
 
 
 def select_best(runs: Mapping[Values, Mapping[int, Record]], by: str) -> Values:
-    """The values with the best figure `by`, in results by values and seed; of equals, the smaller ones.
+    """Return the values with the best mean of the metric `by`, in results by values and seed; of equals, the smaller.
 
-    Only one seed is looked at: the lowest that was run with all values or, where there is none, with most of them. A
-    run that did not stay finite is the worst.
+    Means are over the seeds of `seeds_of_choice`, so that no values win by seeds that others were not run with. A run
+    that did not stay finite makes its values the worst.
     """
-    seeds = Counter(seed for of in runs.values() for seed in of)
-    first = min(seeds, key=lambda seed: (-seeds[seed], seed))
-    scores = {values: metric_of(of[first], by) for values, of in runs.items() if first in of}
+    seeds = seeds_of_choice(runs)
+    scores = {values: _mean(of, seeds, by) for values, of in runs.items() if all(seed in of for seed in seeds)}
     return min(scores, key=lambda values: (_worst_last(scores[values]), [_rank(value) for value in values]))
+
+
+def seeds_of_choice(runs: Mapping[Values, Mapping[int, Record]]) -> list[int]:
+    """Return the seeds that every value was run with; if there are none, the lowest of those that most were run with.
+
+    >>> seeds_of_choice({(0.5,): {0: {}, 1: {}, 2: {}}, (1.0,): {0: {}, 1: {}}})
+    [0, 1]
+    """
+    counts = Counter(seed for of in runs.values() for seed in of)
+    common = sorted(seed for seed, count in counts.items() if count == len(runs))
+    return common or [min(counts, key=lambda seed: (-counts[seed], seed))]
 
 
 def common_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> dict[str, Any]:
@@ -73,6 +84,12 @@ def freeze(value: Any) -> Any:
 
 def _others(record: Record, but: Collection[str]) -> dict[str, Any]:
     return {name: freeze(value) for name, value in record["config"].items() if name not in but}
+
+
+def _mean(runs: Mapping[int, Record], seeds: Iterable[int], by: str) -> float | None:
+    """Return the mean of a metric over seeds; None if it is missing or not finite in any of them."""
+    found = [metric_of(runs[seed], by) for seed in seeds]
+    return None if None in found else statistics.fmean(value for value in found if value is not None)
 
 
 def _worst_last(score: float | None) -> float:

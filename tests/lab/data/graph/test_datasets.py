@@ -19,8 +19,8 @@ FINGERPRINTS = {
     "cora": "9b6ea8b58404974c",
     "citeseer": "dddc5ff8c83b6c93",
     "pubmed": "2896ccc4d720474e",
-    "chameleon": "a5dc1f2ad536e6ea",
-    "squirrel": "06d1eeaa960eb37d",
+    "chameleon": "a1a0b4bd03d226c5",
+    "squirrel": "0060af454e96fc4c",
 }
 
 
@@ -47,6 +47,27 @@ def test_published_test_nodes_are_all_others(root: Path) -> None:
     assert torch.equal(published.validation, public.validation)
     assert torch.equal(published.test, ~(public.train | public.validation))
     assert int(public.test.sum()) == 8
+
+
+def test_self_loops_of_the_files_count_as_published(root: Path) -> None:
+    edges = made_up_graphs.heterophilous()["edges"]
+    looped = sorted({int(a) for a, b in edges if a == b})
+    assert looped
+    published, none = (
+        graphs.load_graph("chameleon", self_loops=which, root=root).edge_index for which in graphs.SELF_LOOPS
+    )
+    assert published[0, published[0] == published[1]].tolist() == looped
+    assert torch.equal(none, published[:, published[0] != published[1]])
+    other = graphs.load_graph("texas", root=root).edge_index
+    assert bool((other[0] != other[1]).all())
+    directed = made_up_graphs.save(root / "heterophilous" / "chameleon_directed.npz", edges=edges[:80])
+    assert graphs.load_graph("chameleon", root=root).edge_index.shape[1] < published.shape[1]  # it is preferred
+    directed.unlink()
+    made_up_graphs.save(root / "heterophilous" / "chameleon.npz", edges=edges[edges[:, 0] != edges[:, 1]])
+    with pytest.raises(UsageError, match="chameleon_directed"):
+        graphs.load_graph("chameleon", root=root)
+    with pytest.raises(UsageError, match="self_loops"):
+        graphs.load_graph("chameleon", self_loops="twice", root=root)
 
 
 def test_chance_is_said_by_the_index() -> None:

@@ -11,6 +11,7 @@ from uncollapse.lab.config.fields import build
 from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn.config import Config, load
+from uncollapse.lab.experiments.gcn.config import build as build_model
 from uncollapse.lab.experiments.gcn.recipe import RECIPE
 from uncollapse.lab.experiments.gcn.training import accuracies, run, train
 from uncollapse.lab.tables.significance import compare
@@ -33,6 +34,9 @@ def test_the_numbers_of_the_paper() -> None:
     found = {tuple(number.cell.values()): (number.mean, number.std) for number in board.published}
     assert found["cora", "contra_norm", 16] == (68.75, 2.10)
     assert found["squirrel", "layer_norm", 4] == (29.64, 5.50)
+    assert found["cora", "pair_layer_norm", 16] == (54.11, 9.49)  # the published script has a LayerNorm after PairNorm
+    assert ("cora", "pair_norm", 16) not in found
+    assert board.row_protocol == {"contra_norm": {"identity": False}}
     rerun = {tuple(number.cell.values()): number.mean for number in RECIPE.tables["rerun"].published}
     assert rerun["cora", "contra_norm", 64] == 38.97
     assert ("pubmed", "contra_norm", 8) not in rerun  # it ran out of memory there
@@ -80,6 +84,7 @@ def test_the_seed_decides_and_the_random_state_stays() -> None:
         {"model": "gcnii", "conv_decay": 0.01, "norm": "contra_norm", "norm_every": 2, "after": "none"},
         {"uniform": 0.1, "norm": "none"},
         {"drop_edge": 0.3, "norm": "pair_norm_si", "residual": 1},
+        {"identity": False},
         {"sample": 50, "select": "accuracy", "patience": 2},
         {"norm": "group_norm", "missing": 1.0, "split": "60/20/20", "split_index": 2, "normalise": "unit"},
     ],
@@ -89,6 +94,23 @@ def test_every_option_does_something(changes: dict[str, object]) -> None:
     other = run(replace(TINY, epochs=2, **changes))  # type: ignore[arg-type]
     assert other["epochs"][-1]["loss"] != base["epochs"][-1]["loss"]
     assert 0 <= other["figures"]["test"] <= 1
+
+
+def test_equation_9_with_half_the_scale_is_the_released_form() -> None:
+    """A LayerNorm follows both, and (1 + s)x − s·m is (1 + s) times x − s/(1 + s)·m."""
+    graph = load(TINY, Runtime())
+    nets = [
+        build_model(replace(TINY, identity=identity, scale=s), graph) for identity, s in ((True, 1.0), (False, 0.5))
+    ]
+    nets.append(build_model(replace(TINY, identity=False, scale=1.0), graph))
+    for net in nets:
+        net.load_state_dict(nets[0].state_dict())
+    with torch.no_grad():
+        released, ninth, whole = (net.eval()(graph.x, graph.edge_index) for net in nets)
+    torch.testing.assert_close(released, ninth, rtol=1e-3, atol=1e-3)  # but for the LayerNorm's eps
+    assert float((whole - released).abs().max()) > 0.01
+    assert Config(norm="layer_norm", identity=False) == Config(norm="layer_norm")
+    assert Config(data="cora", self_loops="none") == Config(data="cora")
 
 
 def test_missing_features_are_those_of_validation_and_test() -> None:
@@ -106,6 +128,7 @@ def test_a_run_is_cheaper_if_it_is_smaller() -> None:
 
 def test_names_distinguish_runs() -> None:
     assert RECIPE.name_of(Config(data="cora", scale=0.5, seed=3)) == "cora-contra_norm-s0.5-L16-seed3"
+    assert RECIPE.name_of(Config(residual=1, identity=False)) == "csbm-contra_norm-s1-eq9-residual1-L16-seed0"
     assert RECIPE.name_of(Config(norm="none", model="gcnii", layers=2)) == "csbm-gcnii-none-L2-seed0"
 
 

@@ -15,12 +15,22 @@ from uncollapse.lab.data.graph import graph_files
 from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_count
 from uncollapse.lab.runs.results import fingerprint
 
-__all__ = ["NAMES", "NORMALISATIONS", "SPLITS", "Graph", "GraphSource", "load_graph", "to_undirected"]
+__all__ = [
+    "NAMES",
+    "NORMALISATIONS",
+    "SELF_LOOPS",
+    "SPLITS",
+    "WITH_SELF_LOOPS",
+    "Graph",
+    "GraphSource",
+    "load_graph",
+    "to_undirected",
+]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes x (n, d), edges (2, E) in both directions without self-loops, classes y (n,), and masks (n,)."""
+    """Nodes x (n, d), edges (2, E) in both directions, classes y (n,), and masks (n,)."""
 
     name: str
     x: Tensor
@@ -57,6 +67,7 @@ def load_graph(
     split_index: int = 0,
     normalise: str = "auto",
     missing: float = 0.0,
+    self_loops: str = "published",
     root: Path | None = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> Graph:
@@ -68,6 +79,8 @@ def load_graph(
         split_index: Which of several splits; also the seed of random splits, missing features and csbm.
         normalise: One of `NORMALISATIONS`, see `normalise_features`.
         missing: Share of the nodes outside training whose features are set to zero.
+        self_loops: One of `SELF_LOOPS`: "published" keeps those that the files of `WITH_SELF_LOOPS` have, as
+            ContraNorm's code does; "none" drops them. Self-loops in other files are always dropped.
         root: Folder that has the data sets, or gets them.
         drawn: Arguments of `csbm`, for that graph.
 
@@ -75,21 +88,28 @@ def load_graph(
     >>> graph.x.shape, graph.classes, int(graph.train.sum()), int(graph.validation.sum()), int(graph.test.sum())
     (torch.Size([600, 32]), 3, 60, 140, 400)
     """
-    if name not in NAMES:
-        hint = did_you_mean(name, NAMES)
-        raise UsageError(f"data must be one of {', '.join(NAMES)}, got {name!r}.{hint}")
+    for field, value, choices in (("data", name, NAMES), ("self_loops", self_loops, SELF_LOOPS)):
+        if value not in choices:
+            hint = did_you_mean(value, choices)
+            raise UsageError(f"{field} must be one of {', '.join(choices)}, got {value!r}.{hint}")
     folder = expand_user(root or user_cache())
     source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
     masks = choose_split(split, split_index, source.y, source.own, name=name, root=folder)
     x = normalise_features(source.x, normalise)
     x = hide_features(x, ~masks.train, missing, split_index)
-    return Graph(name, x, to_undirected(source.edges, len(source.y)), source.y, *masks)
+    keep_loops = name in WITH_SELF_LOOPS and self_loops == "published"
+    if keep_loops and not bool((source.edges[0] == source.edges[1]).any()):
+        raise UsageError(
+            f"{name} has self-loops as published, but the file at hand has none. Put {name}_directed.npz of "
+            f"yandex-research/heterophilous-graphs next to it, or pass --self-loops none."
+        )
+    return Graph(name, x, to_undirected(source.edges, len(source.y), keep_loops), source.y, *masks)
 
 
-def to_undirected(edges: Tensor, nodes: int) -> Tensor:
-    """Both directions of every edge once, without self-loops, sorted."""
+def to_undirected(edges: Tensor, nodes: int, self_loops: bool = False) -> Tensor:
+    """Return both directions of every edge once, sorted; with or without self-loops."""
     both = torch.cat([edges, edges.flip(0)], 1)
-    both = both[:, both[0] != both[1]]
+    both = both if self_loops else both[:, both[0] != both[1]]
     codes = torch.unique(both[0] * nodes + both[1])
     return torch.stack([codes // nodes, codes % nodes])
 
@@ -134,6 +154,8 @@ SOURCES: dict[str, Callable[[str, Path, int], GraphSource]] = {
     "arxiv": _arxiv,
 }
 NAMES = ("csbm", *SOURCES)
+WITH_SELF_LOOPS = ("chameleon", "squirrel")
+SELF_LOOPS = ("published", "none")
 
 
 NORMALISATIONS = ("auto", "rows", "unit", "standard", "none")

@@ -64,8 +64,12 @@ class Heterophilous(NamedTuple):
 
 
 def read_heterophilous(name: str, root: Path) -> Heterophilous:
-    """Return a graph by name, from `heterophilous/NAME.npz` or `NAME.npz` below the root, or else with PyG."""
-    places = [folder / f"{name}.npz" for folder in (root / "heterophilous", root)]
+    """Return a graph by name, from `heterophilous/NAME.npz` or `NAME.npz` below the root, or else with PyG.
+
+    `NAME_directed.npz` comes before `NAME.npz`: it has the edges as they were first published, with self-loops.
+    """
+    folders = (root / "heterophilous", root)
+    places = [folder / f"{file}.npz" for file in (f"{name}_directed", name) for folder in folders]
     there = next((path for path in places if path.is_file()), None)
     if there is not None:
         return _check_arrays(read_npz(there, ARRAYS), there)

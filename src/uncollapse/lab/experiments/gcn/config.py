@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import nn
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.config.fields import config_field
+from uncollapse.lab.config.fields import config_field, reset_idle
 from uncollapse.lab.data.graph import datasets, splits
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.models import deep_gcn
@@ -14,6 +14,7 @@ from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
 
 SHARE: dict[str, Any] = {"minimum": 0, "maximum": 1}
 BUILT_IN = ("csbm", "karate")  # graphs without files
+CONTRA_NORMS = ("contra_norm", "contra_norm_features")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Config:
     missing: float = config_field(
         0.0, "Share of the validation and test nodes whose features are set to zero.", **SHARE
     )
+    self_loops: str = config_field(
+        "published",
+        "Self-loops of Chameleon and Squirrel: published adds them to each node's own, none drops them.",
+        choices=datasets.SELF_LOOPS,
+    )
     nodes: int = config_field(600, "csbm: number of nodes.", minimum=180)
     degree: float = config_field(8.0, "csbm: mean degree.", minimum=0)
     homophily: float = config_field(0.7, "csbm: share of the edges within a class.", **SHARE)
@@ -39,6 +45,9 @@ class Config:
     hidden: int = config_field(32, "Width of the hidden layers.", minimum=1)
     norm: str = config_field("contra_norm", "The norm after a hidden layer.", choices=tuple(deep_gcn.NORMS))
     scale: float = config_field(1.0, "Scale of ContraNorm or PairNorm.")
+    identity: bool = config_field(
+        True, "ContraNorm: (1 + s)x − s·m, Eq. 8 and the released code; without it x − s·m, Eq. 9 of the paper."
+    )
     after: str = config_field("layer", "What follows ContraNorm.", choices=("layer", "none"))
     norm_every: int = config_field(1, "Layers from one norm to the next.", minimum=1)
     sample: int = config_field(0, "Random nodes that ContraNorm compares with in training; 0: all.", minimum=0)
@@ -73,12 +82,19 @@ class Config:
             raise UsageError(
                 f"norm_every must be at most {hidden}, the number of hidden layers, got {self.norm_every}."
             )
+        reset_idle(self, [] if self.norm in CONTRA_NORMS else ["identity"])
+        reset_idle(self, [] if self.data in datasets.WITH_SELF_LOOPS else ["self_loops"])
 
 
 def build(config: Config, graph: datasets.Graph) -> nn.Module:
     """Return the model before training."""
     width, shapes = config.hidden, (graph.x.shape[1], graph.classes)
-    options: dict[str, Any] = {"scale": config.scale, "after": config.after, "sample": config.sample}
+    options: dict[str, Any] = {
+        "scale": config.scale,
+        "identity": config.identity,
+        "after": config.after,
+        "sample": config.sample,
+    }
     shared: dict[str, Any] = {
         "layers": config.layers,
         "hidden": width,
@@ -107,6 +123,7 @@ def load(config: Config, runtime: Runtime) -> datasets.Graph:
         split_index=config.split_index,
         normalise=config.normalise,
         missing=config.missing,
+        self_loops=config.self_loops,
         root=runtime.data_root,
         drawn={"nodes": config.nodes, "degree": config.degree, "homophily": config.homophily},
     )

@@ -8,7 +8,7 @@ neighbors, and all layers share its LayerNorm.
 import math
 
 from uncollapse.lab.experiments import recipe_data
-from uncollapse.lab.experiments.gcn.config import Config, data_fingerprint
+from uncollapse.lab.experiments.gcn.config import CONTRA_NORMS, Config, data_fingerprint
 from uncollapse.lab.experiments.gcn.training import NAME, run
 from uncollapse.lab.models import deep_gcn
 from uncollapse.lab.recipe import Recipe
@@ -18,14 +18,15 @@ from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.trial_result import attach_line
 
 NODES = {"karate": 34, "cora": 2708, "citeseer": 3327, "pubmed": 19717, "chameleon": 2277, "squirrel": 5201}
-CONTRA = ("contra_norm", "contra_norm_features")
 
 
 def name_of(config: Config) -> str:
     """Return the readable part of a run's file names."""
     scale = f"-s{config.scale:g}" if config.norm in deep_gcn.SCALED_NORMS else ""
+    scale += "" if config.identity else "-eq9"
+    residual = f"-residual{config.residual}" if config.residual else ""
     model = "" if config.model == "gcn" else f"-{config.model}"
-    return f"{config.data}{model}-{config.norm}{scale}-L{config.layers}-seed{config.seed}"
+    return f"{config.data}{model}-{config.norm}{scale}{residual}-L{config.layers}-seed{config.seed}"
 
 
 def cost(config: Config) -> float:
@@ -44,10 +45,11 @@ def attach_code(config: Config) -> str | None:
     """Return the code that attaches a run's norm to another network; None if there is no such line."""
     hidden = f"first {config.layers - 1}" if config.model == "gcn" else None
     shared = {"scale": config.scale, "at": "conv.output", "layers": hidden}
-    if config.norm in CONTRA:
+    if config.norm in CONTRA_NORMS:
         preset = "gnn" if config.norm == "contra_norm" else "arxiv"
         after = "layer" if config.after == "layer" else None
-        return attach_line("contra_norm", shared | {"preset": preset, "after": after, "sample": config.sample or None})
+        extra = {"sample": config.sample or None, "identity": None if config.identity else False}
+        return attach_line("contra_norm", shared | {"preset": preset, "after": after} | extra)
     if config.norm == "pair_norm":
         return attach_line("pair_norm", shared)
     return None
@@ -55,8 +57,8 @@ def attach_code(config: Config) -> str | None:
 
 SEARCH = Search(
     space=(
-        OneOf("norm", (*CONTRA, "pair_norm", "batch_norm")),
-        Between("scale", 0.1, 5.0, when={"norm": CONTRA}),
+        OneOf("norm", (*CONTRA_NORMS, "pair_norm", "batch_norm")),
+        Between("scale", 0.1, 5.0, when={"norm": CONTRA_NORMS}),
         Between("scale", 0.5, 50.0, when={"norm": ("pair_norm",)}),
         OneOf("norm_every", (1, 2, 4)),
     ),
