@@ -73,6 +73,43 @@ def test_other_forms(options, reference):
     torch.testing.assert_close(contra_norm(x, 0.4, **options), reference(x, weight @ x, weight @ unit(x)))
 
 
+def published_vit(x, s, tau, dual, learned, identity):
+    """The published ViT layer with `pre_norm`, up to its LayerNorm: x is replaced by x̂ before the step."""
+    x = unit(x)
+    sim = x @ x.mT / tau
+    mean = (sim.softmax(-1) + sim.softmax(-2) if dual else sim.softmax(-1)) @ x
+    if identity:
+        return s * x - s * mean if learned else (1 + s) * x - s * mean
+    return x - s * mean
+
+
+@pytest.mark.parametrize("identity", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("dual", [False, True])
+def test_pre_norm_of_the_published_vit_code(identity, learned, dual):
+    torch.manual_seed(12)
+    x = 3 * torch.randn(2, 30, 6, dtype=torch.float64)
+    form = "scale" if identity and learned else identity
+    options = {"pre_norm": True, "identity": form, "dual": dual, "learnable": learned, "temperature": 0.6}
+    layer = ContraNorm.preset("vit", 6, 0.3, **options).double()
+    expected = F.layer_norm(published_vit(x, 0.3, 0.6, dual, learned, identity), (6,), eps=1e-6)
+    torch.testing.assert_close(layer(x), expected)
+    raw = ContraNorm.preset("vit", 6, 0.3, **options | {"pre_norm": False, "average": "unit"}).double()
+    assert (raw(x) - expected).abs().max() > 0.05  # what `average="unit"` is: the step starts at x itself
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("identity", [False, True])
+def test_use_norm_of_the_published_arxiv_code(center, identity):
+    torch.manual_seed(13)
+    x = 3 * torch.randn(40, 7, dtype=torch.float64)
+    c = unit(x - x.mean(1, keepdim=True) if center else x)
+    mean = c @ (c.T @ c / 0.8).softmax(1)
+    expected = 1.5 * c - 0.5 * mean if identity else c - 0.5 * mean
+    layer = ContraNorm.preset("arxiv", 7, 0.5, temperature=0.8, pre_norm=True, center=center, identity=identity)
+    torch.testing.assert_close(layer(x), expected)
+
+
 @pytest.mark.parametrize("axis", ["tokens", "features"])
 def test_dual_and_center(axis):
     torch.manual_seed(2)
@@ -127,6 +164,8 @@ OPTIONS = [
     {"dual": True},
     {"exclude_self": True},
     {"average": "unit"},
+    {"pre_norm": True},
+    {"pre_norm": True, "center": True, "axis": "features"},
     {"causal": True},
     {"axis": "features"},
     {"axis": "features", "dual": True},

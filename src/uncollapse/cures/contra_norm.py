@@ -27,6 +27,7 @@ def contra_norm(
     average: Literal["raw", "unit"] = "raw",
     axis: Literal["tokens", "features"] = "tokens",
     center: bool = False,
+    pre_norm: bool = False,
     mask: Tensor | None = None,
     causal: bool = False,
     edge_index: Tensor | None = None,
@@ -50,9 +51,11 @@ def contra_norm(
         identity: True adds s·x. "scale" returns s·x − s·m, without x itself, as the published ViT code does when the
             scale is learned.
         dual: add the second term of the gradient (Eq. 5), Σ_j exp(S_ij) x_j / Z_j, to m.
-        average: "unit" averages x̂ instead of x.
+        average: "unit" averages x̂ but steps from x: y = x − s·Σ_j softmax_j(x̂_i·x̂_j/τ) x̂_j. No published code has it.
         axis: "features" is ContraNorm-v2 (Eq. 30): m = x·softmax(x̂ᵀx̂/τ), in O(nd²).
         center: subtract from each row its own mean first.
+        pre_norm: replace x by x̂ before the step, after `center`: y = x̂ − s·Σ_j softmax_j(x̂_i·x̂_j/τ) x̂_j. The
+            published code's `pre_norm` (ViT) and `use_norm` (ogbn-arxiv).
         mask: (..., n) bool, True = real. Masked rows have no influence and do not change.
         causal: token i sees only tokens j ≤ i.
         edge_index: (2, E) edges. Both directions of each and self are excluded from m, as in the published graph code.
@@ -81,6 +84,7 @@ def contra_norm(
     if center:
         x = x - x.mean(-1, keepdim=True)
     unit = numerics.unit_rows(x)
+    x = unit if pre_norm else x
     value = unit if average == "unit" else x
     groups = None if batch is None else Groups(batch, x.shape[0])
     if axis == "features":
@@ -172,7 +176,7 @@ class ContraNorm(nn.Module):
         after: the norm that follows: "layer" (LayerNorm with weight and bias), "l2" (unit rows) or None. Use None in
             front of a norm that the model already has.
         eps: ε of the LayerNorm.
-        temperature, identity, dual, average, axis, center, exclude_self: as for `contra_norm`.
+        temperature, identity, dual, average, axis, center, pre_norm, exclude_self: as for `contra_norm`.
         sample: number of random keys in each training step; evaluation uses all.
 
     Shape: x (..., n, d) -> the same. The norm that follows acts on all rows, including masked ones.
@@ -203,6 +207,7 @@ class ContraNorm(nn.Module):
         average: Literal["raw", "unit"] = "raw",
         axis: Literal["tokens", "features"] = "tokens",
         center: bool = False,
+        pre_norm: bool = False,
         exclude_self: bool = False,
         sample: int | None = None,
         learnable: bool = False,
@@ -230,6 +235,7 @@ class ContraNorm(nn.Module):
             "average": average,
             "axis": axis,
             "center": center,
+            "pre_norm": pre_norm,
             "exclude_self": exclude_self,
         }
         self.scale_param = nn.Parameter(torch.empty(dim)) if learnable and dim is not None else None

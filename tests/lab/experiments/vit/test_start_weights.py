@@ -232,6 +232,16 @@ def test_the_start_is_drawn_the_same_with_and_without_other_weights(tmp_path: Pa
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_cure_saved_before_pre_norm_existed_is_the_one_without_it(tmp_path: Path) -> None:
+    folder = kept(tmp_path / "model", **CURED)
+    settings = json.loads((folder / "settings.json").read_text())
+    del settings["pre_norm"]
+    (folder / "settings.json").write_text(json.dumps(settings))
+    begun(folder, **CURED)
+    with pytest.raises(UsageError, match="pre_norm False"):
+        begun(folder, **CURED, pre_norm=True)
+
+
 def test_settings_of_an_older_version_are_another_cure(tmp_path: Path) -> None:
     folder = kept(tmp_path / "model", **CURED)
     settings = json.loads((folder / "settings.json").read_text())

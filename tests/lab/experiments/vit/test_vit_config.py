@@ -21,7 +21,7 @@ DEFAULTS = {field.name: field.default for field in fields(Config)}
     "idle",
     [
         {"cure": "none", "at": "block", "scale": 0.7, "temperature": 2.0, "identity": "yes", "dual": True},
-        {"cure": "attn_scale", "average": "unit", "learnable": True, "positive": True},
+        {"cure": "attn_scale", "average": "unit", "pre_norm": True, "learnable": True, "positive": True},
         {"absolute": True},
         {"contrast_form": "released"},
         {"patch_dropout": 0.5},
@@ -43,6 +43,7 @@ def test_settings_that_do_nothing_make_no_other_run(idle: dict[str, Any]) -> Non
     [
         {"cure": "contra_norm", "scale": 0.7, "identity": "scale", "dual": True, "average": "unit"},
         {"learnable": True, "positive": True},
+        {"pre_norm": True},
         {"cosine_loss": 1.0, "absolute": True},
         {"contrast_loss": 1.0, "contrast_form": "released"},
         {"mixing_loss": 1.0, "patch_dropout": 0.5, "mixup": 0.0},

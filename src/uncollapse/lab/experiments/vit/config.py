@@ -26,7 +26,7 @@ DATA, MODEL, CURE, PATCHES, TRAINING, LOOKS = (  # panels of the help
 )
 CURES = ("none", "contra_norm", "attn_scale", "feat_scale")
 IDENTITY: Mapping[str, bool | str] = {"no": False, "yes": True, "scale": "scale"}  # as `uc.contra_norm` calls them
-OF_CONTRA_NORM = ("at", "scale", "temperature", "identity", "dual", "average", "learnable", "positive")
+OF_CONTRA_NORM = ("at", "scale", "temperature", "identity", "dual", "average", "pre_norm", "learnable", "positive")
 OF_LOSSES = {  # settings without effect where a loss has no weight
     "cosine_loss": ("absolute",),
     "contrast_loss": ("contrast_form",),
@@ -83,6 +83,9 @@ class Config:
     dual: bool = config_field(False, "contra_norm: both terms of the gradient.", group=CURE)
     average: str = config_field(
         "raw", "contra_norm: unit averages rows of length one.", choices=("raw", "unit"), group=CURE
+    )
+    pre_norm: bool = config_field(
+        False, "contra_norm: rows of length one before the step, as in the published option.", group=CURE
     )
     learnable: bool = config_field(False, "contra_norm: learn one scale per feature.", group=CURE)
     positive: bool = config_field(False, "contra_norm: the learned scale stays positive.", group=CURE)

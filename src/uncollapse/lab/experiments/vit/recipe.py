@@ -97,7 +97,7 @@ def data_fingerprint(config: Config, runtime: Runtime) -> str:
 def attach_code(config: Config) -> str | None:
     """Return the code that attaches a run's cure to another model."""
     defaults = {"temperature": 1.0, "identity": False, "dual": False, "average": "raw"}
-    defaults |= {"learnable": False, "positive": False}
+    defaults |= dict.fromkeys(("pre_norm", "learnable", "positive"), False)
     given = vit_config.cure_options(config)
     return attach_line(config.cure, {name: value for name, value in given.items() if defaults.get(name) != value})
 

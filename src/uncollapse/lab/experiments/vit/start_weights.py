@@ -18,6 +18,7 @@ from uncollapse.lab.runs.saved_models import CONFIG, SETTINGS, WEIGHTS, load_sav
 
 SCRATCH, PUBLISHED = "scratch", "pretrained"
 HEADS = ("head.", "head_dist.")
+ADDED = {"pre_norm": False}  # settings of a cure that earlier versions did not write, with what these did
 TALKING = (".attn.before.weight", ".attn.after.weight")  # they start as the identity, which changes nothing
 
 
@@ -64,7 +65,7 @@ def _has_cure(folder: Path, cure: Mapping[str, Any]) -> bool:
     """Return whether a model was saved with a cure; raise a UsageError if it is not that of the run."""
     if not (folder / DESCRIPTION).is_file():
         return False
-    settings = read_json(folder / SETTINGS)
+    settings = ADDED | read_json(folder / SETTINGS)
     kept = {name: settings.get(name) for name in cure}
     if kept != dict(cure):
         other = ", ".join(f"{name} {value}" for name, value in kept.items() if value != cure[name])
