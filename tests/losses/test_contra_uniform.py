@@ -74,12 +74,38 @@ def test_the_mask_broadcasts() -> None:
     torch.testing.assert_close(contra_uniform_loss(x, mask=mask), contra_uniform_loss(x[:, mask]), rtol=1e-13, atol=0)
 
 
-def test_released_variant_on_features_is_reachable() -> None:
-    f, tau = tokens(4, 6), 0.8
-    unit = normalize(f, dim=-1)
-    dense = (unit.unsqueeze(2) * unit.unsqueeze(1) / tau).exp().sum(2).log().sum()
-    got = contra_uniform_loss(unit.unsqueeze(-1), temperature=tau, normalize=False) * f.numel()
-    torch.testing.assert_close(got, dense, rtol=1e-12, atol=0)
+def sum_over_features(f: Tensor, tau: float) -> float:
+    """Σ_b Σ_i log Σ_j exp(f_bi·f_bj/τ) of unit rows, by loops."""
+    total = 0.0
+    for row in normalize(f.double(), dim=-1).tolist():
+        total += sum(math.log(math.fsum(math.exp(a * b / tau) for b in row)) for a in row)
+    return total
+
+
+@pytest.mark.parametrize("tau", [0.02, 0.5, 1.0, 1.5])
+def test_features_is_the_released_codes_commented_out_call(tau: float) -> None:
+    f = tokens(6, 5)
+    got = contra_uniform_loss(f, temperature=tau, form="features")
+    assert got.item() == pytest.approx(sum_over_features(f, tau), rel=1e-12)
+    mask = torch.tensor([True, False, True, True, False, True])
+    got = contra_uniform_loss(f.masked_fill(~mask[:, None], torch.nan), temperature=tau, form="features", mask=mask)
+    assert got.item() == pytest.approx(sum_over_features(f[mask], tau), rel=1e-12)
+
+
+def test_the_two_functions_of_the_released_code_differ() -> None:
+    f = tokens(6, 10)
+    of_rows, of_features = (float(contra_uniform_loss(f, form=form)) for form in ("published", "features"))
+    assert of_features > 9 * of_rows
+
+
+def test_features_of_degenerate_rows() -> None:
+    zero = torch.zeros(2, 4, requires_grad=True)
+    value = contra_uniform_loss(zero, form="features")
+    value.backward()
+    assert value.item() == pytest.approx(8 * math.log(4), abs=1e-5)
+    assert zero.grad.abs().max() == 0
+    one = contra_uniform_loss(torch.ones(3, 1), temperature=0.5, form="features")  # a single feature: log e^{1/τ}
+    assert one.item() == pytest.approx(3 / 0.5, abs=1e-5)
 
 
 def test_without_normalisation() -> None:
@@ -98,7 +124,7 @@ def test_gradient_is_eq_5() -> None:
     torch.testing.assert_close(got, ((a / d[:, None] + a / d) @ h / tau).detach(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("form", ["mean", "published"])
+@pytest.mark.parametrize("form", ["mean", "published", "features"])
 def test_gradcheck(form: str) -> None:
     x = tokens(5, 3).requires_grad_()
     tau = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
@@ -124,6 +150,10 @@ def test_half_precision(dtype: torch.dtype) -> None:
     got = contra_uniform_loss(x, temperature=0.1)
     assert got.dtype == torch.float32
     assert got.item() == pytest.approx(contra_uniform_loss(x.detach().double(), temperature=0.1).item(), rel=1e-5)
+    half, exact = (
+        float(contra_uniform_loss(rows, form="features")) for rows in (x.detach()[0], x.detach()[0].double())
+    )
+    assert half == pytest.approx(exact, rel=1e-5)
     got.backward()
     assert x.grad.isfinite().all()
 
@@ -143,7 +173,8 @@ def test_any_shape_and_mask(b: int, n: int, d: int, seed: int) -> None:
         ({"x": tokens(5)}, ValueError, r"\(\.\.\., n, d\)"),
         ({"x": torch.ones(5, 3, dtype=torch.long)}, TypeError, "floating-point"),
         ({"x": tokens(2, 5, 3), "form": "published"}, ValueError, "without batch dimensions"),
-        ({"x": tokens(5, 3), "form": "sum"}, ValueError, "'mean' or 'published'"),
+        ({"x": tokens(2, 5, 3), "form": "features"}, ValueError, "without batch dimensions"),
+        ({"x": tokens(5, 3), "form": "sum"}, ValueError, "'published' or 'features'"),
         ({"x": tokens(5, 3), "mask": torch.ones(4, dtype=torch.bool)}, ValueError, "per token"),
         ({"x": tokens(5, 3), "mask": torch.ones(5)}, TypeError, "mask must be bool"),
         ({"x": tokens(0, 3)}, ValueError, "at least one row"),

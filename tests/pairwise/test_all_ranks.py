@@ -46,6 +46,7 @@ LOSSES: dict[str, Loss] = {
     "uniform of sets": lambda x, y, tau, g: uc.uniform_loss(torch.stack([x, y, x + y], 1), gather=g),
     "contra_uniform": lambda x, y, tau, g: uc.contra_uniform_loss(x, temperature=tau, gather=g),
     "contra_uniform published": lambda x, y, tau, g: uc.contra_uniform_loss(x, form="published", gather=g),
+    "contra_uniform features": lambda x, y, tau, g: uc.contra_uniform_loss(x, form="features", gather=g),
     "contra_uniform masked": lambda x, y, tau, g: uc.contra_uniform_loss(x, mask=x[:, 0] > 0, gather=g),
     "contra_uniform of sets": lambda x, y, tau, g: uc.contra_uniform_loss(
         torch.stack([x, y, x + y], 1), mask=torch.stack([x[:, 0] > 0, y[:, 0] > 0, x[:, 1] > 0], 1), gather=g

@@ -19,20 +19,22 @@ def contra_uniform_loss(
     temperature: float | Tensor = 1.0,
     mask: Tensor | None = None,
     normalize: bool = True,
-    form: Literal["mean", "published"] = "mean",
+    form: Literal["mean", "published", "features"] = "mean",
     gather: bool = False,
 ) -> Tensor:
     """Return the uniformity loss of the tokens of each sequence (ContraNorm, arXiv 2303.06562, Eq. 3).
 
         mean:       mean over sequences of  (1/n) Σ_i log Σ_j exp(h_i·h_j/τ),   j = i included
         published:  Σ_i log Σ_j exp(f_i·f_j/τ),   over the rows of one matrix
+        features:   Σ_b Σ_i log Σ_j exp(f_bi·f_bj/τ),   over the features i, j of each row b
 
-    "mean" is for the tokens of the last layer. "published" is Eq. 3 as printed, for pooled features of examples (B, d).
-    The released code also applies it to the d features of each pooled row: `contra_uniform_loss(unit.unsqueeze(-1),
-    normalize=False)`, with unit rows, is that sum divided by batch·d.
+    "mean" is for the tokens of the last layer, the others are for pooled features of examples (B, d). "published" is
+    Eq. 3 as printed, and `uniformity_loss_0` in the released code, which nothing there calls. "features" is
+    `uniformity_loss`, the function of the call that is commented out there: it compares the features of one example
+    with each other, not examples.
 
     Args:
-        x: tokens (..., n, d); with form="published" (batch, d).
+        x: tokens (..., n, d); with the other forms (batch, d).
         temperature: τ > 0; a tensor with one element can be learned.
         mask: (..., n) bool, True = real. Masked tokens may hold anything and have no influence.
         normalize: divide rows by their norm first; a zero row stays zero.
@@ -42,21 +44,25 @@ def contra_uniform_loss(
             of all processes are one matrix; each sequence of (..., n, d) stays in its process.
 
     Returns:
-        A scalar in float32 (float64 for float64 inputs); log n + 1/τ for identical rows, the maximum for normalized
-        ones. Sequences without a real token do not count; without any real token it is 0.
+        A scalar in float32 (float64 for float64 inputs); "mean" is log n + 1/τ for identical rows, the maximum for
+        normalized ones. Sequences without a real token do not count; without any real token it is 0.
 
     >>> import torch
     >>> contra_uniform_loss(torch.eye(3))  # log(e + 2)
     tensor(1.5514)
     """
-    if form not in ("mean", "published"):
-        raise ValueError(f"form must be 'mean' or 'published', got {form!r}.")
+    if form not in ("mean", "published", "features"):
+        raise ValueError(f"form must be 'mean', 'published' or 'features', got {form!r}.")
     check_rows(x, mask, gather=gather)
     check_temperature(temperature)
-    if form == "published":
+    if form != "mean":
         check_matrix(x)
     h = prepare(x, mask)
     h = unit_rows(h) if normalize else h
+    if form == "features":
+        column = h.unsqueeze(-1)  # (batch, d, 1)
+        each = logsumexp(column, column, temperature=temperature).sum(-1)
+        return all_ranks.total((each if mask is None else each.masked_fill(~mask, 0)).sum(), gather)
     across = h.dim() == 2 and all_ranks.spans_ranks(gather)
     if across and mask is not None:
         h, mask = h[mask], None

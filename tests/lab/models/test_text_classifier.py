@@ -215,7 +215,19 @@ def test_uniformity_of_what_enters_the_classifier(origins: dict[str, Origin], ki
         assert float(loss()) == pytest.approx(sum(uniformity(list(pooled.detach()), 0.8)), rel=1e-5)
 
 
-@pytest.mark.parametrize("on", ["tokens", "pooled"])
+def test_uniformity_of_the_features_of_what_enters_the_classifier(origins: dict[str, Origin]) -> None:
+    model, given = made(origins["bert"]), batch()
+    pooled: Any = model.get_submodule("bert")(**given).pooler_output
+    total = 0.0
+    for row in pooled.detach().double():
+        unit = (row / row.norm()).tolist()
+        total += sum(math.log(sum(math.exp(a * b / 0.8) for b in unit)) for a in unit)
+    with UniformLoss(model, "features", 0.8).open() as loss, torch.no_grad():
+        model(**given)
+        assert float(loss()) == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("on", ["tokens", "pooled", "features"])
 def test_the_loss_reaches_the_encoder_and_leaves_no_hook(origins: dict[str, Origin], on: str) -> None:
     model = made(origins["bert"])
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]

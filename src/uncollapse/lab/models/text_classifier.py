@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from uncollapse.io.hf_models import Origin, load_classifier
 from uncollapse.losses import contra_uniform_loss
 from uncollapse.pairwise.numerics import unit_rows
 from uncollapse.registry import CURES
+
+
+FORMS: dict[str, Literal["published", "features"]] = {"pooled": "published", "features": "features"}
 
 
 class L2Norm(nn.Module):
@@ -119,7 +122,8 @@ class UniformLoss:
     Args:
         model: The classifier.
         on: "tokens": the real tokens of each sequence in the last block, the mean over tokens and sequences.
-            "pooled": the input of the classifier, one row per sequence, the sum of Eq. 3 as printed.
+            "pooled": the input of the classifier, one row per sequence, the sum of Eq. 3 as printed. "features": the
+            same rows, but the sum over the features of each, as in the released code's commented-out call.
         temperature: Temperature of the loss.
     """
 
@@ -131,10 +135,13 @@ class UniformLoss:
     def open(self) -> Iterator["UniformLoss"]:
         """Read the activations while the model runs."""
         head: Any = getattr(self.model, "classifier", None)
-        if self.on == "pooled" and not isinstance(head, nn.Module):
-            raise UsageError(f"uniform_on pooled needs a model with a `classifier`, got {type(self.model).__name__}.")
-        with tokens(self.model, "last") if self.on == "tokens" else nullcontext() as self.held:
-            handle = head.register_forward_pre_hook(self._store_pooled) if self.on == "pooled" else None
+        pooled = self.on != "tokens"
+        if pooled and not isinstance(head, nn.Module):
+            raise UsageError(
+                f"uniform_on {self.on} needs a model with a `classifier`, got {type(self.model).__name__}."
+            )
+        with nullcontext() if pooled else tokens(self.model, "last") as self.held:
+            handle = head.register_forward_pre_hook(self._store_pooled) if pooled else None
             try:
                 yield self
             finally:
@@ -148,10 +155,10 @@ class UniformLoss:
 
     def __call__(self) -> Tensor:
         """Return the loss of the last forward pass."""
-        if self.on == "pooled":
+        if self.on != "tokens":
             assert self.pooled is not None
-            x = self.pooled.float()
-            return contra_uniform_loss(x, temperature=self.temperature, form="published", gather=True)
+            x, form = self.pooled.float(), FORMS[self.on]
+            return contra_uniform_loss(x, temperature=self.temperature, form=form, gather=True)
         assert self.held is not None
         x, mask = self.held["last"], self.held.mask("last")
         return contra_uniform_loss(x.float(), temperature=self.temperature, mask=mask, gather=True)

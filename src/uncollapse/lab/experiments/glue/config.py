@@ -67,7 +67,9 @@ class Config:
     )
     weight: float = config_field(1.0, "uniform_loss: its weight.", minimum=0)
     uniform_on: str = config_field(
-        "tokens", "uniform_loss: on the last layer's tokens, or on pooled rows.", choices=("tokens", "pooled")
+        "tokens",
+        "uniform_loss: on the last layer's tokens, on pooled rows, or on the features of each, as released.",
+        choices=("tokens", "pooled", "features"),
     )
     epochs: int = config_field(5, "Number of epochs.", minimum=1)
     batch: int = config_field(32, "Examples per step.", minimum=1)
