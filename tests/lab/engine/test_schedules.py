@@ -74,6 +74,15 @@ def test_the_same_as_transformers_one_step_later() -> None:
         assert list(map(ours, range(40))) == pytest.approx(rates(theirs, 41)[1:], abs=1e-12)
 
 
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_linear_at_the_start_of_steps_is_that_of_transformers(warmup: int) -> None:
+    torchvision_ops.declare()
+    optimization = pytest.importorskip("transformers.optimization")
+    theirs = rates(lambda opt: optimization.get_linear_schedule_with_warmup(opt, warmup, 40), 40)
+    assert list(map(linear(40, warmup / 40, at_start=True), range(40))) == pytest.approx(theirs, abs=1e-12)
+    assert theirs[-1] == pytest.approx(1 / (40 - warmup))
+
+
 def test_the_same_as_timm_one_step_later() -> None:
     torchvision_ops.declare()
     scheduler = pytest.importorskip("timm.scheduler")

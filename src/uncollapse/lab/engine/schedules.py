@@ -38,21 +38,25 @@ def cosine(total: int, warmup: float = 0.0, floor: float = 0.0) -> Schedule:
     return factor
 
 
-def linear(total: int, warmup: float = 0.0) -> Schedule:
+def linear(total: int, warmup: float = 0.0, *, at_start: bool = False) -> Schedule:
     """Return a linear warm-up, then a linear decay to 0.
 
     Args:
         total: Number of steps.
         warmup: Share of the steps in which it rises, from 0 to less than 1.
+        at_start: Whether a step has the factor of its start, as in transformers, instead of that of its end: without
+            warm-up the first step has 1 and the last 1/total.
 
     Example:
         >>> [round(factor, 3) for factor in map(linear(8, warmup=0.25), range(8))]
         [0.5, 1.0, 0.833, 0.667, 0.5, 0.333, 0.167, 0.0]
+        >>> list(map(linear(4, at_start=True), range(4)))
+        [1.0, 0.75, 0.5, 0.25]
     """
     _check(total, warmup)
 
     def factor(step: int) -> float:
-        share = (step + 1) / total
+        share = (step if at_start else step + 1) / total
         return share / warmup if share < warmup else max(0.0, 1 - share) / (1 - warmup)
 
     return factor

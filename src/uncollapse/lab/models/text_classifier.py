@@ -17,7 +17,6 @@ from uncollapse.losses import contra_uniform_loss
 from uncollapse.pairwise.numerics import unit_rows
 from uncollapse.registry import CURES
 
-
 FORMS: dict[str, Literal["published", "features"]] = {"pooled": "published", "features": "features"}
 
 

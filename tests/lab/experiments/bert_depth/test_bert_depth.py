@@ -152,6 +152,7 @@ def test_the_figure_of_the_paper_and_other_tasks_beside_it() -> None:
     (alone,) = [cell for cell in build_cells(board, [made_up(0.5, task="cola", depth=24)]) if cell.run]
     assert alone.reached is None  # not as the paper's was trained
     assert {"start", "lr", "examples"} <= alone.unusual.keys()
-    protocol = {**RECIPES["glue"].presets["paper-bert"], "start": "extended", "task": "cola", "depth": 48}
+    protocol = {**RECIPES["bert-depth"].presets["paper"], "depth": 48}
+    assert protocol == RECIPES["glue"].presets["paper-bert"] | {"start": "extended", "task": "cola", "depth": 48}
     (judged,) = [cell for cell in build_cells(board, [made_up(0.59, **protocol)]) if cell.run]
     assert (judged.unusual.keys() <= {"padding", "holdout", "uniform_on"}, judged.reached) == (True, True)

@@ -24,6 +24,7 @@ from uncollapse.lab.experiments.glue import training as sentence_training
 from uncollapse.lab.experiments.glue.config import Config, Data
 from uncollapse.lab.experiments.glue.training import Training
 from uncollapse.lab.models.text_classifier import L2Norm, logits_on_cpu
+from uncollapse.lab.recipe import RECIPES
 
 TABLES = {"bert": NUMBERS, "albert": ALBERT_NUMBERS}
 BASE = Config(task="sst2", max_length=64, batch=8, holdout=0.0)
@@ -228,6 +229,28 @@ def test_one_step_is_refused(runtime: Runtime, origins: dict[str, Origin]) -> No
         pass
 
 
+def test_presets_of_the_paper_train_as_its_script(
+    runtime: Runtime, origins: dict[str, Origin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' AdamW and linear schedule, batches of 8 in the order of the development set."""
+    model, data = made(origins["bert"]), sentences.load(BASE, runtime, origins["bert"])
+    preset = RECIPES["glue"].presets["paper-bert"] | {"task": "sst2", "max_length": 64, "batch": 16, "epochs": 2}
+    chosen = Config(**preset)
+    with Training(model, chosen, data) as task:
+        steps = 2 * math.ceil(len(data.parts["train"]) / 16)
+        assert task.schedule is not None
+        assert [task.schedule(k) for k in range(steps)] == pytest.approx([(steps - k) / steps for k in range(steps)])
+        assert {group["eps"] for group in task.optimizer.param_groups} == {1e-6}
+    dev, seen = data.parts["dev"], list[Tensor]()
+    monkeypatch.setattr(
+        sentence_training, "logits_on_cpu", lambda model, batch: seen.append(batch["input_ids"]) or torch.zeros(8, 2)
+    )
+    sentence_training.predict_logits(model, dev, chosen)
+    numbers = torch.arange(len(dev)).split(8)
+    expected = [dev.batch(each, 8 * math.ceil(int(dev.lengths[each].max()) / 8))["input_ids"] for each in numbers]
+    assert all(torch.equal(ids, other) for ids, other in zip(seen, expected, strict=True))
+
+
 def test_a_model_with_a_cure_is_no_start(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "kept")
     model = load_classifier(Origin(str(folder)), 2)
@@ -244,3 +267,4 @@ def test_settings_of_another_cure_make_no_other_run() -> None:
     assert Config(cure="uniform_loss", temperature=0.5) != Config(cure="uniform_loss")
     assert Config(scale=0.3, weight=2.0) == Config(scale=0.3) != Config()
     assert Config(cure="none", padding="counted") != plain  # it makes other batches
+    assert Config(evaluation_batch=8) == Config() != Config(padding="counted", evaluation_batch=8)

@@ -135,6 +135,7 @@ RECIPE = Recipe(
     cost=cost,
     tables=DATA.tables,
     grids=DATA.grids,
+    presets=DATA.presets,
     search=glue_config.SEARCH,
     fingerprint=glue_config.data_fingerprint,
 )

@@ -77,11 +77,20 @@ class Config:
     warmup: float = config_field(0.0, "Share of the steps for linear warm-up.", minimum=0, maximum=0.9)
     weight_decay: float = config_field(0.0, "Weight decay of AdamW, without norms and biases.", minimum=0)
     clip: float = config_field(0.0, "Largest norm of the gradient; 0: no clipping.", minimum=0)
+    eps: float = config_field(1e-8, "Epsilon of AdamW.", minimum=0)
+    schedule: str = config_field(
+        "linear",
+        "Linear decay: linear is 0 at the last step; transformers begins with the full rate and ends with 1/steps.",
+        choices=("linear", "transformers"),
+    )
+    evaluation_batch: int = config_field(
+        0, "padding counted: examples per batch in evaluation; 0: as in training.", minimum=0
+    )
     precision: str = config_field("no", "Mixed precision in training.", choices=("no", "bf16", "fp16"))
     seed: int = config_field(0, "Seed of a new head, dropout and the order of the examples.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
-        reset_idle(self, IDLE[self.cure])
+        reset_idle(self, (*IDLE[self.cure], *(() if self.padding == "counted" else ("evaluation_batch",))))
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)

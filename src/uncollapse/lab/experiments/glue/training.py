@@ -73,12 +73,13 @@ class Training:
 
     def __enter__(self) -> Task:
         steps = self.config.epochs * math.ceil(len(self.data.parts["train"]) / self.config.batch)
-        if steps < 2:
+        at_start = self.config.schedule == "transformers"
+        if steps < 2 and not at_start:
             raise UsageError(
                 "The training has one step, at which a linear schedule is 0 already. Take a smaller batch."
             )
         self.context.__enter__()
-        schedule = linear(steps, self.config.warmup)
+        schedule = linear(steps, self.config.warmup, at_start=at_start)
         task = Task(
             self.model, build_optimizer(self.model, self.config), self.batches, self.loss, self.evaluate, schedule
         )
@@ -166,7 +167,7 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, fused=True)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, eps=config.eps, fused=True)
 
 
 def predict_logits(model: nn.Module, data: EncodedTexts, config: Config) -> Tensor:
@@ -177,7 +178,7 @@ def predict_logits(model: nn.Module, data: EncodedTexts, config: Config) -> Tens
     """
     model.eval()
     if config.padding == "counted":
-        groups = list(torch.split(torch.arange(len(data)), config.batch))
+        groups = list(torch.split(torch.arange(len(data)), config.evaluation_batch or config.batch))
         return torch.cat([logits_on_cpu(model, batch) for batch in Batches(data, groups, PAD_TO)])
     groups = batches_by_length(data.lengths, 2 * config.batch)
     found = torch.cat([logits_on_cpu(model, batch) for batch in Batches(data, groups)])
