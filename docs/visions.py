@@ -19,7 +19,8 @@ from uncollapse.lab.config.fields import identity
 from uncollapse.lab.experiments.vit.recipe import DIVERSE, variant
 from uncollapse.lab.experiments.vit.start_weights import PUBLISHED, SCRATCH
 from uncollapse.lab.recipe import RECIPES
-from uncollapse.lab.tables.markdown import cell_notes, format_published, format_result, group_cells
+from uncollapse.lab.tables.contrasts import compare_rows
+from uncollapse.lab.tables.markdown import cell_notes, contrast_table, format_published, format_result, group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of
 
@@ -83,9 +84,11 @@ def compared(data: str, depth: int) -> tuple[Row, list[Row]]:
 
 
 def says(data: str, depth: int) -> str:
-    """What of a table is certain, way by way."""
-    told = cell_notes(ACCURACY, list(_by_way(data, depth).values()))
-    return "\n".join(f"- {_joined(words)}" for words in told)
+    """Each way compared with none, seed by seed, and what has to be known of single cells."""
+    cells = list(_by_way(data, depth).values())
+    notes = "\n".join(f"- {_joined(words)}" for words in cell_notes(ACCURACY, cells))
+    found = compare_rows(ACCURACY, cells)
+    return "\n\n".join(filter(None, (contrast_table(ACCURACY, found) if found else "", notes)))
 
 
 def _number(values: Iterable[float], form: str) -> str:

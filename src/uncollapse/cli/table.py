@@ -16,6 +16,7 @@ from uncollapse.cli import console
 from uncollapse.cli.options import complete_recipe, flag, option
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config import fields
+from uncollapse.lab.tables import contrasts
 from uncollapse.lab.tables import markdown as tables
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 
@@ -149,7 +150,21 @@ def _show(board: PaperTable, made: Sequence[TableCell]) -> None:
     console.print_paragraph(terminal, tables.legend(board, made))
     for note in tables.cell_notes(board, made):
         console.print_paragraph(terminal, note, bullet=" · ")
-    console.print_paragraph(terminal, tables.coverage(made), style="bold")
+    if found := contrasts.compare_rows(board, made):
+        terminal.print(_differences(board, found))
+        console.print_paragraph(terminal, contrasts.contrast_note(found))
+    console.print_paragraph(terminal, tables.coverage(board, made), style="bold")
+
+
+def _differences(board: PaperTable, found: Sequence[contrasts.Comparison]) -> Table:
+    head, rows = contrasts.contrast_rows(board, found)
+    title = Text(tables.DIFFERENCES, style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, name in enumerate(head):
+        table.add_column(Text(name), justify="left" if number < 3 else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _fit_width(
@@ -177,12 +192,15 @@ def _table(board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]
 
 
 def _cell(board: PaperTable, cell: TableCell) -> Text:
-    """Return our number, below it the paper's, and what was selected."""
-    came = tables.format_marked(board, cell)
-    text = Text(
-        came if cell.reached or cell.near else f"{INDENT}{came}", style="yellow" if cell.near else COLOURS[cell.reached]
-    )
-    for line in (tables.format_published(board, cell), tables.format_choice(cell)):
+    """Return our number, below it the paper's, the interval of the difference, and what was selected."""
+    came, sign = tables.format_marked(board, cell), tables.sign_of(cell)
+    colour = {tables.NEAR: "yellow", tables.TIED: ""}.get(sign, COLOURS[cell.reached])
+    text = Text(came if sign else f"{INDENT}{came}", style=colour)
+    for line in (
+        tables.format_published(board, cell),
+        tables.format_difference(board, cell),
+        tables.format_choice(cell),
+    ):
         if line:
             text.append(f"\n{INDENT}{line}", style="dim not bold default")
     return text

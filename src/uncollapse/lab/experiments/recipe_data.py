@@ -21,9 +21,16 @@ A second recipe in the same folder names its own files: ``read(__package__, Conf
     where = { missing = 0.0 }               # which results belong to it
     protocol = { select = "last" }          # settings of the paper, the others at their defaults; or a preset's name
     open = ["scale"]                        # fields that the protocol leaves open
+    claim = "contra_norm"                   # the row that the summary counts
+    contrasts = [                           # row − rival, seed by seed: one family of tests
+        { row = "contra_norm", rival = "none", columns = [4] },
+        { rival = "layer_norm" },           # every other row, in all columns
+    ]
+    names = { cora = "Cora" }               # what plots call it
 
     [tables.table3.published]
     source = "ContraNorm, Table 3"
+    runs = 5                                # that its means and deviations are of, if it says so
     columns = [2, 4]
     [tables.table3.published.cells.cora]    # one section per group, one line per row, one entry per column
     none = ["81.75 ± 0.51", 72.61]
@@ -68,7 +75,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config.fields import parse_values
 from uncollapse.lab.runs.grids import Grid
-from uncollapse.lab.tables.paper_table import PaperTable, Published
+from uncollapse.lab.tables.paper_table import Contrast, PaperTable, Published
 
 Settings = dict[str, Any]
 RowOf = Callable[[Mapping[str, Any]], str]
@@ -97,6 +104,13 @@ class _Published(_Section):
     columns: list[int | float | str]
     cells: dict[str, dict[str, list[float | str]]]
     source: str = ""
+    runs: int | None = None
+
+
+class _Contrast(_Section):
+    rival: int | float | str
+    row: int | float | str | None = None
+    columns: list[int | float | str] = []
 
 
 class _Table(_Section):
@@ -110,7 +124,9 @@ class _Table(_Section):
     choose: list[str] = []
     free: list[str] = []
     percent: bool = True
-    baseline: str | int | None = None
+    contrasts: list[_Contrast] = []
+    claim: str | None = None
+    names: dict[str, str] = {}
     all_groups: bool = False
     row_name: str = ""
     row_protocol: dict[str, Settings] = {}
@@ -280,7 +296,9 @@ def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], r
         by=table.by,
         published=tuple(_published(file, at, table, row_of)),
         percent=table.percent,
-        baseline=table.baseline,
+        contrasts=tuple(_contrast(file, at, table, each, row_of) for each in table.contrasts),
+        claim=None if table.claim is None else _row(file, at, table, table.claim, row_of),
+        names=table.names,
         protocol=_protocol(file, at, table, named),
         free=tuple(table.free),
         row_of=row_of,
@@ -309,12 +327,24 @@ def _published(file: _File, at: str, table: _Table, row_of: RowOf | None) -> Ite
         for row_key, cells in rows.items():
             if len(cells) != len(columns):
                 raise file.error(at, f"{group_key}, {row_key}: {len(columns)} columns, but {len(cells)} cells.")
-            in_words = row_of is not None or "+" in table.rows
-            row = row_key if in_words else file.value(at, table.rows, row_key, text=True)
+            row = _row(file, at, table, row_key, row_of)
             for column, cell in zip(columns, cells, strict=True):
                 if cell != "":
                     place = {table.groups: group, table.rows: row, table.columns: column}
-                    yield Published(place, *_number(file, at, cell), numbers.source)
+                    yield Published(place, *_number(file, at, cell), numbers.source, numbers.runs)
+
+
+def _row(file: _File, at: str, table: _Table, name: Any, row_of: RowOf | None) -> Any:
+    """Return the name of a row: words, or the value of a field."""
+    in_words = row_of is not None or "+" in table.rows
+    return name if in_words else file.value(at, table.rows, name, text=True)
+
+
+def _contrast(file: _File, at: str, table: _Table, given: _Contrast, row_of: RowOf | None) -> Contrast:
+    at = f"{at}.contrasts"
+    row = None if given.row is None else _row(file, at, table, given.row, row_of)
+    columns = tuple(file.value(at, table.columns, column) for column in given.columns)
+    return Contrast(_row(file, at, table, given.rival, row_of), row, columns)
 
 
 def _number(file: _File, at: str, cell: float | str) -> tuple[float, float | None]:

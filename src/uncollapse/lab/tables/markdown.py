@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
+from uncollapse.lab.tables import contrasts
+from uncollapse.lab.tables.paper_table import CLOSE, PaperTable, Published, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
-from uncollapse.lab.tables.significance import Paired, compare
 
 NOTHING = "–"
-CHANCE = 0.05  # p of a difference up to which chance is an unlikely reason
-REACHED, NEAR = "✓", "≈"
+REACHED, TIED, NEAR = "✓", "=", "≈"
+DIFFERENCES = "Differences by seed"  # heading of the comparisons
 
 
 def to_markdown(board: PaperTable, records: Iterable[Record], *, level: int = 2) -> str:
@@ -19,8 +19,10 @@ def to_markdown(board: PaperTable, records: Iterable[Record], *, level: int = 2)
     lines = [f"{'#' * level} {_escaped(board.title)}", ""]
     for group, rows in group_cells(made).items():
         lines += [f"{'#' * (level + 1)} {_escaped(group)}", "", *_table(board, rows), ""]
-    lines += [_escaped(legend(board, made, "Bold")), "", coverage(made)]
+    lines += [_escaped(legend(board, made, "Bold")), "", coverage(board, made)]
     lines += ["", *(f"- {_escaped(note)}" for note in cell_notes(board, made))]
+    if found := contrasts.compare_rows(board, made):
+        lines += ["", f"{'#' * (level + 1)} {DIFFERENCES}", "", contrast_table(board, found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -48,9 +50,20 @@ def format_result(board: PaperTable, cell: TableCell) -> str:
 
 
 def format_marked(board: PaperTable, cell: TableCell) -> str:
-    """What came, with a sign if it is at least the paper's, or nearly."""
-    sign = REACHED if cell.reached else NEAR if cell.near else ""
-    return f"{sign} {format_result(board, cell)}".lstrip()
+    """What came, with a sign if it is above, equal to or close to the paper's."""
+    return f"{sign_of(cell)} {format_result(board, cell)}".lstrip()
+
+
+def sign_of(cell: TableCell) -> str:
+    """The sign of a cell compared with the paper's; nothing where it is below, or not compared."""
+    return TIED if cell.tied else REACHED if cell.reached else NEAR if cell.near else ""
+
+
+def format_difference(board: PaperTable, cell: TableCell) -> str:
+    """The interval of the difference from the paper's number, of a cell below it; nothing if it is not known."""
+    if cell.reached is not False or cell.interval is None:
+        return ""
+    return contrasts.format_interval(board, cell.interval)
 
 
 def format_published(board: PaperTable, cell: TableCell) -> str:
@@ -64,14 +77,18 @@ def format_choice(cell: TableCell) -> str:
 
 
 def legend(board: PaperTable, made: Sequence[TableCell], sign: str = REACHED) -> str:
-    """How to read the tables. sign: what marks a cell that is at least the paper's."""
+    """How to read the tables. sign: what marks a cell that is above the paper's."""
     unit = " in percent" if board.percent else ""
     said = [f"{board.metric.replace('_', ' ').capitalize()}{unit}: mean ± standard deviation (number of seeds)."]
     if any(cell.published for cell in made):
         sources = ", ".join(dict.fromkeys(c.published.source for c in made if c.published and c.published.source))
-        said.append(f"Below it the published number{f' ({sources})' if sources else ''}. {sign}: at least that.")
+        said.append(f"Below it the published number{f' ({sources})' if sources else ''}. {sign}: above it.")
+        if any(cell.tied for cell in made):
+            said.append(f"{TIED}: equal as printed.")
+        if any(format_difference(board, cell) for cell in made):
+            said.append("Below that the 95 % interval of the difference, where ours is lower (Welch's error).")
         if any(cell.near for cell in made):
-            said.append(f"{NEAR}: below it by no more than the larger of both deviations.")
+            said.append(f"{NEAR}: all of that interval is within {CLOSE:g} points of 0.")
     if any(cell.several and not cell.open_choice for cell in made):
         said.append(
             f"{' and '.join(board.choose)}: chosen by {board.by}, with the seeds that all values were run with."
@@ -79,16 +96,18 @@ def legend(board: PaperTable, made: Sequence[TableCell], sign: str = REACHED) ->
     return " ".join(said)
 
 
-def coverage(made: Sequence[TableCell]) -> str:
-    """How much is there, and how much of it is at least the paper's."""
+def coverage(board: PaperTable, made: Sequence[TableCell]) -> str:
+    """How much is there; and of the row that the paper claims something about, how much is above its numbers."""
     wanted = [cell for cell in made if cell.run or cell.published]
-    judged = [cell for cell in made if cell.reached is not None]
     done = f"{sum(cell.run for cell in wanted)} of {len(wanted)} cells run"
-    if not judged:
+    counted = [cell for cell in made if cell.reached is not None and board.claim in (None, cell.row)]
+    if not counted:
         return f"{done}."
-    above, near = sum(bool(cell.reached) for cell in judged), sum(cell.near for cell in judged)
-    nearly = f", {near} more within a deviation of it" if near else ""
-    return f"{done}, {above} of {len(judged)} at least the paper's{nearly}."
+    tied, near = sum(cell.tied for cell in counted), sum(cell.near for cell in counted)
+    above = sum(bool(cell.reached) for cell in counted) - tied
+    said = f"{done}. {'' if board.claim is None else f'{board.claim}: '}{above} of {len(counted)} above the paper's"
+    ties = f", {tied} equal to it" if tied else ""
+    return f"{said}{ties}{f', {near} below and close to it ({NEAR})' if near else ''}."
 
 
 def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
@@ -105,39 +124,19 @@ def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
             said.append(f"nothing tells which {' or '.join(board.choose)} to choose, as no {board.by} was measured")
         if said:
             places[cell.group, cell.row, "; ".join(said)].append(str(cell.column))
-    unusual = [
+    return [
         f"{group}, {row}, {board.columns} {', '.join(columns)}: {said}."
         for (group, row, said), columns in places.items()
     ]
-    return unusual + comparisons(board, made)
 
 
-def comparisons(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
-    """Each row beside the one that the board compares with, seed by seed, with the p of a sign-flip test."""
-    if board.baseline is None:
-        return []
-    rivals = {(cell.group, cell.column): cell.figures for cell in made if cell.row == board.baseline}
-    said = []
-    for cell in made:
-        other = rivals.get((cell.group, cell.column), {})
-        if cell.row == board.baseline or not cell.figures.keys() & other.keys():
-            continue
-        found = compare(cell.figures, other)
-        gain = f"{cell.row} − {board.baseline} = {_number(board, found.mean, found.std)}"
-        seeds = "1 seed" if found.n == 1 else f"{found.n} seeds"
-        words = f"{gain} over {seeds}, p = {found.p:.2g}: {certainty(found)}"
-        said.append(f"{cell.group}, {board.columns} {cell.column}: {words}.")
-    return said
-
-
-def certainty(found: Paired) -> str:
-    """How sure a difference is, in words."""
-    if found.p <= CHANCE:
-        return "unlikely to be chance"
-    signs = {difference > 0 for difference in found.differences.values() if difference}
-    if len(signs) == 1 and 0 not in found.differences.values() and found.n > 1:
-        return "the same sign in all seeds, too few to rule out chance"
-    return "within noise" if found.n > 1 else "one pair says nothing of chance"
+def contrast_table(board: PaperTable, found: Sequence[contrasts.Comparison]) -> str:
+    """Return the comparisons of a table as Markdown, with how to read them."""
+    head, rows = contrasts.contrast_rows(board, found)
+    lines = [[_escaped(text) for text in line] for line in (head, *rows)]
+    lines.insert(1, ["---"] * 3 + ["---:"] * (len(head) - 3))
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{table}\n\n{contrasts.contrast_note(found)}"
 
 
 def table_json(board: PaperTable, made: Sequence[TableCell]) -> dict[str, Any]:
@@ -145,7 +144,9 @@ def table_json(board: PaperTable, made: Sequence[TableCell]) -> dict[str, Any]:
     unit = "percent" if board.percent else None
     axes = {"groups": board.groups, "rows": board.rows, "columns": board.columns}
     about = {"title": board.title, "figure": board.metric, "unit": unit, "where": dict(board.where)}
-    return {**about, **axes, "summary": coverage(made), "cells": [_facts(board, cell) for cell in made]}
+    found = contrasts.contrast_json(board, contrasts.compare_rows(board, made))
+    cells = [_facts(board, cell) for cell in made]
+    return {**about, **axes, "summary": coverage(board, made), "cells": cells, "contrasts": found}
 
 
 def _facts(board: PaperTable, cell: TableCell) -> dict[str, Any]:
@@ -159,11 +160,17 @@ def _facts(board: PaperTable, cell: TableCell) -> dict[str, Any]:
         "chosen": dict(cell.chosen),
         "unusual": dict(cell.unusual),
         "left_out": cell.left_out,
-        "published": None if paper is None else {"mean": paper.mean, "std": paper.std, "source": paper.source},
+        "published": None if paper is None else _number_facts(paper),
         "difference": cell.difference,
+        "interval": cell.interval,
         "reached": cell.reached,
+        "tied": cell.tied,
         "near": cell.near,
     }
+
+
+def _number_facts(paper: Published) -> dict[str, Any]:
+    return {"mean": paper.mean, "std": paper.std, "runs": paper.runs, "source": paper.source}
 
 
 def _table(board: PaperTable, rows: Mapping[Any, Sequence[TableCell]]) -> list[str]:
@@ -174,9 +181,11 @@ def _table(board: PaperTable, rows: Mapping[Any, Sequence[TableCell]]) -> list[s
 
 
 def _markdown(board: PaperTable, cell: TableCell) -> str:
-    here = f"**{format_result(board, cell)}**" if cell.reached else format_marked(board, cell)
+    above = cell.reached and not cell.tied
+    here = f"**{format_result(board, cell)}**" if above else format_marked(board, cell)
     paper = f"paper {format_published(board, cell)}" if cell.published else ""
-    return "<br>".join(part for part in (here, paper, _escaped(format_choice(cell))) if part)
+    parts = (here, paper, format_difference(board, cell), _escaped(format_choice(cell)))
+    return "<br>".join(part for part in parts if part)
 
 
 def _number(board: PaperTable, mean: float, std: float | None) -> str:

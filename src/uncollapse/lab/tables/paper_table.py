@@ -15,18 +15,34 @@ from uncollapse.lab.tables.selection import (
     metric_of,
     select_best,
 )
+from uncollapse.lab.tables.significance import Interval, difference_interval
+
+CLOSE = 2.0  # points: see `TableCell.near`
 
 Place = tuple[Any, Any, Any]  # group, row, column
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number of a paper, in the unit of the table. cell: the fields of the config that it belongs to."""
+    """A number of a paper, in the unit of the table.
+
+    cell: the fields of the config that it belongs to. runs: how many runs its mean and standard deviation are of.
+    """
 
     cell: Mapping[str, Any]
     mean: float
     std: float | None = None
     source: str = ""
+    runs: int | None = None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A comparison of rows seed by seed: row − rival. row: None for every other row. columns: none for all of them."""
+
+    rival: Any
+    row: Any = None
+    columns: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,11 +52,12 @@ class PaperTable:
     where: what the config of a result must have to belong. rows, columns: fields; several joined by "+" make rows of
     their combinations. metric: the metric of a result that is shown; higher is better. percent: it is a share, shown in
     percent. choose: fields whose value is chosen in each cell by the metric `by`, see `selection.select_best`.
-    published: the paper's numbers. baseline: the row that the others are compared with, seed by seed. protocol: the
-    paper's settings; a cell with other settings says so, and is not compared with the paper's number. free: settings
-    that may differ from the protocol. row_of: the row of a config in words, where its fields would be hard to read.
-    all_groups: also show groups of the paper that have no results. row_protocol: settings of the protocol in single
-    rows. row_name: heading of rows in words.
+    published: the paper's numbers. contrasts: which rows are compared seed by seed; together they are one family of
+    tests. claim: the row whose cells are counted in the summary, the one that the paper is about; None counts all rows.
+    protocol: the paper's settings; a cell with other settings says so, and is not compared with the paper's number.
+    free: settings that may differ from the protocol. row_of: the row of a config in words, where its fields would be
+    hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the protocol
+    in single rows. row_name: heading of rows in words. names: what plots call values of the axes and the metric.
     """
 
     title: str
@@ -53,13 +70,15 @@ class PaperTable:
     by: str = "validation"
     published: tuple[Published, ...] = ()
     percent: bool = True
-    baseline: Any = None
+    contrasts: tuple[Contrast, ...] = ()
+    claim: Any = None
     protocol: Mapping[str, Any] = field(default_factory=dict)
     free: tuple[str, ...] = ()
     row_of: Callable[[Mapping[str, Any]], str] | None = None
     all_groups: bool = False
     row_name: str = ""
     row_protocol: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.choose and self.by == self.metric:
@@ -131,17 +150,34 @@ class TableCell:
         return None if self.mean is None or self.published is None else self.mean - self.published.mean
 
     @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval of the difference from the paper's mean; None where a number of runs or a deviation is
+        missing."""
+        if self.difference is None or self.published is None:
+            return None
+        counts = len(self.figures), self.published.runs
+        return difference_interval(self.difference, (self.std, self.published.std), counts)
+
+    @property
     def near(self) -> bool:
-        """Whether it is below the paper's by no more than the larger of both deviations."""
-        if self.reached is not False or self.failed or self.difference is None or self.published is None:
+        """Whether it is below the paper's and the whole interval of the difference is within 2 points of 0.
+
+        This is a test of equivalence: a noisier run has a wider interval and passes less easily.
+        """
+        if self.reached is not False or self.failed or self.interval is None:
             return False
-        return -self.difference <= max(self.std or 0.0, self.published.std or 0.0)
+        return max(map(abs, self.interval)) <= CLOSE
+
+    @property
+    def tied(self) -> bool:
+        """Whether it equals the paper's number as printed, as networks do that have collapsed to the same class."""
+        return bool(self.reached) and self.difference is not None and round(self.difference, 2) == 0
 
     @property
     def reached(self) -> bool | None:
         """Whether all runs stayed finite and their mean is at least the paper's; None where one of both is missing.
 
-        Papers print two digits behind the point; what is left behind them does not count.
+        Papers print two decimal places; what comes after them does not count.
         """
         if not self.run or self.published is None or not self.judged:
             return None
@@ -150,7 +186,7 @@ class TableCell:
 
 def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]:
     """All cells: each row and column of a group that the results or the paper have, group by group and row by row;
-    groups that have results first, and in each the row that others are compared with.
+    groups that have results first, and in each the row that all others are compared with.
 
     Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
     protocol is the paper's, so it is asked for in groups that the paper has.
@@ -166,17 +202,18 @@ def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]
         found[board.place(r)].append(r)
     paper = {tuple(freeze(n.cell[name]) for name in board.axes): n for n in board.published}
     made = []
+    first = [contrast.rival for contrast in board.contrasts if contrast.row is None]
     with_results = {at[0] for at in found}
     shown = (at[0] for at in [*paper, *found] if board.all_groups or not found or at[0] in with_results)
     for group in sorted(_ordered(shown), key=lambda group: group not in with_results):
         here = [at for at in [*paper, *found] if at[0] == group]
         usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
-        if not board.published or any(at in paper for at in here):
-            usual |= dict(board.protocol)
-        single = board.row_protocol if any(at in paper for at in here) else {}
+        by_paper = not board.published or any(at in paper for at in here)
+        usual |= dict(board.protocol) if by_paper else {}
+        single = board.row_protocol if by_paper else {}
         asked = {row: usual | dict(single.get(row, {})) for row in (at[1] for at in here)}
         rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
-        rows.sort(key=lambda row: row != board.baseline)
+        rows.sort(key=lambda row: row not in first)
         places = [(group, row, column) for row in rows for column in columns]
         made += [_cell(board, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
     return made

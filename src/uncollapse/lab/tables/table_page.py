@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.tables import markdown
+from uncollapse.lab.tables import contrasts, markdown
 from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
+from uncollapse.lab.tables.significance import mean_interval
 from uncollapse.report import frame
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, new_figure, save_figure, series_colour
 
 BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colours of the style sheet
 SIZE = (8.4, 4.0)
 SHIFT = 0.03  # columns between our points and the paper's, so that both error bars can be seen
+FEWEST = 5  # seeds from which on an interval is drawn: of fewer it is wider than anything else in the plot
+DASHED: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.2, "markerfacecolor": "none"}  # the paper's
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,12 @@ def render_page(table: PaperTable, cells: Sequence[TableCell], plots: Sequence[R
     """Return the page as text."""
     groups = [_group(table, i, name, rows) for i, (name, rows) in enumerate(group_cells(cells).items())]
     links = {group["id"]: group["name"] for group in groups}
+    found = contrasts.compare_rows(table, cells)
+    head, rows = contrasts.contrast_rows(table, found)
     return frame.render(
         "table.html",
         title=table.title,
-        subtitle=markdown.coverage(cells),
+        subtitle=markdown.coverage(table, cells),
         subject="tables",
         links=links | {f"plot-{i}": plot.title for i, plot in enumerate(plots)},
         legend=markdown.legend(table, cells),
@@ -51,6 +56,7 @@ def render_page(table: PaperTable, cells: Sequence[TableCell], plots: Sequence[R
         groups=groups,
         plots=plots,
         notes=markdown.cell_notes(table, cells),
+        contrasts={"title": markdown.DIFFERENCES, "head": head, "rows": rows, "note": contrasts.contrast_note(found)},
     )
 
 
@@ -59,7 +65,7 @@ def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequen
     return {
         "id": f"group-{number}",
         "name": str(group),
-        "heading": f"{table.groups} {group}",
+        "heading": group_title(table, group),
         "columns": [str(cell.column) for cell in next(iter(rows.values()))],
         "rows": {str(row): [_cell(table, cell) for cell in along] for row, along in rows.items()},
         "figure": draw_group(table, group, rows),
@@ -67,14 +73,24 @@ def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequen
 
 
 def _cell(table: PaperTable, cell: TableCell) -> dict[str, str]:
-    """Return our number and its colour, the paper's, and the settings that were chosen."""
-    colour = NEUTRAL if cell.near else {True: BETTER, False: WORSE, None: NEUTRAL}[cell.reached]
-    paper, choice = markdown.format_published(table, cell), markdown.format_choice(cell)
-    return {"ours": markdown.format_marked(table, cell), "colour": colour, "paper": paper, "choice": choice}
+    """Return our number and its colour, the paper's, the interval of the difference, and the chosen settings."""
+    colour = NEUTRAL if cell.near or cell.tied else {True: BETTER, False: WORSE, None: NEUTRAL}[cell.reached]
+    return {
+        "ours": markdown.format_marked(table, cell),
+        "colour": colour,
+        "paper": markdown.format_published(table, cell),
+        "difference": markdown.format_difference(table, cell),
+        "choice": markdown.format_choice(cell),
+    }
+
+
+def group_title(table: PaperTable, group: Any) -> str:
+    """Return what plots call a group: its name, or the field and its value."""
+    return table.names.get(str(group), f"{table.groups} {group}")
 
 
 def plot_group(table: PaperTable, records: Iterable[Record], group: Any, path: str | Path) -> Path:
-    """Plot one group of a table, with error bars of one standard deviation. path: ends in .png, .svg or .pdf."""
+    """Plot one group of a table, with 95 % intervals of the means. path: ends in .png, .svg or .pdf."""
     groups = group_cells(build_cells(table, records))
     if group not in groups:
         hint = did_you_mean(group, groups)
@@ -83,17 +99,29 @@ def plot_group(table: PaperTable, records: Iterable[Record], group: Any, path: s
 
 
 def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Any:
-    """Return a matplotlib figure of one group: the metric over the columns, one line per row, the paper's dashed."""
-    figure, (axes,) = new_figure(f"{table.groups} {group}", SIZE)
+    """Return a matplotlib figure of one group: the metric over the columns, one line per row, the paper's dashed.
+
+    Bars are 95 % intervals of the mean. Where there are fewer than five seeds, their values are dots instead.
+    """
+    cells = [cell for along in rows.values() for cell in along]
+    bars = any(len(cell.figures) >= FEWEST or _paper(cell)[1] for cell in cells)
+    dots = any(1 < len(cell.figures) < FEWEST for cell in cells)
+    words = ", ".join(["mean over seeds", *["bars: 95 % interval"] * bars, *["dots: single seeds"] * dots])
+    figure, (axes,) = new_figure(f"{group_title(table, group)} ({words})", SIZE)
     for number, (row, along) in enumerate(rows.items()):
-        _draw_row(axes, number, str(row), along)
+        _draw_row(axes, number, table.names.get(str(row), str(row)), along)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
     if len(columns) == 1:
         axes.set_xlim(-0.5, 0.5)  # keeps the single tick next to its points
-    axes.set_xlabel(table.columns, color=INK, parse_math=False)
-    axes.set_ylabel(f"{table.metric.replace('_', ' ')}{', %' if table.percent else ''}", color=INK, parse_math=False)
+    metric = table.names.get(table.metric, table.metric.replace("_", " "))
+    axes.set_xlabel(table.names.get(table.columns, table.columns), color=INK, parse_math=False)
+    axes.set_ylabel(f"{metric}{', %' if table.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
+    if table.percent and min((cell.mean for cell in cells if cell.mean is not None), default=0.0) >= 0:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # an interval may reach below what is possible
+    if any(cell.published for cell in cells):
+        axes.plot([], [], color=QUIET, marker="o", markersize=5, label="the paper's", **DASHED)
     lines, labels = axes.get_legend_handles_labels()
     if labels:
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}  # outside: lines may be anywhere inside
@@ -104,16 +132,37 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
 
 def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> None:
     """Draw one row: our results, and the paper's as a dashed line."""
-    ours = [None if cell.mean is None else (cell.mean, cell.std) for cell in along]
-    paper = [None if cell.published is None else (cell.published.mean, cell.published.std) for cell in along]
+    colour = series_colour(number)
     marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # new pairs once all colours are used
-    look = {"color": series_colour(number), "marker": marker, "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
-    dashed = {"linestyle": (0, (4, 3)), "linewidth": 1.2, "markerfacecolor": "none"}
-    for points, shift, label, style in (
-        (paper, SHIFT, f"{name}, paper", dashed),
-        (ours, -SHIFT, name, {"linewidth": 2}),
+    look = {"color": colour, "marker": marker, "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
+    for points, shift, style in (
+        ([_paper(cell) for cell in along], SHIFT, DASHED),
+        ([_ours(cell) for cell in along], -SHIFT, {"linewidth": 2, "label": name}),
     ):
-        if any(points):
-            means, deviations = zip(*(point or (math.nan, None) for point in points), strict=True)  # NaN leaves a gap
+        if any(not math.isnan(mean) for mean, _ in points):
+            means, halves = zip(*points, strict=True)  # NaN leaves a gap
             at = [column + shift for column in range(len(points))]
-            axes.errorbar(at, means, yerr=[std or 0.0 for std in deviations], label=label, **look, **style)
+            axes.errorbar(at, means, yerr=halves, **look, **style)
+    for column, cell in enumerate(along):
+        if 1 < len(cell.figures) < FEWEST:
+            values = list(cell.figures.values())
+            axes.plot([column - SHIFT] * len(values), values, ".", color=colour, markersize=4)
+
+
+def _ours(cell: TableCell) -> tuple[float, float]:
+    """Return our mean and the half width of its interval, 0 if there are too few seeds for a bar."""
+    bar = cell.mean is not None and len(cell.figures) >= FEWEST
+    return _with_half(cell.mean, cell.std if bar else None, len(cell.figures))
+
+
+def _paper(cell: TableCell) -> tuple[float, float]:
+    """Return the paper's mean and the half width of its interval, 0 if the number of its runs is not known."""
+    paper = cell.published
+    return _with_half(None, None, 0) if paper is None else _with_half(paper.mean, paper.std, paper.runs or 0)
+
+
+def _with_half(mean: float | None, std: float | None, n: int) -> tuple[float, float]:
+    if mean is None:
+        return math.nan, 0.0
+    interval = mean_interval(mean, std, n)
+    return mean, (interval[1] - mean if interval else 0.0)

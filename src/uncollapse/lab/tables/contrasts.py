@@ -1,0 +1,107 @@
+"""Compare rows of a table seed by seed, as its contrasts ask: differences, intervals, and tests of one family."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uncollapse.lab.tables.paper_table import PaperTable, TableCell
+from uncollapse.lab.tables.significance import Paired, compare, holm
+
+HEAD = ("comparison", "mean difference", "95 % interval", "seeds", "p", "Holm p")
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference row − rival in one place of a table, in its unit.
+
+    holm: p adjusted over all comparisons of the table that have at least two pairs; None for a single pair, which
+    cannot be tested.
+    """
+
+    group: Any
+    column: Any
+    row: Any
+    rival: Any
+    paired: Paired
+    holm: float | None = None
+
+
+def compare_rows(board: PaperTable, cells: Sequence[TableCell]) -> list[Comparison]:
+    """Return the comparisons of a table, in the order of its cells, where both sides have results of the same seed."""
+    found = list(_pairs(board, cells))
+    tested = [pair for _, _, pair in found if pair.n > 1]
+    adjusted = iter(holm([pair.p for pair in tested]))
+    return [
+        Comparison(cell.group, cell.column, cell.row, rival, pair, next(adjusted) if pair.n > 1 else None)
+        for cell, rival, pair in found
+    ]
+
+
+def _pairs(board: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[TableCell, Any, Paired]]:
+    at = {(cell.group, cell.row, cell.column): cell.figures for cell in cells}
+    for cell in cells:
+        for contrast in board.contrasts:
+            rival: Mapping[int, float] = at.get((cell.group, contrast.rival, cell.column), {})
+            asked = contrast.row in (None, cell.row) and (not contrast.columns or cell.column in contrast.columns)
+            if asked and cell.row != contrast.rival and cell.figures.keys() & rival.keys():
+                yield cell, contrast.rival, compare(cell.figures, rival)
+
+
+def contrast_rows(board: PaperTable, found: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and the rows of a table of comparisons, as text."""
+    rows = []
+    for each in found:
+        pair, interval = each.paired, each.paired.interval
+        texts = (
+            f"{each.row} − {each.rival}",
+            signed(board, pair.mean),
+            format_interval(board, interval) if interval else NONE,
+            str(pair.n),
+            f"{pair.p:.2g}" if each.holm is not None else NONE,
+            f"{each.holm:.2g}" if each.holm is not None else NONE,
+        )
+        rows.append((str(each.group), str(each.column), *texts))
+    return (board.groups, board.columns, *HEAD), rows
+
+
+def contrast_note(found: Sequence[Comparison]) -> str:
+    """Return how to read the comparisons."""
+    tested = [each for each in found if each.holm is not None]
+    said = ["Differences between runs of the same seed, with Student's 95 % interval of their mean."]
+    if tested:
+        said.append(
+            "p: exact sign-flip test; with n seeds it cannot be below 2/2ⁿ, which is 0.0625 for five. "
+            f"Holm p: adjusted for the {len(tested)} tests of this table."
+        )
+    return " ".join(said)
+
+
+def contrast_json(board: PaperTable, found: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Return the comparisons as plain data for JSON, in the unit of the table."""
+    return [
+        {
+            board.groups: each.group,
+            board.columns: each.column,
+            "row": each.row,
+            "rival": each.rival,
+            "mean": each.paired.mean,
+            "interval": each.paired.interval,
+            "n": each.paired.n,
+            "p": each.paired.p,
+            "holm": each.holm,
+            "seeds": {str(seed): value for seed, value in each.paired.differences.items()},
+        }
+        for each in found
+    ]
+
+
+def format_interval(board: PaperTable, interval: tuple[float, float]) -> str:
+    """Return an interval of a difference in words."""
+    low, high = interval
+    return f"{signed(board, low)} … {signed(board, high)}"
+
+
+def signed(board: PaperTable, value: float) -> str:
+    """Return a difference with its sign."""
+    return f"{value:{'+.2f' if board.percent else '+.3g'}}".replace("-", "−")
