@@ -65,7 +65,7 @@ def test_on_the_terminal(table: Run, filled: Path) -> None:
     assert lines[at + 2] == "norm \\ layers 2 16"
     assert lines[at + 4 : at + 6] == ["none 80.00 (1) –", "81.75 ± 0.51 23.88 ± 3.06"]
     assert lines[at + 7 : at + 9] == ["contra – ✓ 80.50 ± 0.71 (2)", "79.75 ± 0.33"]
-    assert lines[-1] == "2 of 3 cells run, 1 of 2 at least the paper's."
+    assert lines[-1] == "2 of 3 cells run. 1 of 2 above the paper's."
     ours, paper = (next(x for x in result.stdout.splitlines() if words in x) for words in ("80.50", "79.75"))
     assert ours.index("80.50") == paper.index("79.75")
 

@@ -10,6 +10,7 @@ import pytest
 from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.recipe_data import RecipeData
+from uncollapse.lab.tables.paper_table import Contrast
 
 PACKAGE = "made_up_experiment"
 GRIDS = """
@@ -51,8 +52,12 @@ metric = "dev"
 choose = ["scale"]
 protocol = "paper"
 open = ["scale"]
+claim = "contra_norm"
+contrasts = [{ rival = "none" }, { row = "contra_norm", rival = "none", columns = [4] }]
+names = { cora = "Cora" }
 [tables.depth.published]
 source = "Table 3"
+runs = 5
 columns = [2, 4]
 [tables.depth.published.cells.cora]
 none = ["81.75 ± 0.51", 72]
@@ -111,11 +116,14 @@ def test_grids(read: Read) -> None:
 
 def test_tables(read: Read) -> None:
     depth, plain = read().tables.values()
-    assert [(n.cell["norm"], n.cell["layers"], n.mean, n.std, n.source) for n in depth.published] == [
-        ("none", 2, 81.75, 0.51, "Table 3"),
-        ("none", 4, 72.0, None, "Table 3"),
-        ("contra_norm", 2, 79.75, None, "Table 3"),
+    assert [(n.cell["norm"], n.cell["layers"], n.mean, n.std, n.source, n.runs) for n in depth.published] == [
+        ("none", 2, 81.75, 0.51, "Table 3", 5),
+        ("none", 4, 72.0, None, "Table 3", 5),
+        ("contra_norm", 2, 79.75, None, "Table 3", 5),
     ]
+    assert (depth.claim, depth.names) == ("contra_norm", {"cora": "Cora"})
+    assert depth.contrasts == (Contrast("none"), Contrast("none", "contra_norm", (4,)))
+    assert (plain.claim, plain.contrasts) == (None, ())
     assert depth.protocol["falls"] == (0.5, 0.75)
     assert "scale" not in depth.protocol
     assert (depth.where, depth.choose) == ({"epochs": 300}, ("scale",))
@@ -161,6 +169,11 @@ def test_wrong_grids(read: Read, old: str, new: str, match: str) -> None:
         ('title = "Depth"', "title = 1", "title"),
         ('title = "Depth"', 'titel = "Depth"', "titel|title"),
         ('rows = "norm"', 'rows = "norm+scales"', "scale"),
+        ('{ rival = "none" }', '{ rival = "nothing" }', "contrasts.*none"),
+        ('{ rival = "none" }', '{ row = "none" }', "rival"),
+        ("columns = [4] }", 'columns = ["4"] }', "contrasts.*layers"),
+        ("runs = 5", 'runs = "5"', "runs"),
+        ('claim = "contra_norm"', 'claim = "contra"', "contra_norm"),
     ],
 )
 def test_wrong_tables(read: Read, old: str, new: str, match: str) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scipy.stats import t as student
 from tests.lab.made_up import BOARD, PAPER, published, result, runs
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.tables import markdown
-from uncollapse.lab.tables.paper_table import PaperTable, Published, TableCell, build_cells
+from uncollapse.lab.tables.paper_table import Contrast, PaperTable, Published, TableCell, build_cells
 
 
 def cell(made: list[TableCell], norm: str = "contra", layers: int = 16, data: str = "cora") -> TableCell:
@@ -122,6 +123,11 @@ def test_a_published_number_without_a_place() -> None:
         replace(BOARD, published=(Published({"data": "cora", "norm": "none"}, 80.0),))
 
 
+def test_a_claim_about_a_row_that_the_paper_does_not_have() -> None:
+    with pytest.raises(ValueError, match="claim"):
+        replace(BOARD, claim="pair")
+
+
 def test_a_field_that_results_do_not_have() -> None:
     with pytest.raises(UsageError, match="'depth' is asked for, but a result of made-up has only data, norm"):
         build_cells(PaperTable("Depth", {}, "data", "norm", "depth"), runs(0.8))
@@ -138,10 +144,10 @@ def test_words() -> None:
     assert markdown.format_marked(BOARD, found) == f"✓ 80.50 ± {spread:.2f} (2)"
     assert (markdown.format_published(BOARD, found), markdown.format_choice(found)) == ("79.75 ± 0.33", "scale 1.0")
     assert markdown.format_result(BOARD, cell(made, "none", 16)) == "–"
-    assert markdown.coverage(made) == "2 of 3 cells run, 1 of 2 at least the paper's."
+    assert markdown.coverage(BOARD, made) == "2 of 3 cells run. 1 of 2 above the paper's."
     assert markdown.legend(BOARD, made) == (
         "Test in percent: mean ± standard deviation (number of seeds). Below it the published number (Table 3). "
-        "✓: at least that. scale: chosen by validation, with the seeds that all values were run with."
+        "✓: above it. scale: chosen by validation, with the seeds that all values were run with."
     )
 
 
@@ -150,7 +156,7 @@ def test_a_board_without_a_paper_and_without_percent() -> None:
     made = build_cells(board, [run | {"figures": {"speed": 1234.5}} for run in runs(0.1)])
     assert markdown.legend(board, made) == "Speed: mean ± standard deviation (number of seeds)."
     assert markdown.format_result(board, made[0]) == "1234 (1)"
-    assert markdown.coverage(made) == "1 of 1 cells run."
+    assert markdown.coverage(board, made) == "1 of 1 cells run."
 
 
 def test_markdown() -> None:
@@ -165,9 +171,9 @@ def test_markdown() -> None:
         "| contra | – | **80.50 ± 0.71 (2)**<br>paper 79.75 ± 0.33<br>scale 1.0 |",
         "",
         "Test in percent: mean ± standard deviation (number of seeds). Below it the published number (Table 3). "
-        "Bold: at least that. scale: chosen by validation, with the seeds that all values were run with.",
+        "Bold: above it. scale: chosen by validation, with the seeds that all values were run with.",
         "",
-        "2 of 3 cells run, 1 of 2 at least the paper's.",
+        "2 of 3 cells run. 1 of 2 above the paper's.",
     ]
 
 
@@ -184,7 +190,8 @@ def test_facts_are_json() -> None:
         found.items()
     )
     assert found["seeds"] == pytest.approx({"0": 80.0, "1": 81.0})
-    assert found["published"] == {"mean": 79.75, "std": 0.33, "source": "Table 3"}
+    assert found["published"] == {"mean": 79.75, "std": 0.33, "runs": None, "source": "Table 3"}
+    assert (found["tied"], found["interval"], stated["contrasts"]) == (False, None, [])
 
 
 def test_order_of_numbers_and_of_names() -> None:
@@ -205,10 +212,49 @@ def test_settings_of_the_protocol_are_not_those_that_happen_to_be_there() -> Non
     assert (free.unusual, free.reached) == ({"clip": 1.0}, True)
 
 
-def test_near_is_within_the_larger_deviation() -> None:
-    for tests, near in (((0.80, 0.82), True), ((0.8130, 0.8131), True), ((0.8110, 0.8112), False), ((0.9, 0.9), False)):
-        (cell,) = [cell for cell in build_cells(BOARD, runs(*tests)) if cell.run]  # beside 81.75 ± 0.51
-        assert cell.near is near
+FIVE = replace(BOARD, published=tuple(replace(number, runs=5) for number in PAPER))
+
+
+def beside_81_75(*tests: float) -> TableCell:
+    (found,) = [cell for cell in build_cells(FIVE, runs(*tests)) if cell.run]  # beside 81.75 ± 0.51 of 5 runs
+    return found
+
+
+def test_near_is_an_interval_within_two_points() -> None:
+    close = beside_81_75(0.812, 0.814, 0.816, 0.818, 0.814)
+    half = student.ppf(0.975, 4) * (statistics.variance(close.figures.values()) / 5 + 0.51**2 / 5) ** 0.5
+    assert close.interval == pytest.approx((81.48 - 81.75 - half, 81.48 - 81.75 + half))
+    assert close.near
+    assert markdown.format_marked(FIVE, close).startswith("≈ 81.48")
+    assert markdown.format_difference(FIVE, close) == "−0.96 … +0.42"
+    assert not beside_81_75(0.80, 0.80, 0.80, 0.80, 0.80).near  # 1.75 ± 0.63 below
+    assert not beside_81_75(0.82, 0.82, 0.82, 0.82, 0.83).near  # above: reached
+    assert not beside_81_75(0.814).near  # one seed says nothing of its noise
+    unknown = replace(BOARD, published=PAPER)  # nor does a paper without its number of runs
+    assert not any(cell.near or cell.interval for cell in build_cells(unknown, runs(0.814, 0.815)))
+
+
+def test_a_noisier_run_is_never_nearer() -> None:
+    """The same mean with growing deviation: what is not near stays so. It was the larger deviation that decided."""
+    noises = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+    found = [beside_81_75(*(0.813 + noise * step for step in (-2, -1, 0, 1, 2))) for noise in noises]
+    near, widths = [cell.near for cell in found], [cell.interval[1] - cell.interval[0] for cell in found]
+    assert near == sorted(near, reverse=True)
+    assert (near[0], near[-1]) == (True, False)
+    assert widths == sorted(widths)
+
+
+def test_ties_are_counted_apart_and_only_the_claim_counts() -> None:
+    collapsed = runs(0.2388, 0.2388, norm="none", layers=16)
+    made = build_cells(BOARD, [*collapsed, *runs(0.9, norm="none", layers=2), *runs(0.7, norm="contra", layers=16)])
+    tie = cell(made, "none", 16)
+    assert (tie.reached, tie.tied, cell(made, "none", 2).tied) == (True, True, False)
+    assert markdown.format_marked(BOARD, tie) == "= 23.88 ± 0.00 (2)"
+    assert markdown.coverage(BOARD, made) == "3 of 3 cells run. 1 of 3 above the paper's, 1 equal to it."
+    claimed = replace(BOARD, claim="contra")
+    assert markdown.coverage(claimed, made) == "3 of 3 cells run. contra: 0 of 1 above the paper's."
+    assert "**23.88" not in markdown.to_markdown(BOARD, collapsed)
+    assert "=: equal as printed." in markdown.legend(BOARD, made)
 
 
 def test_a_value_that_is_not_the_usual_one_is_told_even_without_a_choice() -> None:
@@ -224,14 +270,9 @@ def test_groups_without_results_are_left_out() -> None:
 
 
 def test_rows_of_several_fields() -> None:
-    board = replace(BOARD, rows="norm+scale", choose=(), published=(), baseline="none")
+    board = replace(BOARD, rows="norm+scale", choose=(), published=(), contrasts=(Contrast("none"),))
     records = [*runs(0.8, 0.7, norm="none", scale=0.0), *runs(0.9, 0.9, norm="contra", scale=0.5)]
     assert {cell.row for cell in build_cells(board, records)} == {"none", "contra, scale 0.5"}
-    (said,) = markdown.comparisons(board, build_cells(board, records))
-    assert said == (
-        "cora, layers 2: contra, scale 0.5 − none = 15.00 ± 7.07 over 2 seeds, p = 0.5: the same sign in all seeds, "
-        "too few to rule out chance."
-    )
 
 
 def in_words(config: Mapping[str, Any]) -> str:
@@ -245,7 +286,7 @@ WORDED = replace(
     row_of=in_words,
     choose=(),
     published=(Published({"data": "cora", "norm+scale": "contra at 0.5", "layers": 2}, 70.0),),
-    baseline="plain",
+    contrasts=(Contrast("plain"),),
 )
 
 

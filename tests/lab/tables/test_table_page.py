@@ -3,15 +3,19 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
 from tests.lab.made_up import BOARD, runs
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.tables.paper_table import build_cells
-from uncollapse.lab.tables.table_page import plot_group, render_page, write_page
+from uncollapse.lab.tables.markdown import group_cells
+from uncollapse.lab.tables.paper_table import Contrast, PaperTable, build_cells
+from uncollapse.lab.tables.significance import mean_interval
+from uncollapse.lab.tables.table_page import draw_group, plot_group, render_page, write_page
 
 pytest.importorskip("matplotlib")
 
@@ -35,7 +39,7 @@ def test_all_is_in_the_page_and_names_are_no_markup() -> None:
         "79.75 ± 0.33",
         "scale 1.0",
         "1 not finite",
-        "1 of 3 at least",
+        "1 of 3 above",
         "with widths (4,)",
     ):
         assert words in text
@@ -44,6 +48,40 @@ def test_all_is_in_the_page_and_names_are_no_markup() -> None:
     assert "<img" not in text
     assert "http://" not in text.replace("http://www.w3.org/", "")
     assert render_page(BOARD, build_cells(BOARD, RECORDS)) == text  # the same results, the same page
+
+
+def test_comparisons_are_in_the_page() -> None:
+    board = replace(BOARD, contrasts=(Contrast("none", row="contra"),), names={"cora": "Cora & co"})
+    text = render_page(board, build_cells(board, RECORDS))
+    for words in ("Differences by seed", "contra − none", "95 % interval", "Holm p", "Cora &amp; co"):
+        assert words in text
+    assert "Differences by seed" not in render_page(BOARD, build_cells(BOARD, RECORDS))
+
+
+def test_plots_have_names_and_no_bars_of_few_seeds() -> None:
+    board = replace(BOARD, names={"cora": "Cora", "contra": "ContraNorm", "test": "test accuracy"})
+    five = [*RECORDS, *runs(0.80, 0.81, 0.82, 0.80, 0.83, norm="none", layers=4)]
+    axes, title = drawn(board, [*RECORDS])
+    assert title == "Cora (mean over seeds, dots: single seeds)"
+    assert axes.get_ylabel() == "test accuracy, %"
+    assert "ContraNorm" in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert bars(axes) == []
+    axes, title = drawn(board, five)
+    assert title == "Cora (mean over seeds, bars: 95 % interval, dots: single seeds)"
+    low, high = mean_interval(81.2, stdev((80, 81, 82, 80, 83)), 5)
+    assert bars(axes) == [pytest.approx((low, high))]
+
+
+def drawn(board: PaperTable, records: list[dict[str, Any]]) -> tuple[Any, str]:
+    rows = group_cells(build_cells(board, records))["cora"]
+    figure = draw_group(board, "cora", rows)
+    return figure.axes[0], figure.get_suptitle()
+
+
+def bars(axes: Any) -> list[tuple[float, float]]:
+    """The ends of all error bars that can be seen."""
+    segments = [segment for bar in axes.collections for segment in bar.get_segments()]
+    return [(segment[0][1], segment[1][1]) for segment in segments if len(segment) and segment[0][1] < segment[1][1]]
 
 
 def test_pictures_in_files(tmp_path: Path) -> None:

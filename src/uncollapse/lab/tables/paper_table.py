@@ -87,6 +87,9 @@ class PaperTable:
             lacking = [name for name in self.axes if name not in number.cell]
             if lacking:
                 raise ValueError(f"The published number {number.cell} lacks {', '.join(lacking)}.")
+        rows = {number.cell[self.rows] for number in self.published}
+        if self.claim is not None and self.claim not in rows:
+            raise ValueError(f"claim must be a row of published numbers, {sorted(map(str, rows))}, got {self.claim!r}.")
 
     @property
     def axes(self) -> tuple[str, str, str]:
