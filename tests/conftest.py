@@ -29,7 +29,7 @@ MARKERS = {  # marker -> files and folders below tests/ (patterns of pathlib)
         "cli/test_embeddings.py",
         "cli/test_failures.py",
         "cli/test_presets.py",
-        "cli/test_save.py",
+        "cli/test_save_option.py",
         "cli/test_sweep.py",
         "cli/test_train.py",
         "cli/test_tune.py",

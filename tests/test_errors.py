@@ -87,7 +87,7 @@ BATCHES = [torch.zeros(2, 4, 16)]
     ],
 )
 def test_errors_of_the_library_ask(wrong: object, meant: str) -> None:
-    with pytest.raises((KeyError, ValueError, AttributeError), match=rf"Did you mean '{meant}'"):
+    with pytest.raises((KeyError, ValueError, AttributeError), match=f"mean '{meant}'"):
         wrong()  # type: ignore[operator]
 
 
@@ -101,9 +101,9 @@ def test_errors_of_recipes_ask() -> None:
         (lambda: build(recipe.config, {"layer": 2}), "layers"),
         (lambda: build(recipe.config, {"norm": "pairnorm"}), "pair_norm"),
     ):
-        with pytest.raises(UsageError, match=rf"Did you mean '{meant}'"):
+        with pytest.raises(UsageError, match=f"mean '{meant}'"):
             wrong()
-    with pytest.raises(KeyError, match="Did you mean 'gcn-depth'"):
+    with pytest.raises(KeyError, match="mean 'gcn-depth'"):
         RECIPES["gcn_depht"]
 
 

@@ -10,9 +10,9 @@ from uncollapse.registry import CURES, LOSSES, METRICS, Registry, discover
 
 
 def test_unknown_name_lists_the_choices():
-    with pytest.raises(KeyError, match=r"Did you mean 'contra_norm'.*pair_norm"):
+    with pytest.raises(KeyError, match=r"'contra_norm'.*pair_norm"):
         CURES["contranorm"]
-    with pytest.raises(KeyError, match="No metric is named 'xyzzy'"):
+    with pytest.raises(KeyError, match=r"metric.*'xyzzy'"):
         METRICS["xyzzy"]
 
 
@@ -40,5 +40,5 @@ def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
     discover("uncollapse.metrics", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "uncollapse.metrics.length")
     assert float(uc.mean_length(torch.ones(2, 4))) == 2
-    with pytest.raises(AttributeError, match="no attribute 'mean_width'"):
+    with pytest.raises(AttributeError, match="'mean_width'"):
         _ = uc.mean_width

@@ -47,7 +47,7 @@ def test_what_was_unreleased_gets_the_version_and_the_date() -> None:
     assert notes(text, "0.1.0") == "- All of it.\n"
     with pytest.raises(ReleaseError, match="is empty"):
         Release("0.3.0", "2026-03-05").dated(text)
-    with pytest.raises(ReleaseError, match=r"no section of 9.9.9"):
+    with pytest.raises(ReleaseError, match=r"9\.9\.9"):
         notes(text, "9.9.9")
 
 
@@ -156,7 +156,7 @@ def test_what_does_not_belong_into_the_source_archive(built: tuple[Path, Path], 
     (folder / "tests" / "test_it.py").touch()
     with tarfile.open(sdist, "w:gz") as archive:
         archive.add(folder, folder.name)
-    with pytest.raises(ReleaseError, match=r"has what it should not, \['tests/test_it.py'\]"):
+    with pytest.raises(ReleaseError, match=r"tests/test_it\.py"):
         packages.check_sdist(sdist, source, version)
 
 
@@ -298,5 +298,5 @@ def test_a_program_of_the_trial_that_fails_is_told(tmp_path: Path, monkeypatch: 
     environment = trial.Environment(tmp_path / "env", tmp_path, ROOT)
     code = "import os, sys; print(sys.path); print('PYTHONPATH' in os.environ); sys.exit(int(sys.argv[1]))"
     assert environment.run("python", "-c", code, "0").splitlines()[-1] == "False"
-    with pytest.raises(ReleaseError, match=r"(?s)ended with 7:.*False"):
+    with pytest.raises(ReleaseError, match=r"(?s)with 7.*False"):
         environment.run("python", "-c", code, "7")

@@ -175,9 +175,9 @@ def objects(trap: Runs) -> Any:
 def test_torch_files_with_code_are_refused(tmp_path: Path, trap: Runs) -> None:
     for value in (trap, {"weight": trap}, {"x": torch.ones(1, 1), "edge_index": trap}):
         torch.save(value, tmp_path / "w.pt")
-        with pytest.raises(UsageError, match="could run code"):
+        with pytest.raises(UsageError, match="run code"):
             tensor_files.load_into(nn.Linear(1, 1), tmp_path / "w.pt")
-        with pytest.raises(UsageError, match="could run code"):
+        with pytest.raises(UsageError, match="run code"):
             graphs.load_graph(str(tmp_path / "w.pt"), None)
 
 
@@ -282,7 +282,7 @@ def test_a_checkpoint_names_no_files_elsewhere(tmp_path: Path, group: str) -> No
     facts["files"] = {group: facts["files"]["model"]}
     (place / STATE).write_text(json.dumps({**facts, "sha256": _digest(facts)}))
     (tmp_path / "secret.safetensors").write_bytes(content)  # what ../../secret would find
-    with pytest.warns(UserWarning, match="is not used: it names a file"):
+    with pytest.warns(UserWarning, match="not used"):
         assert checkpoint.load() is None
 
 

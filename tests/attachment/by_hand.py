@@ -343,6 +343,10 @@ BART = {
 XLM = {"emb_dim": 16, "n_layers": 3, "n_heads": 2, "n_words": 40, "causal": True}
 XLNET = {"d_model": 16, "n_layer": 3, "n_head": 2, "d_inner": 24, "vocab_size": 40, "attn_type": "uni"}
 
+TWO_PARTS = {  # part -> its output
+    **{"encoder": "encoder_last_hidden_state", "decoder": "last_hidden_state"},
+    **{"vision_model": "image_embeds", "text_model": "text_embeds"},
+}
 MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2]).bool()
 OTHER_MASK = torch.tensor([[1] * 4 + [0] * 2, [1] * 6]).bool()
 _draw = torch.Generator().manual_seed(1)
@@ -357,26 +361,25 @@ PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
 
 
-def hf(name: str, config: dict[str, Any], blocks: str, write: Any = None, projection: str = "", **options: Any) -> Case:
-    """A model of transformers; in an encoder–decoder, the part that `blocks` begins with."""
-    stem = name.removesuffix("Model").removesuffix("Encoder")
+def hf(name: str, config: Any, blocks: str, write: Any = None, projection: str = "", **options: Any) -> Case:
+    """A model of transformers; of one with two parts, the part that `blocks` begins with."""
+    stem, part, shown = name.removesuffix("Model").removesuffix("Encoder"), blocks.partition(".")[0], name
     defaults: dict[str, Any] = {"batch": WORDS, "mask": MASK}
-    if name == "BartModel":
-        part = blocks.partition(".")[0]
-        defaults = {"batch": PAIR, "mask": MASK if part == "encoder" else OTHER_MASK, "where": {"part": part}}
-        key = "encoder_last_hidden_state" if part == "encoder" else "last_hidden_state"
-        defaults["output"] = lambda model, **batch: model(**batch)[key]
-        name_shown = f"{name}-{part}"
-    else:
-        name_shown = name
-    if config is IMAGE or "image_size" in config:
+    if "image_size" in config:
         defaults = {"batch": PIXELS, "places": PRE_NORM, "prefix": 1}
+    if name in ("BartModel", "T5Model"):
+        defaults = {"batch": PAIR, "mask": MASK if part == "encoder" else OTHER_MASK, "where": {"part": part}}
+        defaults["output"] = lambda model, **batch: model(**batch)[TWO_PARTS[part]]
+        shown = f"{name}-{part}"
+    if name == "CLIPModel":
+        defaults = {"batch": {**WORDS, **PIXELS}, "places": PRE_NORM, "where": {"part": part}}
+        defaults["output"] = lambda model, **batch: model(**batch)[TWO_PARTS[part]]
+        shown = f"{name}-{part}"
 
     def build() -> Any:
         return getattr(transformers, name)(getattr(transformers, f"{stem}Config")(**config))
 
-    given = {**defaults, **options}
-    return Case(name_shown, build, blocks=blocks, write=write, projection=projection, **given)
+    return Case(shown, build, blocks=blocks, write=write, projection=projection, **{**defaults, **options})
 
 
 def vit(name: str, prefix: int, *, norm: bool = True, places: tuple[str, ...] = PRE_NORM, **options: Any) -> Case:
@@ -444,6 +447,8 @@ gemma2 = plain_pre_norm(
 hf_vit = plain_pre_norm("layernorm_before", "attention", "layernorm_after", "mlp", given=False)
 dinov2 = plain_pre_norm("norm1", "attention layer_scale1", "norm2", "mlp layer_scale2", given=False)
 clip = plain_pre_norm("layer_norm1", "self_attn", "layer_norm2", "mlp")
+LAST = "text_model.final_layer_norm"
+CLIP = {"text_config": {**TEXT, "eos_token_id": 2}, "vision_config": IMAGE}
 DINO: dict[str, Any] = {**IMAGE, "layerscale_value": 0.3}
 TEXTS = (
     hf("BertModel", TEXT, *BERT),
@@ -481,6 +486,7 @@ TEXTS = (
         final="final_layer_norm",
         causal=True,
     ),
+    hf("CLIPModel", CLIP, "text_model.encoder.layers", clip, "self_attn.out_proj", mask=MASK, causal=True, final=LAST),
     hf("GPT2Model", GPT2, "h", gpt2, "attn.c_proj", places=PRE_NORM, final="ln_f", causal=True),
     hf("LlamaModel", DECODER, "layers", llama, "self_attn.o_proj", **LLAMA),
     hf("Gemma2Model", {**DECODER, "sliding_window": 3}, "layers", gemma2, "self_attn.o_proj", **LLAMA),
@@ -499,6 +505,7 @@ VISION = (
         prefix=4,
     ),
     hf("CLIPVisionModel", IMAGE, "encoder.layers", clip, "self_attn.out_proj"),
+    hf("CLIPModel", CLIP, "vision_model.encoder.layers", clip, "self_attn.out_proj", prefix=1),
     vit("vit_tiny_patch16_224", 1),
     vit("vit_small_patch14_reg4_dinov2", 5, init_values=0.5),
     vit("deit_tiny_distilled_patch16_224", 2),
@@ -518,6 +525,8 @@ STACKS = tuple(
 # Of these only what leaves a block is known; the decoders say that they are causal each in its own way.
 OUTPUTS = (
     hf("T5EncoderModel", T5, "encoder.block", places=BLOCK, final="encoder.final_layer_norm", close=1e-5),
+    hf("T5Model", T5, "encoder.block", places=BLOCK, final="encoder.final_layer_norm", close=1e-5),
+    hf("T5Model", T5, "decoder.block", places=BLOCK, final="decoder.final_layer_norm", close=1e-5, causal=True),
     hf(
         "OPTModel",
         {"ffn_dim": 24, "word_embed_proj_dim": 16, **TEXT},

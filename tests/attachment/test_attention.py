@@ -9,7 +9,7 @@ from torch import Tensor
 
 import uncollapse as uc
 
-from .by_hand import BY_NAME, GPT2, IDS, T5, TEXT, assert_clean, hf, transformers
+from .by_hand import BY_NAME, GPT2, hf
 
 BIG_CODE = hf("GPTBigCodeModel", GPT2, "h", projection="attn.c_proj", causal=True)
 # model -> the module of the values; its last features are theirs
@@ -99,21 +99,3 @@ def test_learned_scales_get_gradients_of_the_whole_model() -> None:
             cure.scale[1] = sign * step
             losses.append(case.output(model, **case.batch)[0].square().sum())
     assert abs((losses[0] - losses[1]) / (2 * step) - cure.scale.grad[1]) < 1e-2 * abs(cure.scale.grad[1]) + 1e-3
-
-
-UNKNOWN = {
-    "T5EncoderModel": T5,
-    "GPTBigCodeModel": {**GPT2, "multi_query": False},  # head by head with queries and keys
-    "RoFormerModel": {**TEXT, "rotary_value": True},  # rotated after their module
-    "ConvBertModel": {**TEXT, "embedding_size": 16},  # half of the heads are convolutions
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_values_that_are_not_known_are_an_error(name: str) -> None:
-    config = getattr(transformers, name.removesuffix("Model").removesuffix("Encoder") + "Config")
-    model = getattr(transformers, name)(config(**UNKNOWN[name]))
-    with pytest.raises(ValueError, match="values of attention"):
-        uc.attach(model, "attn_scale")
-    assert_clean(model)
-    model(IDS)

@@ -28,12 +28,13 @@ from .by_hand import (
 )
 from .tiny_models import build
 
-EAGER_ONLY = ("MPNetModel", "DebertaModel", "DebertaV2Model", "T5EncoderModel", "Gemma2Model", "OpenAIGPTModel")
-OWN_POSITIONS = ("RobertaModel", "T5EncoderModel", "OPTModel")  # they count real tokens themselves
+T5 = ("T5EncoderModel", "T5Model-encoder", "T5Model-decoder")
+EAGER_ONLY = ("MPNetModel", "DebertaModel", "DebertaV2Model", *T5, "Gemma2Model", "OpenAIGPTModel")
+OWN_POSITIONS = ("RobertaModel", *T5, "OPTModel")  # they count real tokens themselves
 NO_POSITIONS = ("DistilBertModel", "MPNetModel", "BartModel-encoder", "BartModel-decoder", "OpenAIGPTModel", "XLMModel")
 ONE_WAY = hf("XLMModel", XLM, "attentions", places=("block",), causal=True)
 UNPADDED = hf("XLNetModel", XLNET, "layer", places=("block",), causal=True)  # it fails by itself with padding
-TEXTS = [case for case in CASES if "input_ids" in case.batch] + [ONE_WAY]
+TEXTS = [case for case in CASES if "input_ids" in case.batch and "pixel_values" not in case.batch] + [ONE_WAY]
 DECODERS = [case for case in TEXTS if case.causal] + [UNPADDED]
 
 

@@ -1,7 +1,8 @@
-"""Cures in models that several processes train."""
+"""Cures in models that several processes train, or several threads run."""
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_parameters_must_come_before_the_wrapper(alone):
     tiny = build("encoder")
     wrapped = DistributedDataParallel(tiny.model)
     keys = list(wrapped.state_dict())
-    with pytest.raises(ValueError, match="before the model is wrapped in DistributedDataParallel"):
+    with pytest.raises(ValueError, match=r"before.*DistributedDataParallel"):
         uc.attach(wrapped, "contra_norm", scale=0.5, learnable=True)
     assert list(wrapped.state_dict()) == keys
 
@@ -120,3 +121,33 @@ def test_accelerate_trains_the_cure():
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     assert inner is tiny.model
     assert all((cure.scale_param - 0.5).abs().max() > 1e-4 for cure in handle.cures.values())
+
+
+@torch.no_grad()
+def test_two_threads_are_refused_or_right():
+    model = build("bert").model
+    uc.attach(model, "contra_norm", scale=0.5)
+    batches = [(torch.arange(8)[None], torch.tensor([[1] * n + [0] * (8 - n)])) for n in (3, 8)]
+    expected = [model(ids, attention_mask=mask)[0] for ids, mask in batches]
+    wrong, refused = [], []
+
+    @torch.no_grad()
+    def run(number):
+        ids, mask = batches[number]
+        for _ in range(30):
+            try:
+                out = model(ids, attention_mask=mask)[0]
+            except RuntimeError as error:
+                refused.append(str(error))
+            else:
+                wrong.append(not torch.allclose(out, expected[number], atol=1e-5))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not any(wrong)
+    assert all("Two threads" in message or "outside of" in message for message in refused)
+    ids, mask = batches[0]
+    assert torch.equal(model(ids, attention_mask=mask)[0], expected[0])

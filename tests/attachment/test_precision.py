@@ -83,11 +83,6 @@ def test_models_of_another_dtype(name, dtype):
     assert torch.allclose(first(before.model(**batch)), output, atol=near, rtol=0)
 
 
-def test_half_after_attach():
-    tiny, _, _ = cured("mlp")
-    assert first(tiny.model.half()(**converted(tiny.batch, torch.float16))).dtype == torch.float16
-
-
 def test_a_model_without_memory_gets_its_cure_with_the_weights():
     with torch.device("meta"):
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)

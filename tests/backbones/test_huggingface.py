@@ -398,7 +398,7 @@ def test_mask_is_read_by_position_and_by_name() -> None:
 
 def test_mask_of_another_shape_is_refused() -> None:
     stack = the_stack(build(CASES[0]))
-    with pytest.raises(ValueError, match=r"BertModel must have shape \(batch, tokens\).*\(2, 1, 7, 7\)"):
+    with pytest.raises(ValueError, match=r"shape.*\(2, 1, 7, 7\)"):
         stack.context((), {"attention_mask": torch.ones(2, 1, 7, 7)})
     with pytest.raises(ValueError, match="got dict"):
         stack.context((), {"attention_mask": {"full_attention": None}})
@@ -502,7 +502,7 @@ def test_a_decoder_that_looks_both_ways_is_not_causal() -> None:
 def test_models_without_attention_are_not_known() -> None:
     model = transformers.MambaModel(transformers.MambaConfig(hidden_size=8, num_hidden_layers=2, vocab_size=40))
     assert huggingface.stacks(model) == ()
-    with pytest.raises(ValueError, match="MambaModel is not a known model"):
+    with pytest.raises(ValueError, match="MambaModel"):
         backbones.find(model)
 
 
@@ -555,5 +555,5 @@ def test_no_random_twin_where_weights_are_not_those_of_the_class() -> None:
     for model, says in ((added, "adapters"), (other, "size mismatch"), (quantized, "quantized")):
         reinitialize = the_stack(model).reinitialize
         assert reinitialize is not None
-        with pytest.raises(ValueError, match=f"BertModel has no random twin.*(?s:.*){says}"):
+        with pytest.raises(ValueError, match=rf"(?s)random twin.*{says}"):
             reinitialize(model)

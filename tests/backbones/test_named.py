@@ -189,15 +189,15 @@ def test_random_twin() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(torch.equal(value, before[key]) for key, value in twin.state_dict().items())
     model.scale = nn.Parameter(torch.ones(3))
-    with pytest.raises(ValueError, match=r"random twin.*initialize scale"):
+    with pytest.raises(ValueError, match="scale"):
         stack.reinitialize(model)
 
 
 def test_no_random_twin_of_quantised_or_missing_weights() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     stack = backbones.find(model, modules=["*"])
-    with pytest.raises(ValueError, match="on one real device, got meta"):
+    with pytest.raises(ValueError, match="meta"):
         stack.reinitialize(nn.Sequential(nn.Linear(2, 2, device="meta")))
     model.codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match="codes are not floating-point"):
+    with pytest.raises(ValueError, match="floating-point"):
         stack.reinitialize(model)

@@ -236,7 +236,7 @@ def test_residuals_outside_of_layers() -> None:
 def test_heterogeneous_models_are_refused() -> None:
     relations = {("a", "to", "b"): SAGEConv(5, 5), ("b", "to", "a"): SAGEConv(5, 5)}
     model = nn.ModuleList([pyg.nn.HeteroConv(relations)])
-    with pytest.raises(ValueError, match="not a known model"):
+    with pytest.raises(ValueError, match="known model"):
         backbones.find(model)
 
 
@@ -261,7 +261,7 @@ def test_random_twin(name: str) -> None:
 def test_twin_of_a_model_without_shapes() -> None:
     model = models.GCN(-1, 8, 2)
     stack = backbones.find(model)
-    with pytest.raises(ValueError, match="have no shape yet"):
+    with pytest.raises(ValueError, match="shape"):
         stack.reinitialize(model)
     model(nodes(), EDGES)
     assert stack.reinitialize(model) is not model
@@ -290,7 +290,7 @@ def test_graphs_of_a_batch_that_the_model_does_not_take() -> None:
 
 
 def test_other_nodes_than_those_of_the_batch_vector() -> None:
-    with pytest.raises(ValueError, match="batch vector of 6 nodes does not fit 4"):
+    with pytest.raises(ValueError, match="6 nodes"):
         sets_with_mask(torch.randn(4, 5), "nodes", Context(batch=torch.tensor([0, 0, 0, 1, 1, 1])))
 
 
@@ -299,5 +299,5 @@ def test_a_dataset_is_batches_and_a_graph_is_not() -> None:
 
     dataset = FakeDataset(num_graphs=3, avg_num_nodes=20, num_channels=5)
     assert uc.diagnose(Plain(), dataset, plan=uc.Plan(baseline=0)).batches == 3
-    with pytest.raises(ValueError, match=r"got one Data; pass \[batch\]"):
+    with pytest.raises(ValueError, match="one Data"):
         uc.diagnose(Plain(), dataset[0])

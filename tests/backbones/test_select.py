@@ -66,16 +66,16 @@ def test_layers_that_are_not_blocks(stack: Stack) -> None:
     "layers", [3, -4, [0, 7], [], "second", "first 9", "first 0", "middle 2", "a:b", "5:9", 1.5, [1.5], "0", ""]
 )
 def test_wrong_layers_list_what_there_is(stack: Stack, layers: Any) -> None:
-    with pytest.raises(ValueError, match="from -3 to 2") as error:
+    with pytest.raises(ValueError, match="-3 to 2") as error:
         select_layers(stack, layers)
     assert '"embed"' in str(error.value)
-    with pytest.raises(ValueError, match="from -3 to 2") as error:
+    with pytest.raises(ValueError, match="-3 to 2") as error:
         select_layers(stack, layers, ends=False)
     assert '"embed"' not in str(error.value)
 
 
 def test_a_misspelt_layer_has_a_hint(stack: Stack) -> None:
-    with pytest.raises(ValueError, match=r"'lost'\. Did you mean 'last'\?"):
+    with pytest.raises(ValueError, match=r"'lost'.*'last'"):
         select_layers(stack, "lost")
 
 
@@ -97,7 +97,7 @@ def test_places(stack: Stack) -> None:
     [("final.norm", "no place"), ("nowhere", "no place"), (7, "number 7"), ([], "at least"), (1.5, "at")],
 )
 def test_wrong_places_list_what_there_is(stack: Stack, at: Any, word: str) -> None:
-    with pytest.raises(ValueError, match=rf"{word}.*There are: block, attention.input") as error:
+    with pytest.raises(ValueError, match=rf"{word}.*block, attention\.input") as error:
         select_places(replace(stack, numbers={4: "mlp.output"}), at)
     assert "mlp.output (4)" in str(error.value)
 

@@ -113,7 +113,7 @@ def test_decoder_places(norm_first: bool) -> None:
 
 def test_transformer_has_two_parts() -> None:
     model = nn.Transformer(DIM, 2, 2, 3, 16, batch_first=True).eval()
-    with pytest.raises(ValueError, match=r"part='encoder' \(TransformerEncoder, 2 blocks\), part='decoder'"):
+    with pytest.raises(ValueError, match=r"part='encoder'.*part='decoder'"):
         backbones.find(model)
     stack = backbones.find(model, part="decoder")
     assert len(stack.blocks) == 3
@@ -281,7 +281,7 @@ def test_layers_with_steps_of_their_own_have_only_sure_places() -> None:
 def test_two_lists_in_one_module_are_told_apart() -> None:
     model = nn.Module()
     model.text, model.image = (nn.ModuleList([layer() for _ in range(n)]) for n in (2, 3))
-    with pytest.raises(ValueError, match=r"part='text' \(Module, 2 blocks\), part='image' \(Module, 3 blocks\)"):
+    with pytest.raises(ValueError, match=r"part='text'.*part='image'"):
         backbones.find(model)
     assert len(backbones.find(model, part="image").blocks) == 3
 

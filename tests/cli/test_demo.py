@@ -70,6 +70,6 @@ def test_a_file_in_the_way_is_found_before_training(tmp_path: Path) -> None:
 
 def test_missing_libraries_are_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(demo.LIBRARIES, "no_such_library", "extra")
-    with pytest.raises(ValueError, match=r'The demo needs no_such_library: pip install "uncollapse\[extra\]"'):
+    with pytest.raises(ValueError, match=r"no_such_library.*extra"):
         demo.run_demo(tmp_path, TINY)
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from rich.console import Console
-from tests.launched import ended, start
+from tests.distributed import finish, start
 from typer.testing import Result
 
 import uncollapse as uc
@@ -96,7 +96,7 @@ def test_a_folder_of_files(run: Run, rows: torch.Tensor, tmp_path: Path) -> None
 def in_two_processes(*arguments: str) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of both processes."""
     started, store = start(2, "-m", "uncollapse", "embeddings", *arguments, "--json")
-    found = ended(started)
+    found = finish(started)
     del store  # which they met in
     return found
 

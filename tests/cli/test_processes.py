@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.launched import ended, start
+from tests.distributed import finish, start
 from torch import distributed
 
 pytest.importorskip("accelerate")
@@ -32,7 +32,7 @@ def test_a_process_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> Non
     while not has_begun(tmp_path) and all(each.poll() is None for each in started):
         time.sleep(0.1)
     started[1].send_signal(signal.SIGKILL)
-    (first, out, told), second = ended(started)
+    (first, out, told), second = finish(started)
     assert (first, out, second) == (1, "", (-signal.SIGKILL, "", ""))
     assert told.startswith(LOST)
     assert "same command again to resume" in told
@@ -40,7 +40,7 @@ def test_a_process_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> Non
 
     (tmp_path / "wait").unlink()
     started, _store = start(2, *command(tmp_path, "--json"))
-    (first, out, told), second = ended(started)
+    (first, out, told), second = finish(started)
     assert (first, second) == (0, (0, "", ""))
     assert told.startswith("Seed 0 continues from step ")
     (record,) = json.loads(out)
@@ -56,7 +56,7 @@ def test_a_signal_to_one_process_is_told_once(tmp_path: Path) -> None:
     while not has_begun(tmp_path) and all(each.poll() is None for each in started):
         time.sleep(0.1)
     started[1].send_signal(signal.SIGTERM)
-    (first, out, told), second = ended(started)
+    (first, out, told), second = finish(started)
     assert (first, out, second) == (130, "", (130, "", ""))
     assert told.startswith("Interrupted in epoch ") or told.startswith("Interrupted after epoch ")
     assert told.endswith("The same command continues from there.\n")
@@ -65,7 +65,7 @@ def test_a_signal_to_one_process_is_told_once(tmp_path: Path) -> None:
 def test_an_error_in_one_process_is_told_once_and_all_leave(tmp_path: Path) -> None:
     (tmp_path / "fail").touch()
     started, _store = start(2, *command(tmp_path))
-    first, (second, out, told) = ended(started)
+    first, (second, out, told) = finish(started)
     assert first == (1, "", "")
     assert (second, out) == (1, "")
     assert told == "Error: the disk of the second process is gone (--debug shows the traceback.)\n"
@@ -75,7 +75,7 @@ def test_what_cannot_be_shared_is_left_to_the_first_process(tmp_path: Path) -> N
     small = ["--nodes", "180", "--layers", "2", "--hidden", "8", "--epochs", "2"]
     places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     started, _store = start(2, "-m", "uncollapse", "train", "gcn-depth", *small, *places)  # it trains all the same
-    (first, out, told), second = ended(started)
+    (first, out, told), second = finish(started)
     assert (first, second) == (0, (0, "", ""))
     assert told.startswith("gcn-depth cannot be shared by 2 processes: the first one runs it, and the others wait.")
     assert "after epoch 2" in out

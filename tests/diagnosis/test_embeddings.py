@@ -155,7 +155,7 @@ def test_a_file_that_is_something_else(tmp_path: Path) -> None:
 def test_what_does_not_fit_together_is_not_merged() -> None:
     x, y = views(200)
     (one,) = parts_of(x, y, sizes=(200,))
-    with pytest.raises(ValueError, match="same dim, t and alpha"):
+    with pytest.raises(ValueError, match="same dim"):
         one.merge(RowStatistics(12, t=3.0, seed=1))
     with pytest.raises(ValueError, match="different seeds"):
         one.merge(parts_of(x, y, sizes=(200,))[0])
@@ -163,7 +163,7 @@ def test_what_does_not_fit_together_is_not_merged() -> None:
     assert same(one + without, without + one)  # it has no rows yet
     without.update(x)
     for merge in (lambda: one + without, lambda: without + one, lambda: one.update(x), lambda: without.update(x, y)):
-        with pytest.raises(ValueError, match="over all rows or none"):
+        with pytest.raises(ValueError, match="all rows"):
             merge()
     with pytest.raises(TypeError):
         one + 1  # type: ignore[operator]

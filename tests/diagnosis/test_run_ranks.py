@@ -15,7 +15,7 @@ from uncollapse import distributed as ranks
 from uncollapse.diagnosis.result import Diagnosis
 
 if __name__ != "__main__":
-    from tests.launched import ended, start
+    from tests.distributed import finish, start
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="needs gloo")
 
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What three processes found."""
     folder = tmp_path_factory.mktemp("diagnoses")
     started, _store = start(3, __file__, str(folder))
-    for code, _, problems in ended(started):
+    for code, _, problems in finish(started):
         assert code == 0, problems
     return folder
 

@@ -57,6 +57,6 @@ def test_only_what_is_marked_is_shown(printed: ModuleType, tmp_path: Path, monke
     monkeypatch.setattr(printed, "RESULT", result)
     result.write_text(json.dumps({"pages": {"a.md": {"source": sources, "printed": ["2\n", "3\n"]}}}), encoding="utf-8")
     assert printed.fill(PAGE, "a.md") == PAGE.replace("<!-- printed -->", "```{.text .printed .prose}\n2\n```")
-    with pytest.raises(ValueError, match=r"was changed since it was run: python docs/printed.py a.md"):
+    with pytest.raises(ValueError, match=r"changed.*a\.md"):
         printed.fill(PAGE.replace("x = 2", "x = 3"), "a.md")
     assert printed.fill("no code", "b.md") == "no code"

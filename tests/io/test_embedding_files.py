@@ -89,10 +89,10 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
             open_rows(path)
     numpy.save(tmp_path / "a.npy", ROWS)
     numpy.save(tmp_path / "b.npy", ROWS[:, :3])
-    with pytest.raises(UsageError, match=r"same number of features, got 7 in a.npy and 3 in b.npy"):
+    with pytest.raises(UsageError, match=r"features.*a\.npy"):
         open_rows(tmp_path / "?.npy")
     numpy.savez(tmp_path / "c.npz", ROWS)
-    with pytest.raises(UsageError, match="of one kind"):
+    with pytest.raises(UsageError, match="one kind"):
         open_rows(tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_numbers_that_torch_has_no_name_for(tmp_path: Path, dtype: str) -> None:
 def test_a_nan_is_named_by_its_row(tmp_path: Path, kind: str) -> None:
     x = ROWS.copy()
     x[PART + 3, 2] = numpy.nan
-    with pytest.raises(UsageError, match=f"row {PART + 3} holds NaN"):
+    with pytest.raises(UsageError, match=f"row {PART + 3}"):
         list(open_rows(*write(tmp_path, kind, x)).parts())
 
 
@@ -145,7 +145,7 @@ def test_bfloat16(tmp_path: Path) -> None:
 def test_which_array_is_meant(tmp_path: Path, kind: str) -> None:
     path, _ = write(tmp_path, kind, ROWS)
     for key in (None, "c"):
-        with pytest.raises(UsageError, match="choose one with --key: a, b"):
+        with pytest.raises(UsageError, match="--key"):
             open_rows(path, key)
 
 
@@ -154,7 +154,7 @@ def test_which_column_is_meant(tmp_path: Path) -> None:
     parquet.write_table(lists, tmp_path / "x.parquet")
     assert next(open_rows(tmp_path / "x.parquet", "two").parts()).tolist() == [[3.0, 4.0]]
     for key in (None, "id"):
-        with pytest.raises(UsageError, match="choose one with --key: one, two"):
+        with pytest.raises(UsageError, match=r"--key.*one, two"):
             open_rows(tmp_path / "x.parquet", key)
 
 

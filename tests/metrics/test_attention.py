@@ -112,15 +112,15 @@ def test_softmax_rounded_to_half_is_accepted(metric, dtype: torch.dtype) -> None
 def test_bad_input(metric) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="logits"):
         metric(torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0)))
-    with pytest.raises(ValueError, match="largest sum of 2"):
+    with pytest.raises(ValueError, match="sum of"):
         metric(maps() * 2)
-    with pytest.raises(ValueError, match=r"\(\.\.\., heads, n, n\), got \(6, 6\)"):
+    with pytest.raises(ValueError, match=r"\(6, 6\)"):
         metric(maps()[0])
-    with pytest.raises(ValueError, match="heads, n, n"):
+    with pytest.raises(ValueError, match="heads"):
         metric(maps()[..., :4])
-    with pytest.raises(ValueError, match="prefix must be between 0 and n = 6, got 7"):
+    with pytest.raises(ValueError, match="prefix"):
         metric(maps(), prefix=7)
-    with pytest.raises(TypeError, match="mask must be bool"):
+    with pytest.raises(TypeError, match="bool"):
         metric(maps(), torch.ones(6))
-    with pytest.raises(ValueError, match=r"mask must have shape \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"mask.*\(2, 6\)"):
         metric(maps(2), torch.ones(3, 6, dtype=torch.bool))

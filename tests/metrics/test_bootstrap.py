@@ -208,7 +208,7 @@ def test_gap() -> None:
     assert uc.uniformity_gap(uc.uniformity_optimum(16) - 0.1, 16) < 0
     assert uc.uniformity_gap(2e-6, 16) == uc.uniformity_gap(1e-3, 16, 1000.0) == 100  # what rounding leaves of 0
     for bad in (0.5, 1e-3, math.nan):
-        with pytest.raises(ValueError, match="at most 0, got"):
+        with pytest.raises(ValueError, match="at most"):
             uc.uniformity_gap(bad, 16)
 
 
@@ -231,19 +231,19 @@ def test_bad_options(options: dict[str, Any], says: str) -> None:
 
 def test_bad_input() -> None:
     x = rows(5, 3)
-    with pytest.raises(ValueError, match=r"shape \(n, d\), got \(2, 5, 3\)"):
+    with pytest.raises(ValueError, match=r"\(2, 5, 3\)"):
         uc.uniformity_interval(x.expand(2, 5, 3))
-    with pytest.raises(ValueError, match=r"shape \(n, d\)"):
+    with pytest.raises(ValueError, match=r"\(n, d\)"):
         uc.alignment_interval(x[0], x[0])
     with pytest.raises(ValueError, match="same shape"):
         uc.alignment_interval(x, x[1:])
     for t in (0.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="t must be positive and finite"):
+        with pytest.raises(ValueError, match="positive"):
             uc.uniformity_interval(x, t)
     for alpha in (0.0, -1.0, math.inf):
         with pytest.raises(ValueError, match="alpha"):
             uc.alignment_interval(x, x, alpha)
-    with pytest.raises(ValueError, match="x must be finite"):
+    with pytest.raises(ValueError, match="finite"):
         uc.uniformity_interval(x * math.nan)
     with pytest.raises(TypeError, match="floating-point"):
         uc.uniformity_interval(x.long())

@@ -106,7 +106,7 @@ def test_nan_and_inf_are_refused(metric: Metric, bad: float) -> None:
         if arg.is_floating_point():
             broken = arg.clone()
             broken.view(-1)[2:4] = bad
-            with pytest.raises(ValueError, match=rf"^{name} must be finite, got 2 NaN or Inf"):
+            with pytest.raises(ValueError, match=f"^{name}.*2 NaN"):
                 metric.function(*args[:i], broken, *args[i + 1 :])
 
 
@@ -119,7 +119,7 @@ def test_large_finite_values_are_not_taken_for_inf(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", EVERY, ids=named)
 def test_integers_are_refused(metric: Metric) -> None:
     first, *others = arguments(metric)
-    with pytest.raises(TypeError, match="must be a floating-point tensor"):
+    with pytest.raises(TypeError, match="floating-point"):
         metric.function(first.long(), *others)
 
 
@@ -165,11 +165,11 @@ def test_bad_shapes_and_masks_are_refused(metric: Metric) -> None:
     x = torch.ones(2, 4, 3)
     with pytest.raises(ValueError, match="shape"):
         metric.function(torch.ones(4))
-    with pytest.raises(TypeError, match="mask must be bool"):
+    with pytest.raises(TypeError, match=r"mask.*bool"):
         metric.function(x, mask=torch.ones(2, 4))
-    with pytest.raises(ValueError, match=r"mask must have shape \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"mask.*\(2, 4\)"):
         metric.function(x, mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="mask must have shape"):
+    with pytest.raises(ValueError, match=r"mask.*shape"):
         metric.function(x, mask=torch.ones(5, 2, 4, dtype=torch.bool))
 
 

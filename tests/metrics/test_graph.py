@@ -143,20 +143,20 @@ def test_without_edges(n: int) -> None:
 @pytest.mark.parametrize("metric", [dirichlet_energy, mean_average_distance])
 def test_bad_edges(metric) -> None:  # type: ignore[no-untyped-def]
     x = nodes()
-    with pytest.raises(ValueError, match=r"from 0 to 5 .* 0 and 6"):
+    with pytest.raises(ValueError, match="0 and 6"):
         metric(x, torch.tensor([[0], [6]]))
-    with pytest.raises(ValueError, match="minimum of -1"):
+    with pytest.raises(ValueError, match="-1"):
         metric(x, torch.tensor([[-1], [0]]))
-    with pytest.raises(ValueError, match=r"integer tensor of shape \(2, E\)"):
+    with pytest.raises(ValueError, match=r"\(2, E\)"):
         metric(x, EDGES.T)
-    with pytest.raises(ValueError, match=r"torch.float32 of shape \(2, 5\)"):
+    with pytest.raises(ValueError, match="float32"):
         metric(x, EDGES.float())
-    with pytest.raises(ValueError, match=r"x must have shape \(n, d\)"):
+    with pytest.raises(ValueError, match=r"\(n, d\)"):
         metric(x[None], EDGES)
 
 
 def test_bad_normalize() -> None:
-    with pytest.raises(ValueError, match='"degree", "norm" or None'):
+    with pytest.raises(ValueError, match='"degree", "norm"'):
         dirichlet_energy(nodes(), EDGES, normalize="volume")  # type: ignore[arg-type]
 
 
@@ -195,9 +195,9 @@ def test_group_distance_ratio_of_collapsed_classes() -> None:
 def test_bad_labels() -> None:
     x = nodes(4)
     for labels in ([0, 1, 2, 3], [0, 0, 0, 0]):
-        with pytest.raises(ValueError, match="at least two classes"):
+        with pytest.raises(ValueError, match="two classes"):
             group_distance_ratio(x, torch.tensor(labels))
-    with pytest.raises(ValueError, match=r"labels must be integers of shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"labels.*\(4,\)"):
         group_distance_ratio(x, torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="labels must be integers"):
+    with pytest.raises(ValueError, match=r"labels.*integers"):
         group_distance_ratio(x, torch.ones(4))

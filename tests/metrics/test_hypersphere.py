@@ -189,16 +189,16 @@ def test_alignment_without_a_real_pair_is_zero() -> None:
 
 def test_bad_arguments() -> None:
     x = normal(4, 3)
-    with pytest.raises(ValueError, match=r"same shape, got \(4, 3\) and \(3, 3\)"):
+    with pytest.raises(ValueError, match="same shape"):
         alignment(x, x[:3])
-    with pytest.raises(ValueError, match="alpha must be positive"):
+    with pytest.raises(ValueError, match="alpha"):
         alignment(x, x, 0)
-    with pytest.raises(ValueError, match="y must be finite, got 1 NaN"):
+    with pytest.raises(ValueError, match=r"y.*finite"):
         alignment(x, torch.where(x == x[0, 0], math.nan, x))
     for t in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="t must be positive"):
+        with pytest.raises(ValueError, match="positive"):
             uniformity(x, t)
-    with pytest.raises(ValueError, match="d must be at least 1"):
+    with pytest.raises(ValueError, match="at least"):
         uniformity_optimum(0)
     with pytest.raises(ValueError, match="t positive"):
         uniformity_optimum(3, -1.0)

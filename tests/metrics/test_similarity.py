@@ -143,5 +143,5 @@ def test_outlier_share_gradient_and_edges(x: Tensor) -> None:
     assert torch.autograd.gradcheck(lambda x: outlier_share(x, k=2), x.requires_grad_())
     assert float(outlier_share(torch.full((9, 4), 0.1))) == 0
     assert float(outlier_share(torch.tensor([[1e25, 0.0], [-1e25, 1e25]]), k=1)) == pytest.approx(0.8, rel=1e-6)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="at least"):
         outlier_share(x, k=0)

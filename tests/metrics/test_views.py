@@ -63,9 +63,9 @@ def test_lidar_of_collapsed_samples() -> None:
 def test_lidar_bad_input() -> None:
     x = views()
     for bad in (x[0], x[:1], x[:, :1], x[None]):
-        with pytest.raises(ValueError, match="at least 2 samples and 2 views"):
+        with pytest.raises(ValueError, match="2 views"):
             lidar(bad)
-    with pytest.raises(ValueError, match="delta must be positive"):
+    with pytest.raises(ValueError, match="delta"):
         lidar(x, delta=0)
     wide = views(3, 2, 40) * 1e9
     with pytest.raises(ValueError, match="delta"):
@@ -119,11 +119,11 @@ def test_alpha_gradient() -> None:
 
 def test_alpha_bad_input() -> None:
     x = power_law(1.0)
-    with pytest.raises(ValueError, match=r"x must have shape \(n, d\).*flatten"):
+    with pytest.raises(ValueError, match=r"\(n, d\)"):
         alpha_req(x[None])
     for low, high in ((0, 5), (5, 5), (1, 21)):
-        with pytest.raises(ValueError, match=r"1 ≤ low < high ≤ min\(n − 1, d\) = 20"):
+        with pytest.raises(ValueError, match="20"):
             alpha_req(x, low=low, high=high)
     for collapsed in (torch.ones(9, 4), torch.arange(9.0)[:, None] * torch.ones(4)):
-        with pytest.raises(ValueError, match="x has collapsed"):
+        with pytest.raises(ValueError, match="collapsed"):
             alpha_req(collapsed)

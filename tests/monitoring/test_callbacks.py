@@ -107,7 +107,7 @@ def test_trainer_resumes_after_a_kill(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         train(killed)
     assert [line["step"] for line in lines(tmp_path / "parts" / "collapse")] == [0, 1, 2, 3, 4, 5]
-    with pytest.warns(UserWarning, match="up to step 5, are dropped"):
+    with pytest.warns(UserWarning, match=r"step 5.*dropped"):
         train(resumed, resume_from_checkpoint=True)
     assert lines(tmp_path / "whole" / "collapse") == lines(tmp_path / "parts" / "collapse")
     references = [json.loads((tmp_path / name / "collapse" / "first.json").read_text()) for name in ("whole", "parts")]
@@ -290,5 +290,5 @@ def test_a_loop_over_one_graph(tmp_path: Path) -> None:
     written = lines(tmp_path)
     assert [line["step"] for line in written] == [0, 5, 10]
     assert {"block 0", "block 1", "block 2"} <= set(written[0]["curves"]["dirichlet_energy"])
-    with pytest.raises(ValueError, match="got one Data; pass"):
+    with pytest.raises(ValueError, match="one Data"):
         Monitor(graph)

@@ -56,7 +56,7 @@ def process(rank: int, folder: Path) -> None:
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     found = {"bare": train(rank, folder / "none", watched=False)}
     if rank == 0:
-        with pytest.warns(CollapseWarning, match="Step 2: uniformity of block 1 is above -100"):
+        with pytest.warns(CollapseWarning, match=r"uniformity.*above"):
             found["watched"] = train(rank, folder / "run", watched=True)
     else:
         found["watched"] = train(rank, folder / "run", watched=True)

@@ -201,7 +201,7 @@ def test_without_a_launcher_gather_changes_nothing(name: str) -> None:
 def test_only_rows_of_one_set_are_gathered() -> None:
     x = torch.randn(2, 4, 3)
     for measure in (uc.uniformity, uc.mean_cosine, uc.effective_rank, uc.token_variance):
-        with pytest.raises(ValueError, match=r"gather=True joins the rows of one set .* got \(2, 4, 3\)"):
+        with pytest.raises(ValueError, match="one set"):
             measure(x, gather=True)
 
 

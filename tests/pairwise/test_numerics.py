@@ -6,7 +6,7 @@ from uncollapse.pairwise import numerics
 
 def test_finite_values_whose_sum_overflows_are_accepted() -> None:
     numerics.check_finite(torch.full((4, 2), 3e38), "x")
-    with pytest.raises(ValueError, match="x must be finite, got 1 NaN or Inf among 8 entries"):
+    with pytest.raises(ValueError, match=r"x.*1 NaN"):
         numerics.check_finite(torch.tensor([3e38] * 7 + [float("inf")]), "x")
 
 

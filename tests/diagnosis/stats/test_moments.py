@@ -180,7 +180,7 @@ def test_bad_entries_are_refused_and_nothing_is_added(bad):
     x = tokens(2 * CHUNK + 5, 3)
     x[-1, 1] = bad
     x[3, 2] = bad
-    with pytest.raises(ValueError, match="got 2 entries"):
+    with pytest.raises(ValueError, match="2 entries"):
         moments.update(x)
     after = moments.state()
     assert (after["count"], after["unit_count"]) == (before["count"], before["unit_count"])
@@ -188,7 +188,7 @@ def test_bad_entries_are_refused_and_nothing_is_added(bad):
 
 
 def test_infinity_is_refused_in_half_precision():
-    with pytest.raises(ValueError, match="got 1 entries"):
+    with pytest.raises(ValueError, match="1 entries"):
         Moments(2).update(torch.tensor([[65504.0, torch.inf]], dtype=torch.float16))
     assert moments_of(torch.tensor([[65504.0, -65504.0]], dtype=torch.float16)).count == 1
 
@@ -197,7 +197,7 @@ def test_bad_arguments():
     moments = Moments(3)
     with pytest.raises(TypeError, match="int64"):
         moments.update(torch.zeros(2, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"\(\.\.\., 3\), got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"\(3, 2\)"):
         moments.update(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=r"got \(\)"):
         moments.update(torch.tensor(1.0))
@@ -205,7 +205,7 @@ def test_bad_arguments():
         moments.update(torch.zeros(2, 3), torch.ones(2))
     with pytest.raises(ValueError, match="mask"):
         moments.update(torch.zeros(2, 3), torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="same dim, got 3 and 4"):
+    with pytest.raises(ValueError, match="same dim"):
         moments.merge(Moments(4))
     with pytest.raises(TypeError):
         moments + 1
@@ -395,7 +395,7 @@ def test_states_of_two_and_of_three_numbers_are_read():
         again = Moments.from_state(one.state())
         assert all(torch.equal((again + c).state()[name], (one + c).state()[name]) for name in SUMS)
     for wrong in (torch.zeros(1, 4), torch.zeros(4, 4)):
-        with pytest.raises(ValueError, match="2 to 3 numbers"):
+        with pytest.raises(ValueError, match="2 to 3"):
             Moments.from_state({**a.state(), "unit_sum": wrong.double()})
 
 
@@ -539,7 +539,7 @@ def test_bad_entries_leave_the_reservoir_unchanged(bad):
     broken = x.clone()
     broken[-1, 0] = bad
     reservoir, untouched = Reservoir(9, 2), Reservoir(9, 2)
-    with pytest.raises(ValueError, match="got 1 entries"):
+    with pytest.raises(ValueError, match="1 entries"):
         reservoir.update(broken)
     assert reservoir.count == 0
     for one in (reservoir, untouched):
@@ -557,11 +557,11 @@ def test_bad_arguments_of_a_reservoir():
             Reservoir(3, 3, seed=seed)
     with pytest.raises(ValueError, match=r"\(\.\.\., 3\)"):
         Reservoir(3, 3).update(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="same size and dim"):
+    with pytest.raises(ValueError, match="same size"):
         Reservoir(3, 3, seed=0).merge(Reservoir(4, 3, seed=1))
-    with pytest.raises(ValueError, match="same size and dim"):
+    with pytest.raises(ValueError, match="same size"):
         Reservoir(3, 3, seed=0).merge(Reservoir(3, 4, seed=1))
-    with pytest.raises(ValueError, match="different seeds, got 7"):
+    with pytest.raises(ValueError, match="seeds"):
         Reservoir(3, 3, seed=7).merge(Reservoir(3, 3, seed=1)).merge(Reservoir(3, 3, seed=7))
 
 

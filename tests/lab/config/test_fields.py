@@ -89,9 +89,9 @@ class Words:
 
 def test_tuples_of_a_length_and_with_choices() -> None:
     assert fields.build(Words, {"pair": "2,3", "names": "b,a", "rest": 3}) == Words((2, 3.0), ("b", "a"), rest=3)
-    with pytest.raises(UsageError, match="pair is 2 whole numbers"):
+    with pytest.raises(UsageError, match="pair"):
         fields.build(Words, {"pair": "2"})
-    with pytest.raises(UsageError, match="some of a, b"):
+    with pytest.raises(UsageError, match="a, b"):
         fields.build(Words, {"names": "a,c"})
 
 
@@ -99,7 +99,7 @@ def test_bounds() -> None:
     assert fields.build(Words, {"share": "1", "shares": "0,1"}) == Words(share=1.0, shares=(0.0, 1.0))
     assert fields.build(Words, {"share": "none"}).share is None
     for name, value in (("share", 1.5), ("share", "-0.1"), ("shares", "0.5,1.5")):
-        with pytest.raises(UsageError, match=f"{name} is .* from 0 to 1, got"):
+        with pytest.raises(UsageError, match=f"{name}.*0 to 1"):
             fields.build(Words, {name: value})
 
 

@@ -186,7 +186,7 @@ def test_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], object
     checkpoints = saved(tmp_path, 1, 2)
     damage(tmp_path / "step-000000002")
     before = names(tmp_path)
-    with pytest.warns(UserWarning, match=f"is not used: {reason}.*The one of step 1 is used instead."):
+    with pytest.warns(UserWarning, match=f"{reason}.*step 1"):
         assert content(checkpoints.load()) == (1, 0)
     assert names(tmp_path) == before
 
@@ -194,7 +194,7 @@ def test_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], object
 def test_another_run(tmp_path: Path) -> None:
     saved(tmp_path, 1, 3, identity="theirs")
     mine = Checkpoints(tmp_path, "mine")
-    with pytest.warns(UserWarning, match=r"another run: 'theirs', and this one is 'mine'. There is no other.") as told:
+    with pytest.warns(UserWarning, match=r"'theirs'.*'mine'") as told:
         assert mine.load() is None
     assert len(told) == 2
     for step in (2, 3, 4, 5):
@@ -257,7 +257,7 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
         checkpoints.save(1, {"../model": {}}, {})
     with pytest.raises(TypeError, match="str"):
         checkpoints.save(1, {}, {"moments": [{2: 0.5}]})
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError, match="JSON serializable"):
         checkpoints.save(1, {"model": {}}, {"when": object()})
     assert names(tmp_path) == []
 

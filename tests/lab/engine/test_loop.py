@@ -206,7 +206,7 @@ def test_what_makes_batches_is_closed_when_it_ends_early() -> None:
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where() -> None:
     made = replace(line([torch.ones(1, 1)] * 3), loss=lambda model, x: model(x).sum() * math.nan)
-    with pytest.raises(NotFiniteError, match=r"became nan in epoch 1, step 1\. .*Try a smaller learning rate"):
+    with pytest.raises(NotFiniteError, match=r"nan.*step 1"):
         fit(made, TrainingOptions(epochs=2), CPU)
     assert weight(made) == 0.0
 
@@ -229,17 +229,17 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 
 def test_what_is_not_there() -> None:
     made = line([torch.ones(1, 1)], evaluate=lambda model: {"score": 1.0})
-    with pytest.raises(UsageError, match=r"no metric 'f1'\. There are: epoch, loss, score"):
+    with pytest.raises(UsageError, match=r"'f1'.*score"):
         fit(made, TrainingOptions(epochs=1, select="f1"), CPU)
     if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="'cuda' is not available"):
+        with pytest.raises(UsageError, match="'cuda'"):
             fit(made, TrainingOptions(epochs=1), Runtime(device="cuda"))
 
 
 def test_what_cannot_be_selected_or_placed() -> None:
-    with pytest.raises(UsageError, match="needs a task that evaluates"):
+    with pytest.raises(UsageError, match="evaluates"):
         fit(line([torch.ones(1, 1)]), TrainingOptions(epochs=1, select="score"), CPU)
-    with pytest.raises(UsageError, match="without its number"):
+    with pytest.raises(UsageError, match="number"):
         fit(line([torch.ones(1, 1)]), TrainingOptions(epochs=1), Runtime(device="cuda:1"))
 
 
@@ -254,7 +254,7 @@ def test_an_interrupt_in_the_last_evaluation_is_heard(tmp_path: Path) -> None:
 
     made = line([torch.ones(1, 1)], evaluate=evaluate)
     runtime = Runtime(device="cpu", checkpoints=tmp_path)
-    with pytest.raises(KeyboardInterrupt, match="after epoch 2 of 2"):
+    with pytest.raises(KeyboardInterrupt, match="epoch 2"):
         fit(made, TrainingOptions(epochs=2), runtime, "x")
     again = line([torch.ones(1, 1)], evaluate=evaluate)
     history = fit(again, TrainingOptions(epochs=2), runtime, "x")
@@ -279,7 +279,7 @@ def test_an_interrupt_waits_for_the_step_and_writes_a_checkpoint(tmp_path: Path,
 
     told: list[str] = []
     runtime = Runtime(checkpoints=tmp_path, save_seconds=1e9, progress=press, on_stage=told.append)
-    with pytest.raises(KeyboardInterrupt, match="in epoch 3 of 6"):
+    with pytest.raises(KeyboardInterrupt, match="epoch 3"):
         fit(task(), TrainingOptions(**SETTINGS), runtime, "polynomial")
     assert told == ["stopping after this step; Ctrl-C again stops at once"]
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000007"]

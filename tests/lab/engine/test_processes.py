@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.lab.engine import shared_runs
-from tests.launched import ended, start
+from tests.distributed import finish, start
 from torch import Tensor, distributed
 
 pytest.importorskip("accelerate")
@@ -20,7 +20,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """What the processes found, in one go."""
     folder = tmp_path_factory.mktemp("processes")
     started, _store = start(request.param, shared_runs.__file__, str(folder))
-    for code, _, problems in ended(started):
+    for code, _, problems in finish(started):
         assert code == 0, problems
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 

@@ -150,7 +150,7 @@ def test_batches_that_draw_random_numbers(tmp_path: Path, source: str) -> None:
 
     whole, cut, rest = made(), made(), made()
     fit(whole, TrainingOptions(epochs=3), Runtime(device="cpu"))
-    with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 3"):
+    with pytest.raises(KeyboardInterrupt, match="epoch 2"):
         fit(cut, TrainingOptions(epochs=3), Runtime(device="cpu", checkpoints=tmp_path, progress=press), "x")
     fit(rest, TrainingOptions(epochs=3), Runtime(device="cpu", checkpoints=tmp_path), "x")
     assert same(dict(rest.model.state_dict()), dict(whole.model.state_dict()))
@@ -173,7 +173,7 @@ def test_batches_that_need_not_be_made_are_not_made(tmp_path: Path, monkeypatch:
             "later",
         )
 
-    with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 2"):
+    with pytest.raises(KeyboardInterrupt, match="epoch 2"):
         learn(progress=press)
     assert Later.made == [(1, number) for number in range(6)] + [(2, 0), (2, 1)]
     Later.made.clear()

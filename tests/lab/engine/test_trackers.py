@@ -109,7 +109,7 @@ def test_wandb(tmp_path: Path, wandb: FakeLibrary, monkeypatch: pytest.MonkeyPat
 
 
 def test_wandb_that_cannot_start(tmp_path: Path, wandb: FakeLibrary) -> None:
-    with pytest.raises(UsageError, match=r"no key.*wandb login"):
+    with pytest.raises(UsageError, match="wandb login"):
         open_trackers(["wandb"], tmp_path, "refused", {})
 
 
@@ -145,7 +145,7 @@ def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'mlflow'.*wandb, trackio, tensorboard, jsonl"):
+    with pytest.raises(UsageError, match=r"'mlflow'.*wandb"):
         open_trackers(["jsonl", "mlflow"], tmp_path, "run", {})
     with pytest.raises(UsageError, match="folder"):
         open_trackers(["jsonl"], None, "run", {})

@@ -34,7 +34,7 @@ def test_all_combinations_in_the_order_of_the_fields() -> None:
 def test_fixed_fields_are_shared() -> None:
     cells = Grid({"seed": (0, 1)}).cells(Config, {"layers": "8"})
     assert [cell.trials for cell in cells] == [(Config(layers=8),), (Config(layers=8, seed=1),)]
-    with pytest.raises(UsageError, match="layers is in the grid and fixed too"):
+    with pytest.raises(UsageError, match=r"layers.*fixed"):
         Grid({"layers": (2,)}).cells(Config, {"layers": 4})
 
 
@@ -76,7 +76,7 @@ def test_two_chosen_fields_compete_together() -> None:
 
 def test_a_figure_that_nobody_has_cannot_choose() -> None:
     (cell,) = Grid({"scale": (1, 2), "seed": (0, 1)}, choose=("scale",), by="dev").cells(Config)
-    with pytest.raises(UsageError, match=r"No figure is named 'dev'.*there are: validation"):
+    with pytest.raises(UsageError, match=r"'dev'.*validation"):
         cell.followers(figures(0.1, 0.2))
 
 
@@ -118,14 +118,14 @@ def test_a_text_that_is_no_grid(text: str, words: str) -> None:
 
 
 def test_a_value_of_the_wrong_type_is_told_when_cells_are_made() -> None:
-    with pytest.raises(UsageError, match="layers is a whole number"):
+    with pytest.raises(UsageError, match="layers"):
         parse_grid("layers=two", Config).cells(Config)
 
 
 def test_a_grid_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match=r"data needs values to combine, such as \('cora',\)"):
+    with pytest.raises(UsageError, match=r"data.*combine"):
         Grid({"data": "cora"})
-    with pytest.raises(UsageError, match="has no 'scale' to choose; it has: layers"):
+    with pytest.raises(UsageError, match=r"'scale'.*layers"):
         Grid({"layers": (2,), "seed": (0, 1)}, choose=("scale",))
-    with pytest.raises(UsageError, match="has no 'seed' to choose"):
+    with pytest.raises(UsageError, match="'seed'"):
         Grid({"layers": (2,), "seed": (0, 1)}, choose=("seed",))

@@ -107,13 +107,13 @@ def test_records_that_a_table_could_not_read(results: Results, changes: dict[str
 def test_a_copy_under_another_name_does_not_count(results: Results) -> None:
     path = saved(results, Config())
     path.with_name("copy--0123456789.json").write_bytes(path.read_bytes())
-    with pytest.warns(UserWarning, match="its settings are not those that its name stands for"):
+    with pytest.warns(UserWarning, match="settings"):
         assert len(results.all(RECIPE)) == 1
 
 
 def test_a_file_is_no_folder_of_results(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file; results are in a folder"):
+    with pytest.raises(UsageError, match="a file"):
         Results(tmp_path / "file").all(RECIPE)
 
 
@@ -126,7 +126,7 @@ def test_a_default_that_changed(results: Results) -> None:
 
     later = SimpleNamespace(**vars(RECIPE) | {"config": Later})
     assert results.path(later, Later()) == path
-    with pytest.raises(UsageError, match="epochs = 200, expected 300"):
+    with pytest.raises(UsageError, match=r"200.*300"):
         results.find(later, Later())
     assert path.exists()
 
@@ -151,13 +151,13 @@ def test_a_field_that_is_gone(results: Results) -> None:
     stored = json.loads(path.read_text())
     stored["config"]["old"] = 1
     path.write_text(json.dumps(stored))
-    with pytest.raises(UsageError, match="has the setting old, which the recipe no longer has"):
+    with pytest.raises(UsageError, match="setting old"):
         results.find(RECIPE, Config())
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(UsageError, match=r"made-up.*cannot be written: "):
+    with pytest.raises(UsageError, match=r"made-up.*written"):
         saved(Results(tmp_path / "results"), Config())
 
 

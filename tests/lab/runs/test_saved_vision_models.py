@@ -120,7 +120,7 @@ def test_a_damaged_transformer_is_one_sentence(tmp_path: Path) -> None:
     config, folder = tiny_config(cure="contra_norm"), tmp_path / "model"
     saved_models.save_vision_model(Runtime(save_to=folder), vision.build(config, len(CLASSES)).vit, config, CLASSES)
     (folder / "uncollapse.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"The cure in .*model cannot be loaded: .* does not describe a cure"):
+    with pytest.raises(UsageError, match=r"cure.*loaded"):
         saved_models.load_vision_model(folder)
     (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(UsageError, match=r"model\.safetensors"):

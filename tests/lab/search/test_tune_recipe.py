@@ -192,15 +192,15 @@ def test_what_diverges_has_failed(tiny: ModuleType, tmp_path: Path) -> None:
 def test_other_data(tiny: ModuleType, tmp_path: Path) -> None:
     searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
     (tmp_path / "data").write_text("other")
-    with pytest.raises(UsageError, match="The data has changed since the first trial"):
+    with pytest.raises(UsageError, match=r"data.*changed"):
         searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(3))
 
 
 def test_no_figure_to_choose_by(tiny: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Nothing is held out to choose on: --holdout 0.1."):
+    with pytest.raises(UsageError, match="--holdout"):
         plan(tiny, holdout=0.0)
     other = dataclasses.replace(plan(tiny), search=dataclasses.replace(tiny.SEARCH, by="nothing"))
-    with pytest.raises(UsageError, match="has no figure 'nothing' to choose by; it has validation, test"):
+    with pytest.raises(UsageError, match=r"'nothing'.*validation"):
         searches(tiny.RECIPE, other, tmp_path, TrialLimits(1))
 
 
@@ -272,7 +272,7 @@ def test_a_torn_study(tiny: ModuleType, tmp_path: Path, size: float) -> None:
     searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole[: int(size * len(whole))] if size else b"no database" * 100)
-    with pytest.raises(UsageError, match=r"study.db (cannot be used|is no study)") as caught:
+    with pytest.raises(UsageError, match=r"study\.db") as caught:
         searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(3))
     assert "\n" not in str(caught.value)
 
@@ -280,11 +280,11 @@ def test_a_torn_study(tiny: ModuleType, tmp_path: Path, size: float) -> None:
 def test_a_study_that_is_in_use(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uncollapse.tuning.study.LOCK_TIMEOUT", 0.1)
     with trials(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2)) as made:
-        with pytest.raises(UsageError, match=r"Another process has the study in .* open"):
+        with pytest.raises(UsageError, match=r"process.*open"):
             searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(2))
         other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UsageError, match=r"cannot be used: database is locked"):
+        with pytest.raises(UsageError, match="locked"):
             made.take()
         other.close()
 
@@ -293,7 +293,7 @@ def test_another_study(tiny: ModuleType, tmp_path: Path) -> None:
     searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(1))
     with pytest.raises(UsageError, match="epochs=5"):
         searches(tiny.RECIPE, plan(tiny, epochs=6), tmp_path, TrialLimits(1))
-    with pytest.raises(UsageError, match="a study of something else: its space differs"):
+    with pytest.raises(UsageError, match="space differs"):
         searches(tiny.RECIPE, plan(tiny, "scale=0.1..1"), tmp_path, TrialLimits(1))
 
 
@@ -313,7 +313,7 @@ def test_vary(tiny: ModuleType) -> None:
     }.items():
         with pytest.raises(UsageError, match=words):
             plan(tiny, text)
-    with pytest.raises(UsageError, match="scale is given and varies too"):
+    with pytest.raises(UsageError, match="scale"):
         plan(tiny, "scale=1,2", scale=1.0)
-    with pytest.raises(UsageError, match="Nothing is left to vary"):
+    with pytest.raises(UsageError, match="vary"):
         plan(tiny, cure="good", scale=1.0)

@@ -54,9 +54,7 @@ def test_files_of_arxiv_that_do_not_fit(tmp_path: Path, file: str, content: byte
 
 def test_arxiv_without_the_library_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ogb", None)
-    with pytest.raises(
-        UsageError, match=r"the library ogb, which fetches it, is not installed\. .*pip install ogb, put"
-    ):
+    with pytest.raises(UsageError, match="install ogb"):
         graph_files.read_arxiv(tmp_path)
 
 
@@ -73,7 +71,5 @@ def test_why_arxiv_was_not_fetched(
     library.NodePropPredDataset = fetch
     monkeypatch.setitem(sys.modules, "ogb", ModuleType("ogb"))
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", library)
-    with pytest.raises(
-        UsageError, match=rf"cannot be fetched now \({words}\): .*split/time/test\.csv\.gz.*--data-root"
-    ):
+    with pytest.raises(UsageError, match=f"{words}.*--data-root"):
         graph_files.read_arxiv(tmp_path)

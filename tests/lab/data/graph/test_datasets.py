@@ -109,7 +109,7 @@ def test_results_are_of_these_data(name: str) -> None:
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(UsageError, match=r"one of csbm, karate, cora.* got 'chameleom'. Did you mean 'chameleon'\?"):
+    with pytest.raises(UsageError, match="'chameleon'"):
         graphs.load_graph("chameleom")
 
 

@@ -51,7 +51,7 @@ def test_hidden_nodes_are_a_share_of_the_candidates() -> None:
 
 
 def test_words_for_what_cannot_be() -> None:
-    with pytest.raises(UsageError, match="one of auto, rows"):
+    with pytest.raises(UsageError, match="auto, rows"):
         normalise_features(X, "columns")
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match="between 0 and 1"):

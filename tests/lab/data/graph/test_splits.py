@@ -66,7 +66,7 @@ def test_own_splits(tmp_path: Path) -> None:
         for name in ("published", "public", "48/32/20"):
             assert same(choose_split(name, index, Y, TEN, name="a", root=tmp_path), thirds(index))
     assert int(choose_split("60/20/20", 0, Y, TEN, name="a", root=tmp_path).train.sum()) == 60
-    with pytest.raises(UsageError, match=r"a has the splits 0 … 9, got split_index 10"):
+    with pytest.raises(UsageError, match="split_index 10"):
         choose_split("public", 10, Y, TEN, name="a", root=tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_geom_gcn_files_come_before_chance(tmp_path: Path) -> None:
         save_masks(tmp_path / "geom_gcn_splits", index)
     assert same(choose_split("48/32/20", 2, Y, OWN, name="a", root=tmp_path), thirds(2))
     assert int(choose_split("48/32/20", 2, Y, OWN, name="b", root=tmp_path).train.sum()) == 48
-    with pytest.raises(UsageError, match="none for split_index 12"):
+    with pytest.raises(UsageError, match="split_index 12"):
         choose_split("48/32/20", 12, Y, OWN, name="a", root=tmp_path)
 
 

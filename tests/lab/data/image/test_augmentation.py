@@ -97,5 +97,5 @@ def test_posterized() -> None:
 
 @pytest.mark.parametrize("policy", ["nonsense", "rand-m9-foo3", "rand-mx3.5.1"])
 def test_a_policy_that_is_not_there(policy: str) -> None:
-    with pytest.raises(UsageError, match=f"auto_augment must be a policy of timm such as {POLICY}, got '{policy}'"):
+    with pytest.raises(UsageError, match=f"auto_augment.*{policy}"):
         trained(picture(), 0, auto_augment=policy)

@@ -78,12 +78,12 @@ def test_lists_that_do_not_fit(tmp_path: Path, kind: str, text: str | bytes, wor
 
 
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"The list of classes .*none\.txt cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"none\.txt"):
         image_sets.load_image_set(".", folder(tmp_path), str(tmp_path / "none.txt"))
 
 
 def test_a_list_without_pictures(tmp_path: Path) -> None:
     pack(tmp_path / "train.npz")
     pack(tmp_path / "val.npz", labels=numpy.zeros(6, int))
-    with pytest.raises(UsageError, match=r"classes in .*list\.txt"):
+    with pytest.raises(UsageError, match=r"list\.txt"):
         load(tmp_path, "dog\nemu")

@@ -60,7 +60,7 @@ def test_only_the_first_are_read(tmp_path: Path) -> None:
     made["depths"][3] = numpy.nan  # would be refused
     path = put(tmp_path / "nyu.mat", made)
     assert len(read_scenes(path, 4, 4, count=3).images) == 3
-    with pytest.raises(UsageError, match="too few for 6"):
+    with pytest.raises(UsageError, match="too few"):
         read_scenes(path, 4, 4, count=6)
 
 
@@ -147,17 +147,17 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path, kind: str) -> None:
             file.create_virtual_dataset("images", layout)
         else:
             file.create_dataset("images", (5, 3, 12, 8), "uint8", external=[(str(tmp_path / "raw"), 0, 1440)])
-    with pytest.raises(UsageError, match=r"images in .* must be an array in the file itself"):
+    with pytest.raises(UsageError, match=r"images.*array"):
         read_scenes(path, 4, 4)
 
 
 def test_torn_and_absent_files(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"There is no .*nyu\.mat\. Get nyu_depth_v2_labeled\.mat from .* rendered"):
+    with pytest.raises(UsageError, match=r"nyu_depth_v2_labeled\.mat"):
         read_scenes(tmp_path / "nyu.mat", 4, 4)
     (tmp_path / "nyu.mat").write_bytes(b"MATLAB 5.0 MAT-file")
-    with pytest.raises(UsageError, match=r"HDF5 file, as MATLAB"):
+    with pytest.raises(UsageError, match="MATLAB"):
         read_scenes(tmp_path / "nyu.mat", 4, 4)
     path = put(tmp_path / "torn.mat", compression="gzip")
     path.write_bytes(path.read_bytes()[:-400])
-    with pytest.raises(UsageError, match="is not a valid HDF5 file"):
+    with pytest.raises(UsageError, match="valid HDF5"):
         read_scenes(path, 4, 4)

@@ -185,5 +185,5 @@ def test_the_order_of_an_epoch() -> None:
     assert len(repeated) == 100
     assert repeated == [place for place in epoch_order(100, 5) for _ in range(3)][:100]
     assert epoch_order(300, 6, repeats=2) != epoch_order(300, 7, repeats=2)
-    with pytest.raises(UsageError, match="repeats must be 1 or more, got 0"):
+    with pytest.raises(UsageError, match="repeats"):
         epoch_order(10, 0, repeats=0)

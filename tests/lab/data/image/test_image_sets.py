@@ -92,20 +92,20 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"classes 'fox'"):
         image_sets.load_image_set(".", root)
     (root / "train/fox").rmdir()
-    with pytest.raises(UsageError, match="val has classes that train does not have: 'fox'"):
+    with pytest.raises(UsageError, match=r"val.*'fox'"):
         image_sets.load_image_set(".", root)
     (root / "val/fox").rmdir()
     (root / "val/emu/0.JPEG").unlink()
-    with pytest.raises(UsageError, match="val has no images of the classes 'emu'"):
+    with pytest.raises(UsageError, match=r"val.*'emu'"):
         image_sets.load_image_set(".", root)
     (root / "val/emu").rmdir()
-    with pytest.raises(UsageError, match="val has no images of the classes 'emu'"):
+    with pytest.raises(UsageError, match=r"val.*'emu'"):
         image_sets.load_image_set(".", root)
     (root / "val").rename(root / "judged")
-    with pytest.raises(UsageError, match=r"but no test images: expected train/CLASS/\*.JPEG and val/CLASS"):
+    with pytest.raises(UsageError, match="val/CLASS"):
         image_sets.load_image_set(".", root)
     put(tmp_path / "one/train/cat/0.png", content())
-    with pytest.raises(UsageError, match="two or more classes"):
+    with pytest.raises(UsageError, match="more classes"):
         image_sets.load_image_set("one", tmp_path)
 
 
@@ -162,17 +162,17 @@ def test_packed_files_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], w
 
 def test_packed_files_of_other_classes(tmp_path: Path) -> None:
     pack(tmp_path / "train.npz")
-    with pytest.raises(UsageError, match=r"has train\.npz, but neither val\.npz nor test\.npz"):
+    with pytest.raises(UsageError, match=r"val\.npz"):
         image_sets.load_image_set(".", tmp_path)
     pack(tmp_path / "val.npz", classes=numpy.array(["cat", "dog", "fox"]))
-    with pytest.raises(UsageError, match="differ in 'emu', 'fox'"):
+    with pytest.raises(UsageError, match="'emu', 'fox'"):
         image_sets.load_image_set(".", tmp_path)
     pack(tmp_path / "val.npz", classes=numpy.array(["dog", "cat", "emu"]))
     with pytest.raises(UsageError, match="another order"):
         image_sets.load_image_set(".", tmp_path)
     for part in ("train", "val"):
         pack(tmp_path / f"{part}.npz", [content()], classes=numpy.array(["cat"]))
-    with pytest.raises(UsageError, match="two or more classes, got 'cat'"):
+    with pytest.raises(UsageError, match=r"classes.*'cat'"):
         image_sets.load_image_set(".", tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_file_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(image_files, "SPARE", 1000)
     pack(tmp_path / "val.npz")
     numpy.savez_compressed(tmp_path / "train.npz", data=numpy.zeros(10**6, "uint8"))
-    with pytest.raises(UsageError, match="and would unpack to 1,000,"):
+    with pytest.raises(UsageError, match="unpack to"):
         image_sets.load_image_set(".", tmp_path)
 
 
@@ -201,13 +201,13 @@ def test_damaged_packed_files_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data must be one of digits, .*got 'cifar-10'\. Did you mean 'cifar10'\? A "):
+    with pytest.raises(UsageError, match="'cifar10'"):
         image_sets.load_image_set("cifar-10", tmp_path)
-    with pytest.raises(UsageError, match=r"got 'my pets'\. A folder has train/CLASS/.* or train\.npz and val\.npz"):
+    with pytest.raises(UsageError, match="'my pets'"):
         image_sets.load_image_set("my pets", tmp_path)
-    with pytest.raises(UsageError, match=r"A folder has train/CLASS"):
+    with pytest.raises(UsageError, match="train/CLASS"):
         image_sets.load_image_set(".", tmp_path)
-    with pytest.raises(UsageError, match=r"nowhere; set --data-root"):
+    with pytest.raises(UsageError, match=r"nowhere.*--data-root"):
         image_sets.load_image_set("pets", tmp_path / "nowhere")
 
 

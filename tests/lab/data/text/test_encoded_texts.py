@@ -54,7 +54,7 @@ def test_a_batch_is_what_the_tokenizer_gives(
     assert batch["labels"].dtype == (torch.long if examples is SINGLES else torch.float32)
     wide = words(*texts, truncation=True, max_length=12, padding="max_length", return_tensors="pt")
     assert torch.equal(found.batch(numbers, 12)["input_ids"], wide["input_ids"])
-    with pytest.raises(ValueError, match="length must be at least"):
+    with pytest.raises(ValueError, match="length"):
         found.batch(numbers, 3)
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_is_not_ours_is_made_again(words: Any, tmp_path: Path, harm:
 
 def test_a_cache_that_cannot_be_written(words: Any, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file, not a folder", encoding="utf-8")
-    with pytest.warns(UserWarning, match="Token ids .*taken"):
+    with pytest.warns(UserWarning, match="taken"):
         made = encode(SINGLES, words, 12, classes=True, cache=tmp_path / "taken")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -126,7 +126,7 @@ def test_files_that_do_not_fit(tmp_path: Path, content: str, words: str) -> None
 @pytest.mark.parametrize("score", ["5.001", "-0.1", "nan", "inf", "four", ""])
 def test_scores_of_sts_b(tmp_path: Path, score: str) -> None:
     put(tmp_path / "STS-B/sts-train.csv", f"g\tf\t1\t1\t5\tA\tB\ng\tf\t1\t2\t{score}\tA\tB\n")
-    with pytest.raises(UsageError, match=rf"sts-train\.csv, line 2: .*number from 0 to 5, got '{score}'"):
+    with pytest.raises(UsageError, match=f"line 2.*'{score}'"):
         glue.load_split(TASKS["stsb"], "train", tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_rows_of_qqp_that_lack_columns(tmp_path: Path) -> None:
     found = glue.load_split(TASKS["qqp"], "train", tmp_path)
     assert (found.first, found.second, found.labels, found.skipped) == (["A?", "C?"], ["B?", ""], [1, 0], 1)
     put(tmp_path / "QQP/dev.tsv", f"{head}1\t1\t2\tA?\n")
-    with pytest.raises(UsageError, match=r"dev\.tsv has no examples, only damaged rows"):
+    with pytest.raises(UsageError, match=r"dev\.tsv.*damaged"):
         glue.load_split(TASKS["qqp"], "dev", tmp_path)
 
 
@@ -147,20 +147,18 @@ def test_test_parts_keep_labels_that_are_there(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
     put(tmp_path / "SST-2/train.tsv", "").write_bytes("sentence\tlabel\ncafé\t1\n".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"train\.tsv is not valid UTF-8: .* at byte 18"):
+    with pytest.raises(UsageError, match=r"UTF-8.*byte 18"):
         glue.load_split(TASKS["sst2"], "train", tmp_path)
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere; set --data-root"):
+    with pytest.raises(UsageError, match=r"nowhere.*--data-root"):
         glue.load_split(TASKS["rte"], "train", tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"no train\.tsv of rte in .*RTE or .*glue.RTE\. Set --data-root .* hub"):
+    with pytest.raises(UsageError, match=r"train\.tsv.*--data-root"):
         glue.load_split(TASKS["rte"], "train", tmp_path)
-    with pytest.raises(UsageError, match=r"no train\.tsv or sts-train\.csv of stsb"):
+    with pytest.raises(UsageError, match=r"sts-train\.csv"):
         glue.load_split(TASKS["stsb"], "train", tmp_path)
-    with pytest.raises(
-        UsageError, match=r"mnli has no split 'dev'. Did you mean 'dev_matched'\? There are: train, dev_matched"
-    ):
+    with pytest.raises(UsageError, match=r"'dev'.*'dev_matched'"):
         glue.load_split(TASKS["mnli"], "dev", tmp_path)
 
 

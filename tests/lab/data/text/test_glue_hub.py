@@ -95,7 +95,7 @@ def test_public_labels_of_a_test_part_are_kept(hub: Any) -> None:
 )
 def test_tables_that_changed(hub: Any, made: Callable[[], Any], words: str) -> None:
     hub(made())
-    with pytest.raises(UsageError, match=rf"nyu-mll/glue has {words}.*; give --data-root"):
+    with pytest.raises(UsageError, match=f"{words}.*--data-root"):
         glue.load_split(TASKS["rte"], "train", None)
 
 
@@ -116,9 +116,7 @@ class OfItsHttpClient(Exception):  # noqa: N818 - such libraries have errors tha
 )
 def test_what_cannot_be_fetched(hub: Any, error: Exception) -> None:
     hub(error)
-    with pytest.raises(
-        UsageError, match=rf"^rte cannot be fetched from .* \({type(error).__name__}\)\. Set --data-root"
-    ):
+    with pytest.raises(UsageError, match=f"rte.*{type(error).__name__}"):
         glue.load_split(TASKS["rte"], "train", None)
 
 

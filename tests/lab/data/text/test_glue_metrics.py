@@ -113,8 +113,8 @@ def test_macro_f1_of_many_classes() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_outputs_that_are_not_finite(bad: float) -> None:
-    with pytest.raises(NotFiniteError, match="outputs are not finite: 1 of 3"):
+    with pytest.raises(NotFiniteError, match="1 of 3"):
         compute_metrics(("spearman",), [1.0, 2.0, 3.0], [0.5, bad, 1.0])
     logits = torch.tensor([[0.1, 0.2], [bad, 0.0]])
-    with pytest.raises(NotFiniteError, match="outputs are not finite: 1 of 4"):
+    with pytest.raises(NotFiniteError, match="1 of 4"):
         sentence_training.predictions(logits, TASKS["rte"])

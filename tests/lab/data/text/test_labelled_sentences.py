@@ -59,13 +59,13 @@ def test_what_is_no_task_is_told(tmp_path: Path, content: bytes, words: str) -> 
 
 
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"There is no subj\.all in .*sentences or "):
+    with pytest.raises(UsageError, match=r"subj\.all"):
         labelled_sentences.load_task("subj", tmp_path)
     with pytest.raises(UsageError, match=r"--data-root .*mpqa\.all"):
         labelled_sentences.load_task("mpqa", None)
-    with pytest.raises(UsageError, match=r"There is no task 'sst'\. There are: mr, cr"):
+    with pytest.raises(UsageError, match=r"'sst'.*mr, cr"):
         labelled_sentences.load_task("sst", tmp_path)
     put(tmp_path / "subj.all", b"0 a\n1 b\n")
     monkeypatch.setattr(labelled_sentences, "LARGEST", 4)
-    with pytest.raises(UsageError, match="has 8 bytes; a task of sentences has 4 at most"):
+    with pytest.raises(UsageError, match="8 bytes"):
         labelled_sentences.load_task("subj", tmp_path)

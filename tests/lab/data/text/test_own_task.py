@@ -44,7 +44,7 @@ def test_pairs_with_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", ["nan", "-inf", "1e39", "high"])
 def test_scores_are_finite(tmp_path: Path, score: str) -> None:
     root = folder(tmp_path, f"sentence score\na 1\nb {score}\n")
-    with pytest.raises(UsageError, match=rf"train\.tsv, line 3: .*finite number, got '{score}'"):
+    with pytest.raises(UsageError, match=f"line 3.*'{score}'"):
         glue.load_split(glue.find_task(str(root)), "train", root)
 
 
@@ -84,17 +84,17 @@ def test_rows_that_do_not_fit(tmp_path: Path, train: str, words: str) -> None:
 
 def test_a_label_that_was_not_trained(tmp_path: Path) -> None:
     root = folder(tmp_path, "sentence label\na x\nb y\n", "sentence label\na x\nb z\n")
-    with pytest.raises(UsageError, match=r"dev\.tsv, line 3: .* one of x, y, as in the training file, got 'z'"):
+    with pytest.raises(UsageError, match=r"line 3.*'z'"):
         glue.load_split(glue.find_task(str(root)), "dev", root)
 
 
 def test_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a folder with your own train\.tsv .*got 'rt'\. Did you mean 'rte'"):
+    with pytest.raises(UsageError, match=r"'rt'.*'rte'"):
         glue.find_task("rt")
-    with pytest.raises(UsageError, match=r"no train\.tsv in .*--task"):
+    with pytest.raises(UsageError, match=r"train\.tsv.*--task"):
         glue.find_task(str(tmp_path))
     root = folder(tmp_path, "sentence label\na x\nb y\n")
-    with pytest.raises(UsageError, match=r"no dev\.tsv in"):
+    with pytest.raises(UsageError, match=r"dev\.tsv"):
         glue.load_split(glue.find_task(str(root)), "dev", root)
 
 

@@ -61,7 +61,7 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     config = replace(TINY, epochs=2)
-    with pytest.raises(KeyboardInterrupt, match="in epoch 2 of 2"):
+    with pytest.raises(KeyboardInterrupt, match="epoch 2"):
         outcome(config, checkpoints=tmp_path, progress=press)
     assert outcome(config, checkpoints=tmp_path) == outcome(config)
 

@@ -202,7 +202,7 @@ def test_the_interval_is_a_jackknifes() -> None:
 
 def test_what_cannot_be() -> None:
     x, y = views(3)
-    with pytest.raises(UsageError, match=r"two images, got shapes \(1, 3\)"):
+    with pytest.raises(UsageError, match=r"\(1, 3\)"):
         Population(x[:1], y[:1], 0.5)
     with pytest.raises(UsageError, match="got shapes"):
         Population(x, y[:2], 0.5)
@@ -210,5 +210,5 @@ def test_what_cannot_be() -> None:
         Population(x, y * math.nan, 0.5)
     with pytest.raises(UsageError, match="2 dimensions"):
         uniform_pair(1, 0.5)
-    with pytest.raises(UsageError, match="two numbers of negatives"):
+    with pytest.raises(UsageError, match="negatives"):
         fit_slope((1, 2, 4), np.ones((2, 3)), 4)

@@ -1,4 +1,4 @@
-"""Several processes as torchrun starts them, without its two seconds: the store that they meet in is kept here."""
+"""Start several processes as torchrun does, without its two seconds: the store where they meet lives here."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 def start(count: int, *command: str) -> tuple[list["subprocess.Popen[str]"], distributed.TCPStore]:
-    """Python with a command in each of the processes, and the store, which must live as long as they do."""
+    """Run Python with a command in each process; return them and the store, which must live as long as they do."""
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
@@ -29,11 +29,11 @@ def start(count: int, *command: str) -> tuple[list["subprocess.Popen[str]"], dis
     return started, store
 
 
-def ended(started: list["subprocess.Popen[str]"], seconds: float = 120) -> list[tuple[int, str, str]]:
-    """The exit code, stdout and stderr of each; none is left running."""
+def finish(started: list["subprocess.Popen[str]"], seconds: float = 120) -> list[tuple[int, str, str]]:
+    """Wait for all, and return the exit code, stdout and stderr of each; none is left running."""
     try:
-        heard = [each.communicate(timeout=seconds) for each in started]
+        outputs = [each.communicate(timeout=seconds) for each in started]
     finally:
         for each in started:
             each.kill()
-    return [(each.returncode, *told) for each, told in zip(started, heard, strict=True)]
+    return [(each.returncode, *output) for each, output in zip(started, outputs, strict=True)]

@@ -115,7 +115,7 @@ def test_optimising_leaves_its_start_as_it_was() -> None:
 
 
 def test_what_there_is_not() -> None:
-    with pytest.raises(UsageError, match="2 to 4 corners"):
+    with pytest.raises(UsageError, match="2 to 4"):
         potentials.simplex(5, 3)
     with pytest.raises(UsageError, match="two points"):
         potentials.regular_points(1, 2)

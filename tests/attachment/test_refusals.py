@@ -1,0 +1,153 @@
+"""What cannot work is an error: when it is asked for, with a model as it was, or when the model runs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import uncollapse as uc
+
+from .by_hand import BY_NAME, GPT2, POST_NORM, PRE_NORM, SCALE, T5, TEXT, assert_clean, hf
+from .tiny_models import build
+
+PRE = BY_NAME["encoder-pre-batch-first"]
+VALUES = {  # models whose values of attention are not known
+    "T5EncoderModel": T5,
+    "GPTBigCodeModel": {**GPT2, "multi_query": False},  # head by head with queries and keys
+    "RoFormerModel": {**TEXT, "rotary_value": True},  # rotated after their module
+    "ConvBertModel": {**TEXT, "embedding_size": 16},  # half of the heads are convolutions
+}
+
+
+def model_of(name: str) -> Any:
+    if name == "transformer":
+        return nn.Transformer(8, 2, 2, 2, 16)
+    if name == "stack":  # of blocks that are not known
+        return nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))})
+    if name in VALUES:
+        return hf(name, VALUES[name], "").build()
+    return BY_NAME[name].model() if name in BY_NAME else build(name).model
+
+
+STACK = {"modules": ["blocks.*"]}
+ROWS: tuple[tuple[str, str, dict[str, Any], str], ...] = (  # model, cure, arguments, words
+    (PRE.name, "contra_norm", {"at": "attention.nowhere"}, r"mean .*: block, attention\.input,"),
+    (PRE.name, "contra_norm", {"at": "attention.context"}, r"'attention\.context'"),
+    (PRE.name, "contra_norm", {"at": 7}, "number 7"),
+    (PRE.name, "contra_norm", {"at": []}, "at least one"),
+    (PRE.name, "contra_norm", {"layers": 3}, "-3 to 2"),
+    (PRE.name, "contra_norm", {"layers": "embed"}, "not a block"),
+    (PRE.name, "contra_norm", {"layers": "final"}, "not a block"),
+    (PRE.name, "contra_norm", {"strength": 2}, "'strength'.*dim, scale"),
+    (PRE.name, "contra_norm", {"scale": "much"}, r"layers\.0\.norm2: scale"),
+    (PRE.name, "contra_norm", {"preset": "best"}, r"'bert'\?"),
+    (PRE.name, "contra_norm", {"scale": None}, "scale"),
+    (PRE.name, "contra_norm", {"tokens": "some"}, "tokens"),
+    (PRE.name, "pair_norm", {"mode": "XX"}, "mode"),
+    (PRE.name, "attn_scale", {}, "values of attention"),
+    (PRE.name, "attn_scale", {"at": "block"}, r"'attention\.context'"),
+    (PRE.name, "drop_edge", {}, "edge_index"),
+    (PRE.name, "drop_edge", {"layers": 1}, "layers"),
+    *((name, "attn_scale", {}, "values of attention") for name in VALUES),
+    ("T5Model-encoder", "contra_norm", {"part": "encoder", "at": "attention.residual"}, r"'attention\.residual'"),
+    ("transformer", "contra_norm", {}, "part='encoder'.*part='decoder'"),
+    ("gcn", "contra_norm", {"padding": "counted"}, "padding"),
+    ("gcn", "drop_edge", {"padding": "counted"}, "padding"),
+    ("gcn", "drop_edge", {"at": "block"}, "'edges'.*'block'"),
+    ("bert", "attn_scale", {"padding": "counted"}, "padding"),
+    ("bert", "contra_norm", {"padding": "ignored"}, "padding"),
+    ("stack", "contra_norm", {**STACK, "learnable": True}, r"features.*blocks\.0.*dim="),
+    ("stack", "feat_scale", STACK, r"features.*blocks\.0"),
+    ("stack", "contra_norm", {"modules": ["block.*"]}, r"'block\.\*'"),
+    ("stack", "contra_norm", {**STACK, "at": "attention.residual"}, r"'attention\.residual'.*block, input"),
+    ("stack", "contra_norm", {**STACK, "at": "norms"}, "norms.*block, input"),
+    ("stack", "contra_norm", {}, "known model.*2 × Sequential in blocks"),
+    ("stack", "pair_norm", {**STACK, "causal": True}, "pair_norm.*later"),
+)
+
+
+@pytest.mark.parametrize(("name", "cure", "options", "words"), ROWS)
+def test_mistakes_leave_nothing_behind(name: str, cure: str, options: dict[str, Any], words: str) -> None:
+    model = model_of(name)
+    with pytest.raises(ValueError, match=words):
+        uc.attach(model, cure, **{**({"scale": 0.5} if cure == "contra_norm" else {}), **options})
+    assert_clean(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("BertModel", 0), ("BertModel", 9), ("AlbertModel", -1), ("ViTModel", 7), ("LlamaModel", 7)]
+)
+def test_numbers_that_the_paper_does_not_have_list_the_places(name: str, number: int) -> None:
+    model = BY_NAME[name].model()
+    with pytest.raises(ValueError, match=f"number {number}") as error:
+        uc.attach(model, "contra_norm", scale=SCALE, at=number)
+    expected = PRE_NORM if name in ("ViTModel", "LlamaModel") else POST_NORM
+    assert all(place in str(error.value) for place in expected)
+    assert_clean(model)
+
+
+def test_unknown_and_unready_cures() -> None:
+    model: Any = PRE.model()
+    with pytest.raises(KeyError, match="mean 'contra_norm'"):
+        uc.attach(model, "contranorm", scale=0.1)
+    for given, cure, words in (
+        (model, "contra_norm", "'scale'"),
+        (model, uc.PairNorm(), "PairNorm"),
+        ({}, "x", "dict"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            uc.attach(given, cure)
+    assert_clean(model)
+
+
+# --- when the model runs ---
+
+
+def lower(n: int) -> torch.Tensor:
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def test_masks_of_queries_and_keys() -> None:
+    """Refused in an encoder of transformers; in one of torch, if some later tokens are hidden from some tokens."""
+    model, ids = build("bert").model, torch.arange(6)[None]
+    uc.attach(model, "contra_norm", scale=0.5)
+    with pytest.raises(RuntimeError, match="queries and keys"):
+        model(ids, attention_mask=lower(6)[None, None])
+    model(ids)
+    model, x = build("encoder").model, torch.randn(2, 6, 16)
+    uc.attach(model, "contra_norm", scale=0.5)
+    hidden = ~lower(6)
+    hidden[:, :3] = False  # three tokens that all see, as in a prefix language model
+    with pytest.raises(RuntimeError, match="later tokens"):
+        model(x, mask=hidden)
+    model(x, mask=(torch.arange(6)[:, None] - torch.arange(6)).abs() > 2)  # a window hides earlier ones as well
+
+
+def test_dropped_layers_in_front_of_the_final_norm() -> None:
+    """The padding of an earlier pass is not taken for that of this one."""
+    model = hf("OPTModel", {**TEXT, "ffn_dim": 24, "word_embed_proj_dim": 16, "layerdrop": 1.0}, "").build().eval()
+    uc.attach(model, "contra_norm", scale=0.5, at="final.norm")
+    model(torch.arange(6)[None])
+    with pytest.raises(RuntimeError, match=r"decoder\.layers\.2 did not run"):
+        model.train()(torch.arange(6)[None])
+
+
+def test_blocks_that_are_run_past_hooks() -> None:
+    groups = {f"{name}_groups": 1 for name in ("q", "k", "v", "post_attention", "intermediate", "output")}
+    model = hf("SqueezeBertModel", {**TEXT, "embedding_size": 16, **groups}, "").build()
+    with pytest.raises(ValueError, match=r"known model.*'encoder\.layers\.\*'"):
+        uc.attach(model, "contra_norm", scale=0.5)
+    uc.attach(model, "contra_norm", scale=0.5, modules=["encoder.layers.*"])
+    with pytest.warns(UserWarning, match=r"None of .*encoder\.layers\.0"):
+        model(torch.arange(6)[None])
+
+
+def test_named_modules_that_never_run() -> None:
+    model, x = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), torch.randn(2, 5, 16)
+    with uc.attach(model, "contra_norm", scale=0.5, modules=["self_attn.out_proj"]):
+        with pytest.warns(UserWarning, match=r"None of .*self_attn\.out_proj"):
+            model(x)
+        model(x)  # it is said once
+    uc.attach(model, "contra_norm", scale=0.5, modules=["linear1", "self_attn.out_proj"])
+    model(x)  # one of them runs
