@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.engine import shared_runs
 from tests.distributed import finish, start
+from tests.lab.engine import shared_runs
 from torch import Tensor, distributed
 
 pytest.importorskip("accelerate")
