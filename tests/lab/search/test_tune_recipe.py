@@ -309,7 +309,7 @@ def test_vary(tiny: ModuleType) -> None:
         "cure=a..b": "by commas",
         "cure=none,bad,worse": "cure is one of none, good, bad",
         "nothing=1": "no setting 'nothing'",
-        "seed=0,1": "chosen for its luck",
+        "seed=0,1": "seed cannot vary",
     }.items():
         with pytest.raises(UsageError, match=words):
             plan(tiny, text)
