@@ -12,51 +12,21 @@ from uncollapse.backbones import random_weights
 from uncollapse.diagnosis.advice import suggest
 from uncollapse.diagnosis.verdict import Subject
 
+from .tiny_models import build
 
-def bert() -> Any:
-    import transformers
-
-    torch.manual_seed(1)
-    config = transformers.BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24
-    )
-    return transformers.BertModel(config).eval()
-
-
-def vit() -> Any:
-    import timm
-
-    return timm.create_model("vit_tiny_patch16_224", depth=3, embed_dim=24, num_heads=3, img_size=32)
-
-
-def gpt2() -> Any:
-    import transformers
-
-    return transformers.GPT2Model(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=3, n_head=2))
-
-
-def gcn() -> Any:
-    from torch_geometric.nn import GCN
-
-    return GCN(8, 16, 3, 4)
-
-
-def encoder() -> nn.Module:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 3)
-
-
-MODELS = [bert, vit, gpt2, gcn, encoder]
+MODELS = ["bert", "timm_vit", "gpt2", "gcn", "encoder"]
 
 
 @pytest.mark.filterwarnings("ignore:.*no batch")
 @pytest.mark.parametrize("kind", ["complete", "dimensional", "both"])
-@pytest.mark.parametrize("build", MODELS)
-def test_advice_can_be_followed(build: Any, kind: Any) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_advice_can_be_followed(name: str, kind: Any) -> None:
     """Every line of code that a diagnosis shows runs on the model that it was given for."""
-    model = build()
+    model = build(name).model
     stack = backbones.find(model)
     causal = stack.context((), {}).causal
-    tips = [t for onset in ("embed", "block 1") for t in suggest(kind, onset, subject(stack, causal))]
+    subject = Subject(stack.family, stack.architecture, causal, stack.places())
+    tips = [t for onset in ("embed", "block 1") for t in suggest(kind, onset, subject)]
     assert len(tips) >= 2
     for tip in tips:
         keys = list(model.state_dict())
@@ -66,10 +36,6 @@ def test_advice_can_be_followed(build: Any, kind: Any) -> None:
         assert attachment.at == (tip.place,)
         uc.detach(model)
         assert list(model.state_dict()) == keys
-
-
-def subject(stack: Any, causal: bool) -> Subject:
-    return Subject(stack.family, stack.architecture, causal, stack.places())
 
 
 def test_advice_for_layers_that_were_named() -> None:
@@ -87,8 +53,8 @@ def test_advice_for_layers_that_were_named() -> None:
         uc.detach(model)
 
 
-def test_the_diagnosis_tells_the_cures() -> None:
-    model, batches = encoder(), [torch.randn(4, 8, 16)]
+def test_the_diagnosis_names_the_cures() -> None:
+    model, batches = build("encoder").model, [torch.randn(4, 8, 16)]
     assert "cures" not in uc.diagnose(model, batches).settings
     with uc.attach(model, "contra_norm", scale=0.5, layers=1):
         d = uc.diagnose(model, batches)
@@ -97,9 +63,9 @@ def test_the_diagnosis_tells_the_cures() -> None:
     assert uc.Diagnosis.from_json(d.to_json()) == d
 
 
-@pytest.mark.parametrize("build", MODELS)
-def test_the_random_twin_has_the_cure_as_it_began(build: Any) -> None:
-    model = build()
+@pytest.mark.parametrize("name", MODELS)
+def test_the_random_twin_has_the_cure_as_it_began(name: str) -> None:
+    model = build(name).model
     uc.attach(model, "contra_norm", scale=0.5, learnable=True)
     with torch.no_grad():
         for parameter in model.parameters():

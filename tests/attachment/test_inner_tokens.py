@@ -165,7 +165,7 @@ def test_nodes_of_a_graph_network() -> None:
         assert t.mask("first") is None
         assert t.real("first").shape == (6, 8)
         check_same(model, spread(t["first"]), spread(first))
-        with pytest.raises(ValueError, match="no prefix tokens"):
+        with pytest.raises(ValueError, match="prefix"):
             t.prefix("first")
     with pytest.raises(RuntimeError, match="only inside"):
         t.batch  # noqa: B018
@@ -219,18 +219,12 @@ def test_passes_of_albert() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (
-            {"layers": ("first", "lost")},
-            r"no layer 'lost'. Did you mean 'last'\?.*from -3 to 2.*embed",
-        ),
+        ({"layers": ("first", "lost")}, r"'lost'.*'last'\?.*-3 to 2.*embed"),
         ({"layers": 3}, "no layer 3"),
         ({"layers": ()}, "selects none"),
         ({"layers": "final"}, "no layer 'final'"),
-        (
-            {"at": "attention.nowhere"},
-            r"no place 'attention.nowhere'. Did you mean 'attention.norm'\? There are: block, ",
-        ),
-        ({"modules": ["layer.*"]}, "No module of TransformerEncoder is named"),
+        ({"at": "attention.nowhere"}, r"'attention\.norm'\?.*block, "),
+        ({"modules": ["layer.*"]}, "TransformerEncoder"),
     ],
 )
 def test_what_is_not_there_is_an_error_before_any_hook(asked: dict[str, Any], message: str) -> None:
@@ -243,10 +237,10 @@ def test_what_is_not_there_is_an_error_before_any_hook(asked: dict[str, Any], me
 def test_asking_too_early_too_late_or_for_something_else() -> None:
     model = encoder()
     with tokens(model, "last") as t:
-        with pytest.raises(RuntimeError, match="No forward pass of TransformerEncoder has reached layer 'last'"):
+        with pytest.raises(RuntimeError, match="reached layer 'last'"):
             t["last"]
         model(sequences())
-        with pytest.raises(ValueError, match="'first' was not asked for"):
+        with pytest.raises(ValueError, match="'first'"):
             t["first"]
         with pytest.raises(RuntimeError, match="second time"):
             t.__enter__()
@@ -451,7 +445,7 @@ def test_a_function_compiled_before_gives_an_error_and_one_compiled_inside_leave
     run(images())
     with tokens(model) as t:
         run(images())
-        with pytest.raises(RuntimeError, match="also compile functions"):
+        with pytest.raises(RuntimeError, match="compile functions"):
             t["last"]
     torch.compiler.reset()
     with tokens(model) as t:

@@ -99,10 +99,10 @@ def test_names_and_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (lambda: bert(layers=4), "BertModel with 3 blocks; this model is BertModel with 4"),
-        (lambda: bert(kind="Roberta"), "this model is RobertaModel"),
-        (lambda: bert(width=24), r"scale_param has shape \(16,\) in the file, \(24,\) here"),
-        (lambda: nn.Linear(2, 2), "not a known model"),
+        (lambda: bert(layers=4), "3 blocks.*4"),
+        (lambda: bert(kind="Roberta"), "RobertaModel"),
+        (lambda: bert(width=24), r"scale_param.*\(16,\).*\(24,\)"),
+        (lambda: nn.Linear(2, 2), "known model"),
     ],
 )
 def test_wrong_model(tmp_path: Path, other: Any, said: str) -> None:
@@ -120,22 +120,22 @@ def test_wrong_model(tmp_path: Path, other: Any, said: str) -> None:
 
 def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
     model = bert()
-    with pytest.raises(ValueError, match="no cure to save"):
+    with pytest.raises(ValueError, match="no cure"):
         uc.save_cure(model, tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no uncollapse\.json"):
+    with pytest.raises(FileNotFoundError, match=r"uncollapse\.json"):
         uc.load_cure(model, tmp_path)
     uc.attach(model, "contra_norm", scale=0.5)
     uc.save_cure(model, tmp_path)
-    with pytest.raises(ValueError, match="has a cure already: contra_norm"):
+    with pytest.raises(ValueError, match="already: contra_norm"):
         uc.load_cure(model, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda text: text[:-20], "does not describe a cure"),
-        (lambda text: "[]", "does not describe a cure"),
-        (lambda text: text.replace('"schema": 1', '"schema": 9'), "has schema 9"),
+        (lambda text: text[:-20], "describe"),
+        (lambda text: "[]", "describe"),
+        (lambda text: text.replace('"schema": 1', '"schema": 9'), "schema 9"),
         (lambda text: text.replace('"sha256": "', '"sha256": "0'), "replaced"),
     ],
 )
@@ -167,5 +167,5 @@ def test_loaded_with_the_model_that_it_lies_beside(tmp_path: Path) -> None:
     assert len(scales) == 3
     assert all(bool((scale == 0.5).all()) for scale in scales)
     (tmp_path / "uncollapse.safetensors").unlink()
-    with pytest.raises(io.UsageError, match="cure saved with the model"):
+    with pytest.raises(io.UsageError, match="cure"):
         io.load_model(str(tmp_path), load_cure=uc.load_cure)
