@@ -25,6 +25,10 @@ def by_patch(patch: tuple[int, int] = (8, 8), **changes: float) -> soft_labels.M
     return soft_labels.patch_mixer(CLASSES, patch, **settings)
 
 
+def twice(patch: tuple[int, int] = (8, 8), **changes: float) -> soft_labels.Mixer:
+    return soft_labels.twice_mixer(whole(mixup=0.0, **changes), patch)
+
+
 def labels(count: int) -> Tensor:
     return torch.arange(count) % CLASSES
 
@@ -54,7 +58,7 @@ def test_nothing_to_mix_leaves_images_and_draws_nothing(mixer: soft_labels.Mixer
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("make", [whole, by_patch])
+@pytest.mark.parametrize("make", [whole, by_patch, twice])
 def test_labels_are_probabilities(make: Make, smoothing: float, count: int) -> None:
     with use_seed(0):
         mixed = make(smoothing=smoothing)(images(count), labels(count))
@@ -129,7 +133,48 @@ def test_chance_0_and_1_of_patches() -> None:
     assert sum(moved) > 15  # a box may be empty
 
 
-@pytest.mark.parametrize("make", [whole, by_patch])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_second_mix_is_of_whole_patches_of_any_two_images(seed: int) -> None:
+    """Without a first one: a box stays, all patches around it are of one other image, and labels go with them."""
+    with use_seed(seed):
+        mixed = twice((4, 6), chance=0.0, smoothing=0.2)(coloured(4), labels(4))
+    assert mixed.patches is not None
+    shares = []
+    for number, (image, patches) in enumerate(zip(mixed.images[:, 0], mixed.patches, strict=True)):
+        grid = image.reshape(4, 4, 4, 6).permute(0, 2, 1, 3).flatten(2)  # (rows, columns, pixels)
+        assert (grid == grid[..., :1]).all()  # each patch is of one image
+        colours = grid[..., 0].long()
+        torch.testing.assert_close(patches, soft_labels.smooth_labels(colours.flatten(), 4, 0.2))
+        own = colours == number
+        assert len(colours[~own].unique()) <= 1
+        if own.any() and not own.all():
+            rows, columns = own.any(1).nonzero().flatten(), own.any(0).nonzero().flatten()
+            assert own[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()  # what stays is a box
+            shares.append(float(own.float().mean()))
+    assert len(set(shares)) <= 1  # the same box for the whole batch
+    torch.testing.assert_close(mixed.labels, mixed.patches.mean(1))
+
+
+def test_after_two_mixes_an_image_may_have_parts_of_four() -> None:
+    """The second partner is drawn anew: the image at the other end of the batch again would bring back the first."""
+    with use_seed(0):
+        mixer = twice((2, 2))
+        found = [mixer(coloured(8), labels(8)).images[:, 0] for _ in range(20)]
+    assert max(len(image.unique()) for batch in found for image in batch) == 4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.62, 0.999])
+def test_boxes_of_patches_have_the_share_that_was_drawn(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "random", lambda: share)
+    for _ in range(50):
+        top, bottom, left, right = soft_labels._patch_box(14, 10)
+        area = (bottom - top) * (right - left)
+        assert 0 <= top <= bottom <= 14
+        assert 0 <= left <= right <= 10
+        assert int(140 * share) - 14 < area <= int(140 * share)
+
+
+@pytest.mark.parametrize("make", [whole, by_patch, twice])
 def test_a_resumed_run_mixes_the_same(make: Make) -> None:
     mixer = make(chance=0.7)
     with use_seed(0):

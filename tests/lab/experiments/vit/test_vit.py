@@ -124,6 +124,23 @@ def test_what_a_record_has(whole: dict[str, Any]) -> None:
     json.dumps(whole)
 
 
+def test_the_best_epoch_is_recorded_next_to_the_result() -> None:
+    config = replace(SMALL, epochs=4, lr=3e-2, ema=0.0, test_each_epoch=True, head=12)
+    record = outcome(config)
+    each = [epoch["test"] for epoch in record["epochs"]]
+    assert record["figures"]["test_max"] == max(each)
+    assert record["figures"]["test"] == each[-1]
+    assert "test_max" not in outcome(replace(SMALL, epochs=1))["figures"]
+    assert all(table.metric == "test" for table in vit.RECIPE.tables.values())
+
+
+def test_released_presets_have_what_the_code_has() -> None:
+    released, contra = (vit.RECIPE.presets[name] for name in ("released-diversepatch", "paper-contranorm"))
+    losses = {name: released[name] for name in ("cosine_loss", "contrast_loss", "mixing_loss", "mix_twice")}
+    assert losses == {"cosine_loss": 0.0, "contrast_loss": 1.0, "mixing_loss": 1.0, "mix_twice": True}
+    assert (contra["head"], contra["test_each_epoch"]) == (1000, True)
+
+
 @pytest.mark.parametrize(("workers", "at"), [(0, 2), (2, 4)])
 def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path, whole: dict[str, Any], workers: int, at: int) -> None:
     with pytest.raises(KeyboardInterrupt, match=f"in epoch {1 + at // 3} of 2"):
@@ -194,7 +211,9 @@ def test_rows_tell_weights_apart() -> None:
 
 def test_presets_name_all_but_the_data() -> None:
     named = set(asdict(Config())) - {"data", "class_list"}
-    for name in ("paper-contranorm", "paper-diversepatch", "paper-diversepatch-longer"):
+    papers = [name for name in vit.RECIPE.presets if name != "small"]
+    assert papers == ["paper-contranorm", "paper-diversepatch", "released-diversepatch", "paper-diversepatch-longer"]
+    for name in papers:
         assert set(vit.RECIPE.presets[name]) == named
     longer = vit.RECIPE.presets["paper-diversepatch-longer"]
     assert (longer["epochs"], longer["drop_path"]) == (100, 0.75)

@@ -25,6 +25,7 @@ DEFAULTS = {field.name: field.default for field in fields(Config)}
         {"absolute": True},
         {"contrast_form": "released"},
         {"patch_dropout": 0.5},
+        {"mix_twice": True},
         {"crop": "padded", "least_area": 0.5},
         {"mixup": 0.0, "mix_switch": 0.1},
         {"cutmix": 0.0, "mix_switch": 0.1},
@@ -46,7 +47,9 @@ def test_settings_that_do_nothing_make_no_other_run(idle: dict[str, Any]) -> Non
         {"pre_norm": True},
         {"cosine_loss": 1.0, "absolute": True},
         {"contrast_loss": 1.0, "contrast_form": "released"},
-        {"mixing_loss": 1.0, "patch_dropout": 0.5, "mixup": 0.0},
+        {"mixing_loss": 1.0, "patch_dropout": 0.5, "mix_twice": True, "mixup": 0.0},
+        {"head": 1000},
+        {"test_each_epoch": True},
         {"crop": "resized", "least_area": 0.5},
         {"mix_switch": 0.1},
         {"identity": "scale"},  # s(x − m) with a fixed scale is a form of its own
@@ -111,6 +114,15 @@ def test_sizes_go_into_the_model() -> None:
     assert (vit.patch_embed.img_size, vit.patch_embed.patch_size) == ((24, 24), (6, 6))
     assert vit.blocks[2].drop_path1.drop_prob == pytest.approx(0.2)
     assert vit.eval()(images(side=24)).shape == (4, 7)
+
+
+def test_a_head_may_have_more_outputs_than_classes() -> None:
+    model = vision.build(tiny_config(head=12, mixing_loss=1.0, cutmix=1.0), len(CLASSES))
+    assert model.vit(images()).shape == (4, 12)
+    assert model.patch_head is not None
+    assert model.patch_head(torch.zeros(1, 24)).shape == (1, 12)
+    with pytest.raises(UsageError, match="--head 5"):
+        vision.build(tiny_config(head=4), len(CLASSES))
 
 
 def test_a_patch_head_only_for_the_mixing_loss() -> None:

@@ -30,7 +30,7 @@ OF_CONTRA_NORM = ("at", "scale", "temperature", "identity", "dual", "average", "
 OF_LOSSES = {  # settings without effect where a loss has no weight
     "cosine_loss": ("absolute",),
     "contrast_loss": ("contrast_form",),
-    "mixing_loss": ("patch_dropout",),
+    "mixing_loss": ("patch_dropout", "mix_twice"),
 }
 
 
@@ -61,6 +61,9 @@ class Config:
     heads: int = config_field(0, "Attention heads; 0: the model's own.", minimum=0, group=MODEL)
     image: int = config_field(0, "Side of the images in pixels; 0: the model's own.", minimum=0, group=MODEL)
     patch: int = config_field(0, "Side of a patch in pixels; 0: the model's own.", minimum=0, group=MODEL)
+    head: int = config_field(
+        0, "Outputs of the head; 0: one per class. ContraNorm's code has 1000 for any folder.", minimum=0, group=MODEL
+    )
     talking_heads: bool = config_field(False, "Talking-heads attention, as in DiversePatch's code.", group=MODEL)
     teacher: str = config_field(
         "",
@@ -107,6 +110,11 @@ class Config:
     )
     patch_dropout: float = config_field(
         0.2, "mixing_loss: dropout before the patch head.", minimum=0, maximum=0.9, group=PATCHES
+    )
+    mix_twice: bool = config_field(
+        False,
+        "mixing_loss: CutMix first, then a box of whole patches of another image, as in DiversePatch's code.",
+        group=PATCHES,
     )
     epochs: int = config_field(300, "Number of epochs.", minimum=1, group=TRAINING)
     batch: int = config_field(1024, "Images per forward pass.", minimum=1, group=TRAINING)
@@ -162,6 +170,11 @@ class Config:
         group=TRAINING,
     )
     precision: str = config_field("no", "Mixed precision in training.", choices=("no", "bf16", "fp16"), group=TRAINING)
+    test_each_epoch: bool = config_field(
+        False,
+        "Read the test images after every epoch too: test_max is the best of them. The result is still the last one.",
+        group=TRAINING,
+    )
     seed: int = config_field(
         0, "Seed of weights, order of the images and augmentation.", minimum=0, maximum=2**31, group=TRAINING
     )
@@ -228,8 +241,10 @@ def build(config: Config, classes: int, names: tuple[str, ...] = ()) -> WithPatc
 
     names: names of the classes; the head of a saved model with other classes is initialized anew.
     """
+    if config.head and config.head < classes:
+        raise UsageError(f"The data have {classes} classes, got head {config.head}; take --head {classes} or more.")
     with use_seed(config.seed):
-        vit = vision_classifier.build_vit(config.model, classes, **model_sizes(config))
+        vit = vision_classifier.build_vit(config.model, config.head or classes, **model_sizes(config))
         model = WithPatchHead(vit, patch_head=config.mixing_loss > 0, dropout=config.patch_dropout)
     cure = {name: getattr(config, name) for name in ("cure", *OF_CONTRA_NORM)}
     if not start_weights.load_start(vit, config.start, config.model, cure, names):

@@ -62,6 +62,38 @@ def patch_mixer(classes: int, patch: tuple[int, int], *, cutmix: float, chance: 
     return mixer
 
 
+def twice_mixer(first: Mixer, patch: tuple[int, int]) -> Mixer:
+    """Return a mixer that mixes the images of another one once more, by whole patches, as DiversePatch's code does.
+
+    A box of a uniform share of the patches stays. The others, with their labels, are those of an image drawn at random.
+    """
+
+    def mixer(images: Tensor, labels: Tensor) -> Mixed:
+        images, labels, _ = first(images, labels)
+        height, width = patch
+        rows, columns = images.shape[-2] // height, images.shape[-1] // width
+        top, bottom, left, right = _patch_box(rows, columns)
+        stays = torch.zeros(rows, columns, dtype=torch.bool, device=images.device)
+        stays[top:bottom, left:right] = True
+        partner = torch.randperm(len(images)).to(images.device)
+        pixels = stays.repeat_interleave(height, 0).repeat_interleave(width, 1)
+        patches = torch.where(stays.flatten()[:, None], labels[:, None], labels[partner][:, None])
+        return Mixed(torch.where(pixels, images, images[partner]), patches.mean(1), patches)
+
+    return mixer
+
+
+def _patch_box(rows: int, columns: int) -> tuple[int, int, int, int]:
+    """Return top, bottom, left and right of a random box in a grid of patches, drawn as in DiversePatch's code."""
+    area = int(rows * columns * random.random())
+    height = random.randint(1, max(1, min(rows, area) - 1))
+    width = area // height
+    if width > columns:
+        height, width = area // columns, columns
+    top, left = random.randint(0, rows - height), random.randint(0, columns - width)
+    return top, top + height, left, left + width
+
+
 class Teacher:
     """A frozen model that sees the images of a student in its own size and with its own normalization.
 

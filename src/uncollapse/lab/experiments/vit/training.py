@@ -89,8 +89,9 @@ class Training:
         return task + self.losses(self.model.patch_head, mixed.patches).to(task)
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Return the accuracy on the held-out images."""
-        return {"validation": self.accuracy(model.vit, "validation")} if "validation" in self.parts else {}
+        """Return the accuracy on the held-out images, and on the test images if these are read in every epoch."""
+        splits = ("validation", *(("test",) if self.config.test_each_epoch else ()))
+        return {split: self.accuracy(model.vit, split) for split in splits if split in self.parts}
 
     @torch.no_grad()
     def accuracy(self, vit: nn.Module, part: str) -> float:
@@ -154,19 +155,20 @@ def input_spec(vit: Any) -> InputSpec:
 
 
 def _mixer(vit: Any, config: Any) -> soft_labels.Mixer:
-    if not config.mixing_loss:
-        return soft_labels.image_mixer(
-            vit.num_classes,
-            mixup=config.mixup,
-            cutmix=config.cutmix,
-            chance=config.mix_chance,
-            switch=config.mix_switch,
-            smoothing=config.smoothing,
-        )
     patch = vit.patch_embed.patch_size
-    return soft_labels.patch_mixer(
-        vit.num_classes, patch, cutmix=config.cutmix, chance=config.mix_chance, smoothing=config.smoothing
+    if config.mixing_loss and not config.mix_twice:
+        return soft_labels.patch_mixer(
+            vit.num_classes, patch, cutmix=config.cutmix, chance=config.mix_chance, smoothing=config.smoothing
+        )
+    mixer = soft_labels.image_mixer(
+        vit.num_classes,
+        mixup=config.mixup,
+        cutmix=config.cutmix,
+        chance=config.mix_chance,
+        switch=config.mix_switch,
+        smoothing=config.smoothing,
     )
+    return soft_labels.twice_mixer(mixer, patch) if config.mixing_loss else mixer
 
 
 def build_optimizer(model: WithPatchHead, config: Any) -> torch.optim.Optimizer:
