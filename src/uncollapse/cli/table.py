@@ -34,7 +34,7 @@ def table(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="Whose results: see `uncollapse list recipes`.",
+            help="Whose results: see `uncollapse list complete_recipe`.",
             autocompletion=complete_recipe,
         ),
     ],

@@ -106,6 +106,7 @@ MODULES = {  # recipe -> the module of `uncollapse.lab.experiments` whose `RECIP
     "moco": "moco.recipe",
     "depth-probe": "depth_probe.recipe",
     "sentences": "sentences.recipe",
+    "arena": "arena.recipe",
 }
 
 

@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 
 class RunQueue:
-    """The runs of some cells, each of them once.
+    """The runs of a few cells, each of them once.
 
-    records: results of finished runs, by identity. open: configurations that no worker has taken. failed: error
-    messages, by identity. found: how many results existed at the start. prune_by: the metric by which runs may be
-    stopped early; None lets all of them finish.
+    records: of those that are done, by identity. open: configurations that nobody has begun. failed: why, by identity.
+    judged: the figure by which runs may be stopped before their end; None lets all of them go on.
     """
 
-    prune_by: str | None = None
+    judged: str | None = None
 
     def __init__(self, recipe: "Recipe", cells: Iterable[GridCell], results: Results) -> None:
         self.recipe, self.results = recipe, results
@@ -39,51 +38,51 @@ class RunQueue:
                 self._waiting.append(cell)
             if len(cell.trials) > 1:
                 self._contests.append(cell)
-        self._add_followers()
+        self._unfold()
         self.found = len(self.records)
 
     @property
     def total(self) -> int:
-        """Number of all runs, including those whose values are not chosen yet."""
+        """All runs, with those that are not known yet."""
         return len(self._configs) + self.later
 
     @property
     def done(self) -> int:
-        """Number of finished runs."""
+        """Runs whose records are there."""
         return len(self.records)
 
     @property
     def later(self) -> int:
-        """Number of runs that wait for the best values of their cell."""
+        """Runs that are known once the best of a cell is."""
         return sum(len(cell.seeds) for cell in self._waiting)
 
     def key(self, config: Any) -> str:
-        """Return the identity of a configuration."""
+        """What tells a configuration from all others."""
         return identity(self.recipe.name, config)
 
     def label(self, config: Any) -> str:
-        """Return the file name of a run without suffix, which is unique; its short name need not be."""
+        """What a run is called where others are named too: its file. The name alone may leave out where they differ."""
         return self.results.path(self.recipe, config).stem
 
     def config(self, key: str) -> Any:
-        """Return the configuration with an identity."""
+        """The configuration that has this key."""
         return self._configs[key]
 
     def seconds(self, config: Any) -> float:
-        """Return the estimated seconds of a run on one core, corrected by the times of finished runs."""
+        """How long a run takes on one core: the recipe's guess, in the measure of what it was wrong by so far."""
         return self.recipe.cost(config) * (statistics.median(self._ratios) if self._ratios else 1.0)
 
     def seconds_open(self) -> float:
-        """Return the estimated seconds of all runs that have not started, on one core."""
+        """How long all takes that nobody has begun, on one core."""
         later = sum(len(cell.seeds) * statistics.fmean(map(self.seconds, cell.trials)) for cell in self._waiting)
         return later + sum(map(self.seconds, self.open.values()))
 
     def missing(self) -> list[Any]:
-        """Return the open configurations, cheapest first."""
+        """What is open, cheapest first."""
         return sorted(self.open.values(), key=self.recipe.cost)
 
-    def choices(self) -> list[tuple[GridCell, Any]]:
-        """Return each cell whose trials are all done, with the best of them; only cells with several trials."""
+    def chosen(self) -> list[tuple[GridCell, Any]]:
+        """The cells that had several trials, with the best of these, as far as all are done."""
         found = []
         for cell in self._contests:
             records = [self.records[key] for key in map(self.key, cell.trials) if key in self.records]
@@ -93,9 +92,9 @@ class RunQueue:
         return found
 
     def take(self) -> Any | None:
-        """Remove and return the cheapest open configuration; None if there is none.
+        """The cheapest one that is open, which then no longer is; None if there is none.
 
-        A configuration that has a result by now, from another sweep, is not run again.
+        A result that came meanwhile, from another sweep, is not run again.
         """
         while self.open:
             config = self.open.pop(min(self.open, key=lambda key: self.recipe.cost(self.open[key])))
@@ -104,31 +103,31 @@ class RunQueue:
         return None
 
     def put_back(self, config: Any) -> None:
-        """Reopen a configuration that was taken but not run."""
+        """It was taken and not run."""
         self.open[self.key(config)] = config
 
     def fail(self, config: Any, why: str) -> None:
-        """Record that a run failed."""
+        """It was run and came to nothing."""
         self.failed[self.key(config)] = why
 
     def may_retry(self, config: Any) -> bool:
-        """Return whether a run whose process was killed starts again at once."""
+        """Whether a run whose process was killed is tried again at once."""
         return False
 
-    def should_prune(self, config: Any, epoch: int, metric: float, seconds: float) -> bool:
-        """Return whether to stop a run early. metric: the value of `prune_by` after an epoch; seconds: so far."""
+    def judge(self, config: Any, epoch: int, figure: float, seconds: float) -> bool:
+        """Whether a run should be stopped. figure: the one that is judged, after an epoch and so many seconds."""
         return False
 
     def prune(self, config: Any) -> None:
-        """Record that a run was stopped early."""
+        """It was stopped."""
 
     def look_up(self, config: Any) -> bool:
-        """Return whether a result exists by now, and open the runs that waited for it."""
+        """Whether there is a result by now. What only waited for it is open from now on."""
         record = self.results.find(self.recipe, config)
         if record is None:
             return False
-        self._add_record(config, record)
-        self._add_followers()
+        self._note(config, record)
+        self._unfold()
         return True
 
     def _add(self, config: Any) -> None:
@@ -140,16 +139,16 @@ class RunQueue:
         if record is None:
             self.open[key] = config
         else:
-            self._add_record(config, record)
+            self._note(config, record)
 
-    def _add_record(self, config: Any, record: dict[str, Any]) -> None:
+    def _note(self, config: Any, record: dict[str, Any]) -> None:
         self.records[self.key(config)] = record
         guess, measured = self.recipe.cost(config), record.get("seconds")
         if guess > 0 and measured:
             self._ratios.append(measured / guess)
 
-    def _add_followers(self) -> None:
-        """Add the further runs of the cells whose trials are all done."""
+    def _unfold(self) -> None:
+        """Add what follows in the cells whose trials are all done."""
         waiting, self._waiting = self._waiting, []
         for cell in waiting:
             keys = [self.key(config) for config in cell.trials]

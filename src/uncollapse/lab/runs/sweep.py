@@ -1,4 +1,4 @@
-"""Run a sweep: the missing runs of a queue in several processes, cheapest first, until a time limit."""
+"""A sweep: the missing runs of an agenda in several processes, cheapest first, until all are done or time is over."""
 
 import time
 from dataclasses import dataclass
@@ -12,55 +12,55 @@ from uncollapse.lab.runs.run_one import remove_leftovers, run_folder, run_lock, 
 from uncollapse.lab.runs.run_queue import RunQueue
 from uncollapse.lab.runs.workers import GRACE, Job, Message, Worker
 
-RETRY = 1.0  # seconds between two looks at a run of another process
+RETRY = 1.0  # seconds until it is looked up again whether another process is done with a run
 ERROR = "error.txt"
 
 StopReason = Literal["done", "time", "interrupted"]
 
 
 class SweepListener(Protocol):
-    """Receives the events of a sweep, to show them."""
+    """Who tells a person how a sweep goes."""
 
     def changed(self, sweep: "Sweep") -> None:
-        """Handle progress: a run started, made some steps or ended."""
+        """Something moved: a run began, made a few steps or ended."""
 
     def finished(self, sweep: "Sweep", config: Any) -> None:
-        """Handle the end of a run; its record is in the queue."""
+        """A run is done; its record is in the agenda."""
 
     def note(self, words: str) -> None:
-        """Show a message to the user."""
+        """Something went wrong, or should be known."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Number of processes, and the time limit in seconds; None for no limit."""
+    """How many processes at a time, and for how many seconds; None takes the time that it takes."""
 
     jobs: int
     seconds: float | None = None
 
 
 class Sweep:
-    """Run the configurations of a queue in worker processes.
+    """The runs of an agenda while they run.
 
-    running: the configuration of each busy worker. runs: the folder of checkpoints and errors, with one folder per run.
+    running: the configuration that each worker runs. runs: the folder of checkpoints and errors, one folder a run.
     """
 
-    def __init__(self, queue: RunQueue, runs: Path, runtime: Runtime, limits: Limits, listener: SweepListener) -> None:
-        self.queue, self.limits = queue, limits
+    def __init__(self, agenda: RunQueue, runs: Path, runtime: Runtime, limits: Limits, teller: SweepListener) -> None:
+        self.agenda, self.limits = agenda, limits
         self.running: dict[Worker, Any] = {}
         self._workers: list[Worker] = []
-        self._runs, self._runtime, self._listener = runs, runtime, listener
-        self._elsewhere: dict[str, tuple[float, Any]] = {}  # runs of other processes, by identity: when to look again
-        self._announced: set[str] = set()
+        self._runs, self._session, self._teller = runs, runtime, teller
+        self._elsewhere: dict[str, tuple[float, Any]] = {}  # other processes run these; look again at that time
+        self._told: set[str] = set()
         self._stopping = False
 
     def run(self) -> StopReason:
-        """Run what is missing and return why it ended. Runs that are not done then are open or failed in the queue."""
+        """Run what is missing; the answer says why it ended. What is then not done is open or failed in the agenda."""
         end = None if self.limits.seconds is None else time.monotonic() + self.limits.seconds
-        self._remove_leftovers()
+        self._tidy()
         try:
             while end is None or time.monotonic() < end:
-                self._assign_runs()
+                self._hand_out()
                 if not (self.running or self._elsewhere):
                     return "done"
                 self._listen(RETRY if end is None else min(RETRY, max(0.0, end - time.monotonic())))
@@ -71,130 +71,129 @@ class Sweep:
             self._stop()
 
     def error_file(self, config: Any) -> Path:
-        """Return the file with the error of a failed run."""
-        return run_folder(self.queue.recipe, config, self._runs) / ERROR
+        """Where it is said why a run failed."""
+        return run_folder(self.agenda.recipe, config, self._runs) / ERROR
 
     def seconds_left(self) -> float:
-        """Return the estimated seconds until the end, with all processes busy."""
-        left = self.queue.seconds_open()
+        """How long it still takes, with all processes at work."""
+        left = self.agenda.seconds_open()
         for worker, config in self.running.items():
             done, total = worker.steps
-            left += self.queue.seconds(config) * (1 - done / total if total else 1)
+            left += self.agenda.seconds(config) * (1 - done / total if total else 1)
         return left / self.limits.jobs
 
-    def _remove_leftovers(self) -> None:
-        """Remove files that earlier sweeps left when they were killed at the end of a run."""
-        recipe, results = self.queue.recipe, self.queue.results
-        for config in map(self.queue.config, self.queue.records):
+    def _tidy(self) -> None:
+        """Remove what earlier sweeps have left that were killed as a run of theirs was done."""
+        recipe, results = self.agenda.recipe, self.agenda.results
+        for config in map(self.agenda.config, self.agenda.records):
             remove_leftovers(recipe, config, results, run_folder(recipe, config, self._runs))
 
-    def _assign_runs(self) -> None:
-        """Assign runs to idle workers, and start further workers while there are more runs."""
+    def _hand_out(self) -> None:
+        """Give runs to the workers that have none, and start workers while there are more runs."""
         for key, (when, config) in list(self._elsewhere.items()):
             if when <= time.monotonic():
                 del self._elsewhere[key]
-                self.queue.put_back(config)
-        while len(self.running) < self.limits.jobs and (config := self.queue.take()) is not None:
+                self.agenda.put_back(config)
+        while len(self.running) < self.limits.jobs and (config := self.agenda.take()) is not None:
             worker = next((idle for idle in self._workers if idle not in self.running), None)
             if worker is None:
                 self._workers.append(worker := Worker())
             self.error_file(config).unlink(missing_ok=True)
             self.running[worker] = config
-            runtime = with_run_folder(self._runtime, self.queue.recipe, config, self._runs)
-            worker.assign(Job(self.queue.recipe.name, config, self.queue.results.folder, runtime, self.queue.prune_by))
-        self._listener.changed(self)
+            runtime = with_run_folder(self._session, self.agenda.recipe, config, self._runs)
+            worker.give(Job(self.agenda.recipe.name, config, self.agenda.results.folder, runtime, self.agenda.judged))
+        self._teller.changed(self)
 
     def _listen(self, timeout: float) -> None:
-        """Handle the messages of workers, waiting at most `timeout` seconds for one."""
-        waiting = connection.wait([worker.connection for worker in self._workers], timeout)
-        for worker in [worker for worker in self._workers if worker.connection in waiting]:
+        """Hear what workers say, for this long at most if they are silent."""
+        heard = connection.wait([worker.connection for worker in self._workers], timeout)
+        for worker in [worker for worker in self._workers if worker.connection in heard]:
             try:
-                self._handle(worker, worker.connection.recv())
+                self._hear(worker, worker.connection.recv())
             except (EOFError, ConnectionResetError):
-                self._remove_worker(worker)
-        self._listener.changed(self)
+                self._lose(worker)
+        self._teller.changed(self)
 
-    def _handle(self, worker: Worker, message: Message) -> None:
+    def _hear(self, worker: Worker, message: Message) -> None:
         match message.kind:
             case "ready":
                 worker.ready = True
             case "steps":
                 worker.steps = message.steps
-            case "evaluated":
-                config = self.running[worker]
-                worker.answer(not self._stopping and self.queue.should_prune(config, *message.evaluation))
+            case "judge":
+                worker.answer(not self._stopping and self.agenda.judge(self.running[worker], *message.judged))
             case "note":
-                self._listener.note(f"{self.queue.label(self.running[worker])}: {message.text}")
+                self._teller.note(f"{self.agenda.label(self.running[worker])}: {message.words}")
             case _ if worker in self.running:
-                self._end_run(self.running.pop(worker), message)
+                self._settle(self.running.pop(worker), message)
 
-    def _end_run(self, config: Any, message: Message) -> None:
-        """Record how a run ended, or that it did not start."""
+    def _settle(self, config: Any, message: Message) -> None:
+        """A run has ended, or has not begun."""
         match message.kind:
             case "failed":
-                self._fail(config, message.text, message.traceback)
+                self._fail(config, message.words, message.more)
             case "stopped":
-                self.queue.put_back(config)
+                self.agenda.put_back(config)
             case "pruned":
-                self.queue.prune(config)
-                self._listener.finished(self, config)
+                self.agenda.prune(config)
+                self._teller.finished(self, config)
             case "busy":
                 self._wait_for(config)
-            case _ if self.queue.look_up(config):
-                self._listener.finished(self, config)
+            case _ if self.agenda.look_up(config):
+                self._teller.finished(self, config)
             case _:
                 self._fail(config, "The run left no result.")
 
     def _wait_for(self, config: Any) -> None:
-        """Wait for a run of another process: for its result, or to run it if that process ends without one."""
-        key = self.queue.key(config)
+        """Another process runs it: take its result, or the run itself should that process end without one."""
+        key = self.agenda.key(config)
         self._elsewhere[key] = time.monotonic() + RETRY, config
-        if key not in self._announced:
-            self._announced.add(key)
-            self._listener.note(f"{self.queue.label(config)} is being run by another process.")
+        if key not in self._told:
+            self._told.add(key)
+            self._teller.note(f"{self.agenda.label(config)} is being run by another process.")
 
-    def _fail(self, config: Any, why: str, traceback: str = "") -> None:
-        self.queue.fail(config, why)
+    def _fail(self, config: Any, why: str, more: str = "") -> None:
+        self.agenda.fail(config, why)
         try:
-            where = str(write(self.error_file(config), f"{why}\n\n{traceback}" if traceback else f"{why}\n"))
-        except NotWrittenError as error:  # then the error is only printed
+            where = str(write(self.error_file(config), f"{why}\n\n{more}" if more else f"{why}\n"))
+        except NotWrittenError as error:  # the run's own words then are all that there is
             where = str(error)
-        self._listener.note(f"{self.queue.label(config)} failed: {why} ({where})")
+        self._teller.note(f"{self.agenda.label(config)} failed: {why} ({where})")
 
-    def _remove_worker(self, worker: Worker) -> None:
-        """Handle the end of a worker, which stopped on request or was killed."""
-        code = worker.wait()
+    def _lose(self, worker: Worker) -> None:
+        """A worker has ended: because it was asked to, or because something killed it."""
+        code = worker.end()
         self._workers.remove(worker)
         if worker not in self.running:
             return
         config = self.running.pop(worker)
-        with try_lock(run_lock(self.queue.recipe, config, self.queue.results)):
-            pass  # taking the lock removes the lock file of a killed worker
+        with try_lock(run_lock(self.agenda.recipe, config, self.agenda.results)):
+            pass  # taken and given back, so that no file is left of a worker that was killed
         if self._stopping:
-            self.queue.put_back(config)
-        elif worker.ready and self.queue.may_retry(config):
-            self._listener.note(f"{self.queue.label(config)}: its process was killed; it starts again.")
-            self.queue.put_back(config)
+            self.agenda.put_back(config)
+        elif worker.ready and self.agenda.may_retry(config):
+            self._teller.note(f"{self.agenda.label(config)}: its process was killed; it is tried again.")
+            self.agenda.put_back(config)
         elif not worker.ready:
-            raise RuntimeError(f"A worker process ended during its start, with exit code {code}.")
+            raise RuntimeError(f"A process for runs ended while it started, with exit code {code}.")
         else:
-            how = f"by signal {-code}, maybe because memory ran out" if code < 0 else f"with exit code {code}"
+            how = f"by signal {-code}, maybe since memory ran out" if code < 0 else f"with exit code {code}"
             self._fail(config, f"The process of the run ended {how}.")
 
     def _stop(self) -> None:
-        """Stop all workers; busy ones have some time to write a checkpoint."""
+        """End all workers. Those that run something have a while to write a checkpoint."""
         self._stopping, until = True, time.monotonic() + GRACE
         try:
             self._listen(0)
             if self.running:
-                self._listener.note("Stopping; running experiments write a checkpoint first.")
+                self._teller.note("Stopping, with a checkpoint of each running run.")
             for worker in self._workers:
-                worker.request_stop()
+                worker.ask()
             while self._workers and time.monotonic() < until:
                 self._listen(RETRY)
         finally:
             for worker in list(self._workers):
                 worker.process.kill()
-                self._remove_worker(worker)
+                self._lose(worker)
             for _, config in self._elsewhere.values():
-                self.queue.put_back(config)
+                self.agenda.put_back(config)

@@ -13,6 +13,7 @@ from uncollapse.lab.tables.selection import (
     freeze,
     main_settings,
     metric_of,
+    seeds_of_choice,
     select_best,
 )
 from uncollapse.lab.tables.significance import Interval, difference_interval
@@ -58,6 +59,7 @@ class PaperTable:
     free: settings that may differ from the protocol. row_of: the row of a config in words, where its fields would be
     hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the protocol
     in single rows. row_name: heading of rows in words. names: what plots call values of the axes and the metric.
+    fresh_seeds: seeds that took part in a choice do not count.
     """
 
     title: str
@@ -76,6 +78,7 @@ class PaperTable:
     free: tuple[str, ...] = ()
     row_of: Callable[[Mapping[str, Any]], str] | None = None
     all_groups: bool = False
+    fresh_seeds: bool = False
     row_name: str = ""
     row_protocol: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -234,7 +237,8 @@ def _cell(
     taken = select_best(runs, board.by)
     firsts = (of[min(of)] for of in runs.values())
     open_choice = len(runs) > 1 and all(metric_of(record, board.by) is None for record in firsts)
-    counted = {seed: metric_of(record, board.metric) for seed, record in sorted(runs[taken].items())}
+    used = seeds_of_choice(runs) if board.fresh_seeds and len(runs) > 1 else ()
+    counted = {seed: metric_of(r, board.metric) for seed, r in sorted(runs[taken].items()) if seed not in used}
     unit = 100.0 if board.percent else 1.0
     return TableCell(
         *at,

@@ -31,7 +31,7 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
         model = build(config, graph)
     before = _diagnose(model, graph)
     experiment = f"{identity(NAME, config)}-{graph.fingerprint()}"  # so that a checkpoint on other data is not resumed
-    history = fit(_task(model, graph, config), _options(config), runtime, experiment, vars(config))
+    history = fit(build_task(model, graph, config), training_options(config), runtime, experiment, vars(config))
     data = {"fingerprint": graph.fingerprint(), "nodes": len(graph.y), "edges": graph.edge_index.shape[1]}
     saved_models.save_weights(runtime, model, config)
     return model, training_record(
@@ -48,7 +48,8 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
 run = record_of(train)
 
 
-def _options(config: Config) -> TrainingOptions:
+def training_options(config: Config) -> TrainingOptions:
+    """Return how long a network is trained, and which weights are tested."""
     selects = config.select != "last"
     return TrainingOptions(
         epochs=config.epochs,
@@ -60,7 +61,8 @@ def _options(config: Config) -> TrainingOptions:
     )
 
 
-def _task(model: nn.Module, graph: datasets.Graph, config: Config) -> Task:
+def build_task(model: nn.Module, graph: datasets.Graph, config: Config) -> Task:
+    """Return the training of a network on the whole graph."""
     x = sparse_features(graph.x)  # bags of words: makes dropout and the first layer cheap
     whole = {"x": x, "edge_index": graph.edge_index, "y": graph.y, "train": graph.train, "validation": graph.validation}
 

@@ -215,6 +215,10 @@ def prefix_metrics(part: str, found: Mapping[str, float]) -> dict[str, float]:
 
 def diagnose_split(model: nn.Module, data: EncodedTexts) -> Diagnosis:
     """Diagnose the model on the first examples, layer by layer."""
+    return diagnose(model, diagnosis_batches(data), plan=Plan(baseline=0, embed=False))
+
+
+def diagnosis_batches(data: EncodedTexts) -> list[dict[str, Tensor]]:
+    """Return the first examples without their labels."""
     numbers = list(torch.split(torch.arange(min(DIAGNOSED, len(data))), 16))
-    batches = [{k: v for k, v in batch.items() if k != "labels"} for batch in Batches(data, numbers)]
-    return diagnose(model, batches, plan=Plan(baseline=0, embed=False))
+    return [{k: v for k, v in batch.items() if k != "labels"} for batch in Batches(data, numbers)]

@@ -136,7 +136,7 @@ def _fit(model: nn.Module, config: Config, runtime: Runtime) -> dict[str, Any]:
     options = TrainingOptions(config.epochs, config.seed, clip=config.clip)
     data = fingerprint(tensor for pair in splits.values() for tensor in pair)
     experiment = f"{identity(NAME, config)}-{data}"
-    history = train_task(_task(model, config, splits), options, runtime, experiment, vars(config))
+    history = train_task(build_task(model, config, splits), options, runtime, experiment, vars(config))
     after = summarize_diagnosis(_diagnose(model, splits["test"][0]))
     saved_models.save_weights(runtime, model, config)
     sizes = {str(name): len(labels) for name, (_, labels) in splits.items()}
@@ -151,7 +151,8 @@ def _fit(model: nn.Module, config: Config, runtime: Runtime) -> dict[str, Any]:
     )
 
 
-def _task(model: nn.Module, config: Config, splits: dict[Split, tuple[Tensor, Tensor]]) -> Task:
+def build_task(model: nn.Module, config: Config, splits: dict[Split, tuple[Tensor, Tensor]]) -> Task:
+    """Return the training of a model on the digits."""
     images, labels = splits["train"]
 
     def batches(epoch: int) -> list[tuple[Tensor, Tensor]]:

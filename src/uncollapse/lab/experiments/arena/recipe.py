@@ -1,0 +1,52 @@
+"""The arena: every cure against doing nothing and against the simplest rivals, on tasks deep enough to collapse.
+
+Each contestant has the same number of trials (learning rate, and strength where it has one), chosen on validation with
+one seed. The best then runs with fresh seeds, whose test data are read once; only these seeds count in the table.
+"""
+
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.experiments import recipe_data
+from uncollapse.lab.experiments.arena.config import Config, find_contestant, row_of
+from uncollapse.lab.experiments.arena.training import NAME, build_problem, run
+from uncollapse.lab.recipe import Recipe
+from uncollapse.registry import CURES
+
+SECONDS = {"gcn": 0.8, "vit-digits": 0.75, "vit-cifar": 8.0, "bert": 3.0, "decoder": 6.0}  # per block, without a cure
+SLOWER = {"contra_norm": 3.0}  # on graphs
+
+
+def name_of(config: Config) -> str:
+    """Return the readable part of a run's file names."""
+    data = f"-{config.data}" if config.task == "gcn" else ""
+    strength = f"-s{config.scale:g}" if find_contestant(config.task, config.cure).has_strength else ""
+    rival = f"-L{config.blocks}" if config.blocks else f"-x{config.longer:g}" if config.longer != 1 else ""
+    return f"{config.task}{data}-{config.depth}-{config.cure}{strength}{rival}-lr{config.lr:g}-seed{config.seed}"
+
+
+def cost(config: Config) -> float:
+    """Return an estimate of a run's seconds on one core."""
+    names = config.cure.split("+") if config.task == "gcn" else []
+    return SECONDS[config.task] * config.built * config.longer * max([SLOWER.get(name, 1.0) for name in names] or [1.0])
+
+
+def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
+    """Return the fingerprint of data in a named folder; None for data that does not change."""
+    if runtime.data_root is None or config.task == "vit-digits" or config.data in ("csbm", "karate"):
+        return None
+    return str(build_problem(config, runtime).data["fingerprint"])
+
+
+DATA = recipe_data.read(__package__, Config, row_of=row_of)
+RECIPE = Recipe(
+    name=NAME,
+    title="All cures, and the simplest rivals, under one protocol on deep graph networks and transformers",
+    paper=CURES["contra_norm"].paper,
+    config=Config,
+    run=run,
+    name_of=name_of,
+    cost=cost,
+    tables=DATA.tables,
+    grids=DATA.grids,
+    quick=DATA.quick,
+    fingerprint=data_fingerprint,
+)
