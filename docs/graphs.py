@@ -20,14 +20,14 @@ from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of, metric_of
 from uncollapse.lab.tables.table_page import plot_group
-from uncollapse.report.canvas import INK, LINE, add_legend, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
 
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.tables["table3"]
 
 BY_LAYER = ("effective_rank", "mean_cosine", "dirichlet_energy")  # what the picture of a deep network shows
 DATA, DEPTH = "cora", 32  # of which network
-VARIED = ("data", "layers", "norm", "scale", "seed")  # fields in which runs of the published protocol differ
+VARIED = ("data", "layers", "norm", "scale", "identity", "self_loops", "sample", "seed")  # fields of correlated runs
 DEEP, FEW = 8, 6  # layers from which on measures are compared with accuracy, and runs that this needs
 
 
@@ -58,19 +58,24 @@ def _with_samples(mine: Sequence[Record]) -> list[Record]:
 def depth_pictures() -> str:
     """Accuracy over depth, a picture for each data set that was run."""
     drawn = ((data, _depth_image(data)) for data in _groups_run())
-    shown = [f"![Test accuracy over depth on {data}](images/{path.name})" for data, path in drawn if path.exists()]
+    shown = [
+        f"![Test accuracy over depth on {TABLE_3.name(data)}](images/{path.name})"
+        for data, path in drawn
+        if path.exists()
+    ]
     return "\n".join(shown) or NOT_RUN
 
 
 def layers_picture() -> str:
     """Measures by layer of the deep network, if that was drawn."""
-    said = f"Rank, similarity and Dirichlet energy by layer for each norm, {DEPTH} layers on {DATA}, and the accuracy"
+    where = f"{DEPTH} layers on {TABLE_3.name(DATA)}"
+    said = f"Rank, similarity and Dirichlet energy by layer for each norm, {where}, and the accuracy"
     return f"![{said}](images/{_layers_image().name})" if _layers_image().exists() else NOT_RUN
 
 
 def correlations() -> tuple[Row, list[Row]]:
     """Rank correlation of each measure of the last hidden layer with the test accuracy, over all deep runs."""
-    runs = [r for r in _published_protocol("sample") if field_of(r, "layers") >= DEEP]
+    runs = [r for r in _published_protocol() if field_of(r, "layers") >= DEEP]
     by_data = {data: [r for r in runs if field_of(r, "data") == data] for data in _groups_run()}
     enough = {data: group for data, group in by_data.items() if len(group) >= FEW}
     head = ("measure", "further from collapse", *(f"{data} ({len(group)} runs)" for data, group in enough.items()))
@@ -111,11 +116,10 @@ def _signed(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
 
 
-def _published_protocol(*more: str) -> list[Record]:
+def _published_protocol() -> list[Record]:
     """Results that differ from the published protocol in nothing but a few fields."""
     defaults = dataclasses.asdict(RECIPE.config())
-    free = (*VARIED, *more)
-    return [r for r in records() if all(r["config"][name] == defaults[name] for name in defaults if name not in free)]
+    return [r for r in records() if all(r["config"][name] == defaults[name] for name in defaults if name not in VARIED)]
 
 
 def _groups_run() -> list[Any]:
@@ -128,21 +132,34 @@ def draw() -> Iterator[Path]:
     """Draw all pictures that the results allow."""
     for data in _groups_run():
         yield plot_group(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
-    deep = [r for r in _published_protocol() if (field_of(r, "data"), field_of(r, "layers")) == (DATA, DEPTH)]
-    if deep:
-        yield _draw_layers([cell for cell in build_cells(TABLE_3, deep) if cell.run and cell.column == DEPTH], deep)
+    cells = build_cells(TABLE_3, _with_papers_data(TABLE_3, records()))
+    if deep := [cell for cell in cells if cell.run and (cell.group, cell.column) == (DATA, DEPTH)]:
+        yield _draw_layers(deep)
 
 
-def _draw_layers(made: Sequence[TableCell], deep: Sequence[Record]) -> Path:
+def _runs_of(cell: TableCell) -> list[Record]:
+    """Return the results behind a cell of Table 3."""
+    place = dict(zip(TABLE_3.axes, (cell.group, cell.row, cell.column), strict=True))
+    usual = {**TABLE_3.protocol, **TABLE_3.row_protocol.get(cell.row, {})}
+    asked = {**usual, **TABLE_3.where, **cell.unusual, **cell.chosen, **place}
+    return [r for r in records() if all(field_of(r, name) == asked[name] for name in asked if name != "seed")]
+
+
+def _name_of(cell: TableCell) -> str:
+    """Return what a cell's line is called: its row, and settings that differ from the protocol."""
+    return ", ".join([TABLE_3.name(cell.row), *(f"{name} {value}" for name, value in cell.unusual.items())])
+
+
+def _draw_layers(made: Sequence[TableCell]) -> Path:
     """A panel for each measure with a line for each norm, and one with the accuracy."""
-    title = f"{DATA}, {DEPTH} layers: after each hidden layer, and what came of it"
+    title = f"{TABLE_3.name(DATA)}, {DEPTH} layers: after each hidden layer, and what came of it"
     figure, (*panels, last) = new_figure(title, (14.0, 3.8), len(BY_LAYER) + 1)
     for number, cell in enumerate(made):
-        runs = [r for r in deep if field_of(r, "norm") == cell.row and cell.chosen.items() <= r["config"].items()]
+        runs = [r for r in _runs_of(cell) if r["seed"] in cell.figures]
         for axes, measure in zip(panels, BY_LAYER, strict=True):
             values = [[layer.get(measure) for layer in r["diagnosis"]["after"]["layers"][:-1]] for r in runs]
             line = np.array(values, dtype=float).mean(0)
-            axes.plot(np.arange(1, len(line) + 1), line, color=series_colour(number), linewidth=2, label=cell.row)
+            axes.plot(np.arange(1, len(line) + 1), line, color=series_colour(number), linewidth=2, label=_name_of(cell))
         figures = list(cell.figures.values())
         last.barh([number], [cell.mean or 0.0], color=series_colour(number), height=0.6)
         last.plot(figures, [number] * len(figures), "o", color=INK, markersize=4)
@@ -150,8 +167,8 @@ def _draw_layers(made: Sequence[TableCell], deep: Sequence[Record]) -> Path:
         axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)
         axes.set_xlabel("layer", color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend(panels[0])
-    last.set_yticks(range(len(made)), [str(cell.row) for cell in made])
+    add_legend_below(figure, panels[0])
+    last.set_yticks(range(len(made)), [_name_of(cell) for cell in made])
     last.invert_yaxis()
     last.set_title("Test accuracy, %", fontsize=10, color=INK)
     return save_figure(figure, _layers_image())

@@ -19,7 +19,7 @@ from uncollapse.lab.experiments.glue.recipe import variant
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, field_of
 from uncollapse.lab.tables.table_page import plot_group
-from uncollapse.report.canvas import INK, LINE, add_legend, new_figure, save_figure
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure
 
 DEPTH = RECIPES["bert-depth"].tables["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
@@ -81,16 +81,15 @@ def pictures() -> str:
 
 def deepest() -> tuple[Row, list[Row]]:
     """Variance over features and effective rank of the deepest pair of runs, beside the paper's 72 blocks."""
-    mine = [r for r in depth() if field_of(r, "task") == "sst2"]
-    layers = max((d for d in {field_of(r, "depth") for r in mine} if _both(mine, d)), default=0)
-    if not layers:
+    pair = deepest_pair()
+    if not pair:
         return (), []
+    layers = int(pair[WAYS[0]]["config"]["depth"])
     at = [round(number / (PAPER_DEPTH - 1) * (layers - 1)) for number in PAPER_AT]
     rows: list[Row] = []
-    for way in WAYS:
-        first = min((r for r in mine if _is(r, layers, way)), key=lambda r: int(r["seed"]))
+    for way, record in pair.items():
         for measure, paper in PAPER_LAYERS[way].items():
-            found = [f"{first['layers'][measure][-1][number]:.1f}" for number in at]
+            found = [f"{record['layers'][measure][-1][number]:.1f}" for number in at]
             rows.append((way, measure, f"ours, {layers} blocks", *found))
             rows.append((way, measure, f"paper, {PAPER_DEPTH} blocks", *map(str, paper)))
     shares = (f"{number / (PAPER_DEPTH - 1):.0%} of the way" for number in PAPER_AT)
@@ -208,19 +207,18 @@ def draw() -> Iterator[Path]:
     mine = [r for r in depth() if field_of(r, "task") == "sst2"]
     if mine:
         yield plot_group(DEPTH, mine, "sst2", _image("depth"))
-        layers = max((d for d in {field_of(r, "depth") for r in mine} if _both(mine, d)), default=None)
-        for way, shades in zip(WAYS, SHADES, strict=True):
-            runs = [r for r in mine if layers is not None and _is(r, layers, way)]
-            if runs:
-                yield _draw_layers(way, min(runs, key=lambda r: int(r["seed"])), shades)
+    for (way, record), shades in zip(deepest_pair().items(), SHADES, strict=False):
+        yield _draw_layers(way, record, shades)
 
 
-def _both(mine: Sequence[Record], layers: int) -> bool:
-    return {variant(r["config"]) for r in mine if field_of(r, "depth") == layers} >= set(WAYS)
-
-
-def _is(record: Record, layers: int, way: str) -> bool:
-    return field_of(record, "depth") == layers and variant(record["config"]) == way
+def deepest_pair() -> dict[str, Record]:
+    """Return the runs of each way with the most blocks, the same learning rate and the same, lowest seed, by way."""
+    found: dict[tuple[int, float, int], dict[str, Record]] = {}
+    for r in (r for r in depth() if field_of(r, "task") == "sst2"):
+        alike = field_of(r, "depth"), field_of(r, "lr"), -int(r["seed"])
+        found.setdefault(alike, {})[variant(r["config"])] = r
+    pairs = [alike for alike, ways in found.items() if ways.keys() >= set(WAYS)]
+    return {way: found[max(pairs)][way] for way in WAYS} if pairs else {}
 
 
 def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
@@ -229,7 +227,8 @@ def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
 
     config = record["config"]
     cure = "no cure" if way == "none" else f"ContraNorm, scale {config['scale']:g}"
-    title = f"{config['depth']} blocks, {cure}: after each block, from the start to the last epoch"
+    where = f"{config['depth']} blocks, {cure}, learning rate {config['lr']:g}"
+    title = f"{where}: after each block, from the start to the last epoch"
     figure, panels = new_figure(title, (14.0, 3.8), len(BY_LAYER))
     shade: Any = LinearSegmentedColormap.from_list("epochs", shades)
     for axes, measure in zip(panels, BY_LAYER, strict=True):
@@ -241,7 +240,7 @@ def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
         axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)
         axes.set_xlabel("block", color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend(panels[0])
+    add_legend_below(figure, panels[0])
     return save_figure(figure, _image(f"layers_{way}"))
 
 

@@ -24,7 +24,7 @@ def draw() -> Iterator[Path]:
         found = visions.grouped(data, depth)
         for kind, drawn in (("layers", _draw_layers), ("spectrum", _draw_spectra)):
             if found and f"{kind}_{name}" in visions.PICTURES:
-                yield drawn(f"{data}, {depth} blocks", found, visions.image(f"{kind}_{name}"))
+                yield drawn(f"{visions.ACCURACY.name(data)}, {depth} blocks", found, visions.image(f"{kind}_{name}"))
 
 
 def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path:
@@ -33,7 +33,7 @@ def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path
     for axes, (measure, title) in zip(panels, BY_LAYER.items(), strict=True):
         if "none" in found:
             start = np.array([_along(r, "before", measure) for r in found["none"]], float).mean(0)
-            axes.plot(start, color=QUIET, linewidth=1.2, linestyle=(0, (1, 2)), label="none, before training")
+            axes.plot(start, color=QUIET, linewidth=1.2, linestyle=(0, (1, 2)), label="nothing added, before training")
         for number, (way, of) in enumerate(found.items()):
             lines = np.array([_along(r, "after", measure) for r in of], float)
             axes.plot(lines.mean(0), label=_told(way, len(of)), **_look(number))
@@ -80,7 +80,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 def _told(way: str, seeds: int) -> str:
-    return f"{way} ({seeds} seed{'s' if seeds > 1 else ''})"
+    return f"{visions.ACCURACY.name(way)} ({seeds} seed{'s' if seeds > 1 else ''})"
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def keep(run: dict[str, Any] | None, path: Path) -> None:
 def gcn(data: Path, save: Saver, out: Path) -> None:
     """Trained GCNs on Cora: shallow, deep, and deep with ContraNorm."""
     runtime = Runtime(data_root=data)
+    said = {"none": "no norm", "layer_norm": "LayerNorm", "contra_norm": "ContraNorm"}
     for norm, depth in (("none", 2), ("none", 32), ("layer_norm", 32), ("contra_norm", 32)):
         config = gcn_config.Config(data="cora", norm=norm, layers=depth)
         model, run = gcn_training.train(config, runtime)
@@ -206,7 +207,7 @@ def gcn(data: Path, save: Saver, out: Path) -> None:
         keep(run, out / "runs" / f"{file}.json")
         graph = gcn_config.load(config, runtime)
         batch = {"x": graph.x, "edge_index": graph.edge_index}
-        name = f"GCN-{depth}, norm: {norm}"
+        name = f"GCN-{depth}, {said[norm]}"
         save(file, uc.diagnose(model, [batch], labels=uc.Labels(model=name, data="Cora, all 2,708 nodes")))
 
 

@@ -50,16 +50,11 @@ def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple
     return figure, all_axes
 
 
-def add_legend(axes: Any) -> None:
-    """Add a legend if there are several lines. Names are not parsed as formulas."""
-    lines, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        for text in axes.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK).get_texts():
-            text.set_parse_math(False)
-
-
 def add_legend_below(figure: Any, axes: Any, columns: int = 5) -> Any:
-    """Add one legend for all panels below them, from the lines of one of the axes, and return it."""
+    """Add one legend for all panels below them, from the lines of one of the axes, and return it.
+
+    It is outside, because lines may be anywhere inside. Names are not parsed as formulas.
+    """
     lines, labels = axes.get_legend_handles_labels()
     place = {"loc": "outside lower left", "ncols": min(len(labels), columns)}
     legend = figure.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place)

@@ -14,13 +14,15 @@ from uncollapse.report.canvas import (
     LINE,
     MARKERS,
     QUIET,
-    add_legend,
+    add_legend_below,
     new_figure,
     save_figure,
     series_colour,
     tick_positions,
 )
 from uncollapse.report.plot_data import SMALLEST, needs_log_axis, spread_band, value_range
+
+SIZE = (7.2, 4.2)
 
 Diagnoses = Diagnosis | Sequence[Diagnosis]
 
@@ -44,12 +46,12 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
         raise ValueError(
             f"{measure!r} was not taken in these diagnoses. There are: {', '.join(_taken_measures(given))}."
         )
-    figure, (axes,) = new_figure(MEASURES[measure].title, (7.2, 3.8))
+    figure, (axes,) = new_figure(MEASURES[measure].title, SIZE)
     for track in tr.build_tracks(given):
         _draw_track(axes, track, given, measure)
     _label_layers(axes, tr.layer_axis(given))
     _scale_values(axes, given, measure)
-    add_legend(axes)
+    _add_legend(figure, axes)
     return save_figure(figure, path)
 
 
@@ -58,7 +60,7 @@ def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, la
     given = _as_sequence(diagnoses)
     found = [_find_layer(d, layer, "spectrum") for d in given]
     names = ", ".join(dict.fromkeys(one.name for one in found))
-    figure, (axes,) = new_figure(f"Singular values at {names}", (7.2, 3.8))
+    figure, (axes,) = new_figure(f"Singular values at {names}", SIZE)
     for of, (d, one, name) in enumerate(zip(given, found, tr.diagnosis_names(given), strict=True)):
         for random in [b for b in d.baseline if (b.name, b.place) == (one.name, one.place) and b.spectrum]:
             style = {"color": QUIET, "linestyle": "--", "linewidth": 1.2, "label": f"{name}, random weights"}
@@ -68,8 +70,14 @@ def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, la
     axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST * max(one.spectrum[0] for one in found)))
     axes.set_xlabel("rank of the singular value", color=INK)
     axes.set_ylabel("share of the sum", color=INK)
-    add_legend(axes)
+    _add_legend(figure, axes)
     return save_figure(figure, path)
+
+
+def _add_legend(figure: Any, axes: Any) -> None:
+    """Add a legend below the plot if there are several lines."""
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        add_legend_below(figure, axes, 2)
 
 
 def plot_heatmap(diagnoses: Diagnoses, path: str | Path = "heatmap.png", *, layer: str | None = None) -> Path:

@@ -94,6 +94,10 @@ class PaperTable:
         if self.claim is not None and self.claim not in rows:
             raise ValueError(f"claim must be a row of published numbers, {sorted(map(str, rows))}, got {self.claim!r}.")
 
+    def name(self, value: object) -> str:
+        """Return what plots call a value of an axis, a field or a metric."""
+        return self.names.get(str(value), str(value).replace("_", " "))
+
     @property
     def axes(self) -> tuple[str, str, str]:
         """The fields that make a place in the table."""

@@ -109,14 +109,13 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
     words = ", ".join(["mean over seeds", *["bars: 95 % interval"] * bars, *["dots: single seeds"] * dots])
     figure, (axes,) = new_figure(f"{group_title(table, group)} ({words})", SIZE)
     for number, (row, along) in enumerate(rows.items()):
-        _draw_row(axes, number, table.names.get(str(row), str(row)), along)
+        _draw_row(axes, number, table.name(row), along)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
     if len(columns) == 1:
         axes.set_xlim(-0.5, 0.5)  # keeps the single tick next to its points
-    metric = table.names.get(table.metric, table.metric.replace("_", " "))
-    axes.set_xlabel(table.names.get(table.columns, table.columns), color=INK, parse_math=False)
-    axes.set_ylabel(f"{metric}{', %' if table.percent else ''}", color=INK, parse_math=False)
+    axes.set_xlabel(table.name(table.columns), color=INK, parse_math=False)
+    axes.set_ylabel(f"{table.name(table.metric)}{', %' if table.percent else ''}", color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     if table.percent and min((cell.mean for cell in cells if cell.mean is not None), default=0.0) >= 0:
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # an interval may reach below what is possible
@@ -146,7 +145,7 @@ def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> 
     for column, cell in enumerate(along):
         if 1 < len(cell.figures) < FEWEST:
             values = list(cell.figures.values())
-            axes.plot([column - SHIFT] * len(values), values, ".", color=colour, markersize=4)
+            axes.plot([column - 3 * SHIFT] * len(values), values, "o", color=colour, markersize=4, alpha=0.6)
 
 
 def _ours(cell: TableCell) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import recipe as contrast
 from uncollapse.lab.experiments.contrastive.encoder_plots import (
     angle_density,
+    circle_figure,
     circle_plots,
     objective_kind,
     scatter_plots,
@@ -70,7 +71,7 @@ def test_circles_of_the_same_settings_share_a_picture() -> None:
     records = [
         {
             "config": asdict(circle.Config(learned=learned, epochs=epochs)),
-            "figures": {"validation": 0.25},
+            "figures": {"validation": 0.2, "test": 0.25},
             "data": {"classes": ["cat", "dog", "emu"]},
             "circle": {"angles": [0.0, 1.0, 2.0], "labels": [0, 0, 2], "distances": [3, 0, 0, 1]},
         }
@@ -80,4 +81,14 @@ def test_circles_of_the_same_settings_share_a_picture() -> None:
         warnings.simplefilter("error")  # a mean of nothing: no dog was held back
         pictures = list(circle_plots(records))
     assert [len(picture.figure.axes) for picture in pictures] == [2 * 6, 6]
-    assert pictures[0].caption == "Linear accuracy on validation: random: 25.0 %; contrastive: 25.0 %."
+    assert pictures[0].caption == "Linear accuracy on test images: random: 25.0 %; contrastive: 25.0 %."
+
+
+def test_titles_of_circles_say_which_images_they_are_of() -> None:
+    points = {"angles": [0.0, 1.0, 2.0], "labels": [0, 1, 2], "distances": [1, 2, 1]}
+    about = {"circle": points, "data": {"classes": ["a", "b", "c"]}}
+    for metrics, shown in (({"validation": 0.2, "test": 0.3}, "validation"), ({"test": 0.3}, "test")):
+        axes = circle_figure({"random": {**about, "figures": metrics}}).axes[0]
+        title = axes.get_title() + axes.get_title(loc="left")
+        assert "random: 30.0 % linear on test images" in title
+        assert f"{shown} images: mean distance" in title

@@ -130,10 +130,10 @@ def circle_plots(records: Iterable[Record]) -> Iterator[ResultPlot]:
             fixed = {k: v for k, v in record["config"].items() if k not in ("learned", "temperature")}
             groups.setdefault(str(sorted(fixed.items())), {})[record["config"]["learned"]] = record
     for group in groups.values():
-        shares = "; ".join(f"{name}: {100 * r['figures']['validation']:.1f} %" for name, r in group.items())
+        shares = "; ".join(f"{name}: {100 * r['figures']['test']:.1f} %" for name, r in group.items())
         data = next(iter(group.values()))["config"]["data"]
         yield ResultPlot(
-            f"Features on the circle, {data}", f"Linear accuracy on validation: {shares}.", circle_figure(group)
+            f"Features on the circle, {data}", f"Linear accuracy on test images: {shares}.", circle_figure(group)
         )
 
 
@@ -166,8 +166,10 @@ def _draw_distances(axes: Any, name: str, record: Record) -> None:
     axes.bar(edges[:-1], 100 * counts / counts.sum(), width=edges[1], align="edge", color=COLOURS[0], linewidth=0)
     mean = float((counts * (edges[:-1] + edges[1] / 2)).sum() / counts.sum())
     axes.axvline(mean, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.2)
-    figures = record["figures"]
-    title = f"{name}: {100 * figures['validation']:.1f} % linear\nmean distance {mean:.2f}"
+    metrics = record["figures"]
+    shown = "validation" if "validation" in metrics else "test"  # without a holdout, test images are shown
+    accuracy = f"{name}: {100 * metrics['test']:.1f} % linear on test images"
+    title = f"{accuracy}\n{shown} images: mean distance {mean:.2f}"
     _style_axes(axes)
     _set_titles(axes, title, "distance of two views", "% of the pairs")
 
