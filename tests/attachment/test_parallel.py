@@ -151,3 +151,28 @@ def test_two_threads_are_refused_or_right():
     assert all("Two threads" in message or "outside of" in message for message in refused)
     ids, mask = batches[0]
     assert torch.equal(model(ids, attention_mask=mask)[0], expected[0])
+
+
+def test_a_second_thread_is_refused_while_the_first_is_within_a_block():
+    tiny = build("encoder")
+    uc.attach(tiny.model, "contra_norm", scale=0.5)
+    expected, found = tiny.output().detach(), []
+    within, go_on = threading.Event(), threading.Event()
+
+    def wait(module, args):
+        if threading.current_thread() is first:
+            within.set()
+            go_on.wait(60)
+
+    first = threading.Thread(target=lambda: found.append(tiny.output().detach()))
+    tiny.model.layers[1].linear1.register_forward_pre_hook(wait)
+    first.start()
+    assert within.wait(60)
+    try:
+        with pytest.raises(RuntimeError, match="Two threads"):
+            tiny.output()
+    finally:
+        go_on.set()
+        first.join()
+    assert torch.equal(found[0], expected)
+    assert torch.equal(tiny.output(), expected)

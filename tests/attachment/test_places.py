@@ -473,6 +473,26 @@ def test_a_mask_by_keyword_before_the_tokens_is_not_mistaken_for_them() -> None:
     torch.testing.assert_close(layer(src_mask=mask, src=x), layer(x))
 
 
+def test_hooks_that_were_there_before_see_what_flows_on() -> None:
+    """At the input of a norm and at the output of a layer, whoever reads the model reads cured tokens."""
+    model, seen = POST.model().train(), {}  # nothing drops out
+    layer = model.layers[0]
+    layer.norm1.register_forward_pre_hook(lambda module, args: seen.update(given=args[0]))
+    layer.norm1.register_forward_hook(lambda module, args, output: seen.update(made=output))
+    layer.register_forward_hook(lambda module, args, output: seen.update(block=output))
+    plain = POST.run(model)
+    before = dict(seen)
+    uc.attach(model, "contra_norm", scale=SCALE, at=("attention.residual", "block"))
+    assert not torch.allclose(POST.run(model), plain, atol=1e-3)
+    assert_same(seen["given"], change(POST)(before["given"]), before["given"])
+    with torch.no_grad():
+        assert torch.equal(
+            nn.functional.layer_norm(seen["given"], (8,), layer.norm1.weight, layer.norm1.bias), seen["made"]
+        )
+        uncured = layer.norm2(seen["made"] + layer._ff_block(seen["made"]))
+        torch.testing.assert_close(seen["block"], change(POST)(uncured), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("layers", "blocks"), [("last 2", (1, 2)), ([0, -1], (0, 2)), (slice(1), (0,)), ("block 1", (1,))]
 )

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import uncollapse as uc
+from uncollapse.attachment import install
 
 from .by_hand import BY_NAME, GPT2, POST_NORM, PRE_NORM, SCALE, T5, TEXT, assert_clean, hf
 from .tiny_models import build
@@ -98,6 +99,23 @@ def test_unknown_and_unready_cures() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             uc.attach(given, cure)
+    assert_clean(model)
+
+
+def test_a_model_is_never_left_half_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails for the third block takes the cures of the first two out again."""
+    model, done = PRE.model(), []
+
+    def fail(*args: Any) -> Any:
+        done.append(args)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return install.install(*args)
+
+    monkeypatch.setattr("uncollapse.attachment.attach.install", fail)
+    with pytest.raises(KeyboardInterrupt):
+        uc.attach(model, "contra_norm", scale=SCALE, learnable=True)
+    assert len(done) == 3
     assert_clean(model)
 
 

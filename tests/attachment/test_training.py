@@ -20,6 +20,16 @@ def test_a_learned_scale_begins_in_the_dtype_of_the_model(dtype: Any) -> None:
     assert all(torch.equal(scale, torch.full((16,), 0.1, dtype=dtype)) for scale in handle.parameters())
 
 
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize(("name", "cure"), [("encoder", "pair_norm"), ("gcn", "drop_edge")])
+def test_a_cure_is_in_the_mode_of_its_module(name: str, cure: str, mode: bool) -> None:
+    model = build(name).model.train(mode)
+    handle = uc.attach(model, cure)
+    assert {module.training for one in handle.cures.values() for module in one.modules()} == {mode}
+    model.train(not mode)
+    assert {one.training for one in handle.cures.values()} == {not mode}
+
+
 @pytest.mark.parametrize("name", ["bert", "timm_vit", "encoder", "encoder_pre_norm", "gcn"])
 def test_the_cure_of_a_frozen_model_learns(name: str) -> None:
     tiny = build(name)
