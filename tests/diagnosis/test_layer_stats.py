@@ -9,6 +9,7 @@ from torch import Tensor
 from uncollapse.backbones.sites import Context
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
+from uncollapse.metrics import robust
 
 OF_ALL = ("mean_cosine", "dataset_rank", "feature_correlation", "outlier_share", "pooled_cosine", "alignment")
 CONFIG = {"rank_samples": 8, "all_tokens": True}
@@ -92,3 +93,28 @@ def test_what_does_not_fit_together_is_not_merged() -> None:
     other.pool(batches(1)[0][0], None)
     with pytest.raises(ValueError, match="second views"):
         a.merge(other)
+
+
+def test_real_tokens_are_counted() -> None:
+    data = batches(2)
+    assert layer(stats_of(data, 0)).tokens == sum(int(mask.sum()) for _, mask, _ in data) < 2 * 4 * 9
+    stats = LayerStats(StatsConfig(**CONFIG))
+    stats.update(data[0][0], None, Context())
+    assert (stats.tokens, stats.sets) == (4 * 9, 4)
+
+
+def test_the_first_token_of_a_decoder_does_not_count_as_one_of_them() -> None:
+    """It may be an attention sink, hundreds of times as long as the others."""
+    x = batches(1)[0][0]
+    x[:, 0] = 300 * x[:, 0].abs()
+    found = {}
+    for causal in (False, True):
+        stats = LayerStats(StatsConfig(**CONFIG))
+        stats.update(x, None, Context(causal=causal))
+        found[causal] = layer(stats)
+    for name in ("robust_cosine", "rank_share"):
+        expected = float(getattr(robust, name)(x[:, 1:].float(), torch.ones(4, 8, dtype=torch.bool)).mean())
+        assert found[True][name] == pytest.approx(expected, rel=1e-5)
+        assert found[False][name] != pytest.approx(expected, rel=1e-2)
+    assert found[True]["first_token_norm"] > 100
+    assert "first_token_norm" not in found[False].measures

@@ -79,6 +79,16 @@ def test_a_rank_that_falls_while_similarity_stays() -> None:
     assert "earlier 82%" in verdict.evidence[0].says
 
 
+@pytest.mark.parametrize("cosine", [0.88, 0.92, 0.97])
+def test_tokens_are_alike_from_a_mean_cosine_on(cosine: float) -> None:
+    """The bound is 0.9: what all tokens share, and a direction of its own for each of them."""
+    own = torch.linalg.qr(normal(128, 33, seed=1)).Q.T
+    x = cosine**0.5 * own[:1] + (1 - cosine) ** 0.5 * own[1:]
+    assert float(uc.mean_cosine(x)) == pytest.approx(cosine, abs=1e-5)
+    kind = judged(normal(8, 32, 128), x.expand(8, 32, 128)).kind
+    assert (kind in ("complete", "both")) == (cosine > 0.9)
+
+
 def test_onset_is_where_the_last_run_begins() -> None:
     apart, alike = normal(8, 32, 48), torch.ones(8, 32, 48)
     verdict = judged(apart, alike, alike, apart, apart, alike, alike)
