@@ -638,15 +638,18 @@ def test_what_does_not_fit_the_model_is_told_at_the_first_measurement(
     assert not any(tmp_path.iterdir())
 
 
-def test_layers_of_rules() -> None:
-    layers = uc.diagnose(encoder(), [batch()], plan=uc.Plan(baseline=0), at=("block", "attention.residual")).layers
+@pytest.mark.parametrize("ends", [[], ["final"]], ids=["without a norm", "with a norm after the last block"])
+def test_layers_of_rules(ends: list[str]) -> None:
+    model = encoder()
+    model.norm = nn.LayerNorm(model.layers[0].norm1.weight.shape[0]) if ends else None
+    layers = uc.diagnose(model, [batch()], plan=uc.Plan(baseline=0), at=("block", "attention.residual")).layers
 
     def names(layer: int | str, **more: Any) -> list[str]:
         return [found.name for found in Rule("mean_cosine", layer, above=0.5, **more).select(layers)]
 
     assert names("last") == names(-1) == names(2) == names("block 2") == ["block 2"]
     assert names("embed") == ["embed"]
-    assert names("any") == ["embed", "block 0", "block 1", "block 2"]
+    assert names("any") == ["embed", "block 0", "block 1", "block 2", *ends]
     assert names("any", place="attention.residual") == ["block 0", "block 1", "block 2"]
 
 
