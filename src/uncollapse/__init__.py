@@ -53,8 +53,10 @@ _PUBLIC = {
     "uncollapse.attachment.attach": "Attachment attach attachments detach places",
     "uncollapse.attachment.inner_tokens": "Tokens tokens",
     "uncollapse.attachment.save": "load_cure save_cure",
-    "uncollapse.cures": "AttnScale ContraNorm DropEdge FeatScale PairNorm "
-    "attn_scale contra_norm drop_edge feat_scale pair_norm",
+    "uncollapse.cures": "AttnScale ContraNorm DiffGroupNorm DropEdge FeatScale InitialResidual LayerNormScaling "
+    "LayerScale MeanSubtraction NodeNorm PairNorm Residual attn_scale contra_norm diff_group_norm "
+    "drop_edge feat_scale initial_residual layer_norm_scaling layer_scale mean_subtraction "
+    "node_norm pair_norm residual",
     "uncollapse.diagnosis.build": "Labels",
     "uncollapse.diagnosis.embeddings": "RowStatistics diagnose_rows",
     "uncollapse.diagnosis.result": "Diagnosis",

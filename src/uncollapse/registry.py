@@ -18,6 +18,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")
 
 Need = Literal["tokens", "pairs", "attention", "edges", "labels", "views"]
+ActsOn = Literal["tokens", "values", "attention", "edges"]
+FIXED_PLACES: Mapping[str, tuple[str, ...]] = {
+    "values": ("attention.values",),
+    "attention": ("attention.context",),
+    "edges": ("edges",),
+}
+SUPPLIED = ("dim", "heads", "depth", "blocks")  # arguments of a cure's module that `attach` fills in
 
 
 @dataclass(frozen=True)
@@ -41,22 +48,38 @@ class Metric:
 class Cure:
     """A layer to put into a model: the pure function, the module around it, and what it acts on.
 
+    cost: of one pass over n tokens or nodes with d features. use: the models that it is for.
     attached: arguments of the module that differ from its defaults when it is attached to an existing model.
-    place: its default place in a Transformer, see `uncollapse.places`.
+    place: its default places, as far as a model has them, see `uncollapse.places`. elsewhere: alternatives for a model
+    that has none of them. mixes: whether a token depends on others; if not, it needs no mask, and prefix tokens and
+    padding are treated like all others. pre_norm: whether it is only for blocks with pre-norm.
     """
 
     name: str
     function: Callable[..., Any]
     layer: type
-    acts_on: Literal["tokens", "attention", "edges"]
+    acts_on: ActsOn
     paper: str
+    cost: str = ""
+    use: str = ""
     attached: Mapping[str, Any] = field(default_factory=dict)
-    place: str = "attention.residual"
+    place: tuple[str, ...] = ("attention.residual",)
+    elsewhere: tuple[str, ...] = ("conv.output", "block")
+    mixes: bool = True
+    pre_norm: bool = False
+
+    def default_places(self) -> tuple[str, ...]:
+        """Return the places where `attach` puts this cure if not told otherwise."""
+        return FIXED_PLACES.get(self.acts_on, self.place)
+
+    def takes(self, name: str) -> bool:
+        """Return whether the forward pass of the module takes an argument of this name."""
+        return name in inspect.signature(self.layer.forward).parameters  # type: ignore[attr-defined]
 
     def options(self) -> tuple[str, ...]:
         """Return the options of `attach` for this cure, with their defaults."""
         given = {name: p.default for name, p in inspect.signature(self.layer).parameters.items()} | dict(self.attached)
-        own = ((name, value) for name, value in given.items() if name not in ("dim", "heads"))
+        own = ((name, value) for name, value in given.items() if name not in SUPPLIED)
         return tuple(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in own)
 
 
@@ -143,18 +166,11 @@ def metric(
     return register
 
 
-def cure(
-    function: Callable[..., Any],
-    *,
-    acts_on: Literal["tokens", "attention", "edges"],
-    paper: str,
-    attached: Mapping[str, Any] | None = None,
-    place: str = "attention.residual",
-) -> Callable[[type[E]], type[E]]:
-    """Register the decorated module as the layer around `function`, under the function's name."""
+def cure(function: Callable[..., Any], *, acts_on: ActsOn, paper: str, **facts: Any) -> Callable[[type[E]], type[E]]:
+    """Register the decorated module as the layer around `function`, under the function's name; facts: see `Cure`."""
 
     def register(layer: type[E]) -> type[E]:
-        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper, attached or {}, place))
+        CURES.add(function.__name__, Cure(function.__name__, function, layer, acts_on, paper, **facts))
         return layer
 
     return register

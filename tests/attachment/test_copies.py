@@ -176,7 +176,7 @@ def test_a_failure_within_a_block_frees_its_activations():
     assert [ref() for ref in seen] == [None]
     frames = [frame for m in tiny.model.modules() for frame in _frames(m)]
     assert [frame.key for frame in frames].count("torch block") == 3
-    assert all(frame.carried is None and frame.values is None and not frame.running for frame in frames)
+    assert all(frame.carried is None and not frame.held and not frame.running for frame in frames)
     assert torch.equal(tiny.output(), output)
 
 

@@ -7,8 +7,19 @@ import torch
 
 from uncollapse.registry import CURES
 
-ARGUMENTS = {"contra_norm": {"scale": 0.3}, "feat_scale": {"low": 0.2, "high": 0.3}}
-MODULES = {"contra_norm": (6, 0.3), "attn_scale": (2,), "feat_scale": (6,)}
+ARGUMENTS = {
+    "contra_norm": {"scale": 0.3},
+    "feat_scale": {"low": 0.2, "high": 0.3},
+    "diff_group_norm": {"assign": torch.randn(2, 6)},
+    "layer_scale": {"gamma": 0.5},
+    "layer_norm_scaling": {"depth": 3},
+}
+NEEDED = {"dim": 6, "heads": 2, "depth": 3, "scale": 0.3}  # by constructors
+
+
+def make(name):
+    parameters = inspect.signature(CURES[name].layer).parameters
+    return CURES[name].layer(**{p.name: NEEDED[p.name] for p in parameters.values() if p.default is p.empty})
 
 
 @pytest.mark.parametrize("name", CURES)
@@ -20,12 +31,20 @@ def test_facts(name):
         assert ">>>" in doc
     assert "arXiv" in entry.paper
     assert issubclass(entry.layer, torch.nn.Module)
-    assert repr(entry.layer(*MODULES.get(name, ())))
+    assert repr(make(name))
+    assert entry.cost
+    assert entry.use
+    presets = getattr(entry.layer, "PRESETS", {})
+    assert all(inspect.signature(entry.layer).bind_partial(**options) for options in presets.values())
 
 
-@pytest.mark.parametrize("name", [n for n, c in CURES.items() if c.acts_on == "tokens"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_cures_on_tokens(name, dtype):
+TOKENS = {n: c for n, c in CURES.items() if c.acts_on == "tokens"}
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("name", [n for n, c in TOKENS.items() if c.mixes])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cures_that_mix_tokens(name, dtype):
     torch.manual_seed(0)
     entry, x = CURES[name], torch.randn(2, 9, 6).to(dtype)
     mask = torch.rand(2, 9) > 0.3
@@ -36,5 +55,17 @@ def test_cures_on_tokens(name, dtype):
     assert not torch.equal(out, x)
     empty = entry.function(x, mask=torch.zeros(2, 9, dtype=torch.bool), **ARGUMENTS.get(name, {}))
     assert torch.equal(empty, x)
-    layer = entry.layer(*MODULES.get(name, ())).to(dtype)
-    assert layer(x, mask).shape == x.shape
+    assert make(name).to(dtype)(x, mask).shape == x.shape
+
+
+@pytest.mark.parametrize("name", [n for n, c in TOKENS.items() if not c.mixes])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cures_of_single_tokens(name, dtype):
+    torch.manual_seed(0)
+    entry, x = CURES[name], torch.randn(2, 9, 6).to(dtype)
+    others = {n: torch.randn(2, 9, 6).to(dtype) for n in ("inputs", "first") if entry.takes(n)}
+    layer = make(name).to(dtype)
+    out = layer(x, **others)
+    assert (out.shape, out.dtype) == (x.shape, dtype)
+    assert not torch.equal(out, x)
+    assert torch.equal(layer(x[:, 3:4], **{n: other[:, 3:4] for n, other in others.items()}), out[:, 3:4])

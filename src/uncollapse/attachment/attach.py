@@ -4,6 +4,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,14 @@ from torch import nn
 
 from uncollapse import backbones
 from uncollapse.attachment.install import Cures, Installed, install
-from uncollapse.attachment.plan import PlannedCure, Request, context_names, plan, select_cure_places
+from uncollapse.attachment.plan import (
+    PlannedCure,
+    Request,
+    context_names,
+    plan,
+    select_blocks,
+    select_cure_places,
+)
 from uncollapse.backbones import forward
 from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack
@@ -82,6 +90,7 @@ def attach(
     arguments: dict[str, Any] = {"part": part, "modules": None if modules is None else list(modules), "layout": layout}
     arguments |= {"tokens": tokens, "padding": padding, "causal": causal}
     request = Request(stack, entry, places, blocks, dict(options), arguments)
+    request = replace(request, blocks=select_blocks(model, request))
     planned = plan(model, request)
     _check_not_wrapped(model, planned)
     _warn_without_batch(stack, planned)
@@ -212,7 +221,7 @@ def _check_arguments(model: Any, tokens: str, padding: str) -> None:
 
 def _check_useful(stack: Stack, cure: Cure, layers: Layers | None, padding: str) -> None:
     """Raise if an argument would have no effect."""
-    if padding == "counted" and (cure.acts_on != "tokens" or stack.layout == "nodes"):
+    if padding == "counted" and (cure.acts_on != "tokens" or not cure.mixes or stack.layout == "nodes"):
         raise ValueError(f"{cure.name} in {stack.architecture} meets no padding of sequences. Leave out padding.")
     if cure.acts_on == "edges" and layers is not None:
         raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")

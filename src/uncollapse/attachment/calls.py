@@ -3,11 +3,12 @@
 import threading
 import warnings
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones.sites import Context, ReadContext
+from uncollapse.backbones.sites import Context, ReadContext, find_tensor, get_nested, is_tokens, without_masks
 
 _THREADS = (
     "Two threads run {} at the same time, and its cure would mistake the padding of one for that of the other. Give "
@@ -31,6 +32,7 @@ class CallState:
         self.thread = 0
         self.counters = 0  # writers that count calls, starting at each call of an owner; they need the owner too
         self.followed = False  # something directly after the block reads its context
+        self.finds_pass = False  # a cure in this block needs a tensor of the first block
         self.users = 0
         self.inner: list[CallState] = []
         self.overridden: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with their old values
@@ -39,7 +41,10 @@ class CallState:
         self.running = self.reached = False  # reached: an inner state ran
         self.context: Context | None = None
         self.carried: Tensor | None = None  # the change of the residual stream where it bypasses a norm
-        self.values: Tensor | None = None
+        self.held: dict[str, Tensor] = {}  # tensors that a cure needs further on in the block
+        self.firsts: list[FirstTensor] = []  # of the first block, for later blocks; an owner has them
+        self.with_gradients = False  # whether an owner was called with gradients
+        self.address: int | None = None  # of the block's input, by which its pass is known again
         self.next_call = self.call = 0
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -58,7 +63,13 @@ class CallState:
             context = self._ask_owners(context)
         if self.counters:  # otherwise nobody resets the count, and compiled code would recompile in every pass
             self.call, self.next_call = self.next_call, self.next_call + 1
-        self.context, self.carried, self.values, self.running = context, None, None, True
+        self.context, self.carried, self.held, self.running = context, None, {}, True
+        for first in self.firsts:
+            first.forget()
+            self.with_gradients = torch.is_grad_enabled()
+        if self.finds_pass and not torch.compiler.is_compiling():
+            keys = find_tensor(given := without_masks((args, kwargs)), is_tokens)
+            self.address = None if keys is None else get_nested(given, keys).data_ptr()
 
     def close(self, failed: bool) -> None:
         """End the call. The context stays if something directly after the block reads it."""
@@ -72,7 +83,9 @@ class CallState:
                 "the out_proj of torch's attention. Name others.",
                 stacklevel=2,
             )
-        self.carried, self.values, self.running, self.reached = None, None, False, False
+        self.carried, self.held, self.running, self.reached = None, {}, False, False
+        for first in self.firsts:
+            first.forget()
         if not self.followed:
             self.context = None
 
@@ -84,7 +97,7 @@ class CallState:
             state.owners.remove(self)
         for owner in self.owners:
             owner.inner.remove(self)
-        self.overridden, self.inner, self.owners = [], [], []
+        self.overridden, self.inner, self.owners, self.firsts = [], [], [], []
 
     def current_context(self, inside: bool) -> Context:
         """Return the context of the call that is running, or (not `inside`) that has just ended."""
@@ -111,9 +124,8 @@ class CallState:
         if running:
             return context
         is_known = context.mask is not None or context.batch is not None
-        recomputes = torch._C._current_graph_task_id() != -1  # this is a backward pass
         around = " or ".join(owner.name for owner in self.owners)
-        if self.counters or (recomputes and not is_known):
+        if self.counters or (is_recomputing() and not is_known):
             raise RuntimeError(
                 f"{self.name} runs outside of a forward pass of {around}, as under gradient checkpointing, and its "
                 f"cure needs the arguments of {around}. Switch checkpointing off, or remove the cure."
@@ -131,6 +143,90 @@ class CallState:
     def _is_of_this_thread(self) -> bool:
         """Return whether this thread may use the state: it holds one call at a time."""
         return self.thread in (0, _thread()) or _thread() == 0
+
+
+class FirstTensor:
+    """What the first block has at a place, for the later blocks of the same forward pass.
+
+    When gradient checkpointing recomputes a later block, other batches may have passed: the tensor of its own pass is
+    found by the address of the block's input, which the checkpoint keeps. It lives as long as the graph of its pass.
+
+    Args:
+        owner: of the blocks; its calls begin and end a pass.
+        state: of the first block, if its modules run several times in a pass; the first of these calls counts.
+    """
+
+    def __init__(self, owner: CallState, state: CallState | None) -> None:
+        self.owner, self.state, self.users = owner, state, 0
+        self.forget()
+        self.passes: WeakValueDictionary[int, _Saved] = WeakValueDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "tensor": None,
+            "saved": None,
+            "passes": None,
+        }  # a copy of the model has its own passes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "passes": WeakValueDictionary()})
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Save the tensor, at the place in the first block, and return it."""
+        if not is_recomputing() and (self.state is None or self.state.call == 0):
+            self.tensor = x.clone()  # the model may change x in place
+            self.saved = None if torch.compiler.is_compiling() else _Saved(self.tensor)
+        return x
+
+    def forget(self) -> None:
+        """Drop the tensor; the graph of its pass may still hold it."""
+        self.tensor: Tensor | None = None
+        self.saved: _Saved | None = None
+
+    def read(self, state: CallState) -> Tensor:
+        """Return the tensor that belongs to the running call of a later block."""
+        if is_recomputing():
+            saved = None if state.address is None else self.passes.get(state.address)
+            if saved is None:
+                raise RuntimeError(
+                    f"The cure in {state.name} needs a tensor of the first block, which is not known when gradient "
+                    "checkpointing recomputes this block. Switch checkpointing off, or remove the cure."
+                )
+            return saved.tensor
+        if self.owner.running and self.owner.with_gradients and not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{state.name} runs without gradients in a pass with them, as under reentrant checkpointing, where the "
+                "gradient of the first block's tensor would be lost. Checkpoint with use_reentrant=False."
+            )
+        if self.tensor is None:
+            raise RuntimeError(
+                f"The cure in {state.name} needs a tensor of the first block, which did not run in this pass, as when "
+                "layers are dropped in training. Switch layer dropping off, or remove the cure."
+            )
+        return self.tensor
+
+    def hold(self, state: CallState, x: Tensor) -> None:
+        """Let the graph of x, which the tensor has entered, hold it for a recomputation of this block."""
+        known = self.saved is not None and state.address is not None
+        if known and x.requires_grad and not is_recomputing():
+            self.passes[state.address] = self.saved
+            x.register_hook(self.saved.pass_on)
+
+
+class _Saved:
+    """A tensor without its graph, which would otherwise hold itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+
+    def pass_on(self, gradient: Tensor) -> None:
+        """Leave a gradient as it is: a hook of a graph, which holds this object for as long as the graph lives."""
+
+
+def is_recomputing() -> bool:
+    """Return whether a backward pass is running, in which gradient checkpointing runs blocks again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _thread() -> int:

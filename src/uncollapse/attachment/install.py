@@ -6,19 +6,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState
+from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.attachment.plan import PlannedCure, context_names
 from uncollapse.attachment.write_hooks import (
     NO_SCRIPT,
     OUTSIDE,
     PLAIN,
+    READ,
     RECEIVE,
     STREAM,
     ModuleHooks,
     hooks_of,
     remove_if_idle,
 )
-from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Receiver, Scope, StreamWriter, ValueReader, Writer
+from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Holder, Receiver, Scope, StreamWriter, Writer
 from uncollapse.backbones import introspection
 from uncollapse.backbones.sites import CHILD, OUTPUT, ReadContext, Side, Site, Stack
 
@@ -47,7 +48,7 @@ class Installed:
     side: Side
     states: list[CallState] = field(default_factory=list)
     counters: list[CallState] = field(default_factory=list)
-    receivers: list[Receiver] = field(default_factory=list)
+    shared: list[Receiver | FirstTensor] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Callable[..., Any]] = field(default_factory=list)
 
@@ -62,8 +63,10 @@ class Installed:
                 state.retire()
         for state in self.counters:
             state.counters -= 1
-        for receiver in self.receivers:
-            receiver.users -= 1
+        for writer in self.shared:
+            writer.users -= 1
+            if isinstance(writer, FirstTensor) and not writer.users:
+                writer.owner.firsts = [first for first in writer.owner.firsts if first is not writer]
         for module in self.modules:
             remove_if_idle(module)
         cures: Any = self.host._modules[CHILD]
@@ -101,32 +104,44 @@ def _connect(model: nn.Module, planned: PlannedCure, new: Installed) -> None:
         state.counters += 1
         new.counters.append(state)
     state.followed = state.followed or not inside
-    writer = _create_writer(model, planned, state, inside, new)
+    scope = _create_scope(model, planned, state, inside, new)
     rank = STREAM if site.carried else PLAIN if inside else OUTSIDE
-    _add_writer(model, site, rank, writer, new)
+    _add_writer(model, site, rank, _create_writer(model, planned, state, scope, new), new)
     if site.carried:
         _add_receivers(model, planned, state, new)
 
 
-def _create_writer(
-    model: nn.Module, planned: PlannedCure, state: CallState, inside: bool, new: Installed
-) -> Callable[[Tensor], Tensor]:
-    arguments, values = planned.request.arguments, planned.block.values
-    causal = bool(arguments["causal"])
-    if planned.request.cure.acts_on == "attention":
-        assert values is not None
-        _add_writer(model, Site(values.path), OUTSIDE, ValueReader(state), new)
-        scope = Scope("tokens", ("mask", "causal"), calls=planned.calls, causal=causal)
-        return HeadWriter(planned.cure, state, scope, values)
-    scope = Scope(
-        planned.request.stack.layout,
-        context_names(planned.cure),
+def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, inside: bool, new: Installed) -> Scope:
+    """Describe where a cure acts, and let the tensors that it needs from other places be held for it."""
+    request, takes = planned.request, context_names(planned.cure)
+    first, inputs = None, ""
+    if planned.first is not None:
+        first = _use_first(model, planned, state, new)
+    if "inputs" in takes and request.cure.acts_on == "tokens":
+        inputs = f"{planned.site.path} input"
+        _add_writer(model, Site(planned.site.path, "input"), READ, Holder(state, inputs), new)
+    return Scope(
+        request.stack.layout,
+        takes,
         inside,
         planned.calls,
-        patches=arguments["tokens"] == "patches",
-        counts_padding=arguments["padding"] == "counted",
-        causal=causal,
+        patches=request.arguments["tokens"] == "patches",
+        counts_padding=request.arguments["padding"] == "counted",
+        causal=bool(request.arguments["causal"]),
+        mixes=request.cure.mixes,
+        first=first,
+        inputs=inputs,
     )
+
+
+def _create_writer(
+    model: nn.Module, planned: PlannedCure, state: CallState, scope: Scope, new: Installed
+) -> Callable[[Tensor], Tensor]:
+    values = planned.block.values
+    if planned.request.cure.acts_on == "attention":
+        assert values is not None
+        _add_writer(model, Site(values.path), READ, Holder(state, values.path), new)
+        return HeadWriter(planned.cure, state, scope, values)
     return (StreamWriter if planned.site.carried else Writer)(planned.cure, state, scope)
 
 
@@ -142,7 +157,26 @@ def _add_receivers(model: nn.Module, planned: PlannedCure, state: CallState, new
             receiver = Receiver(state)
             hooks.add(site.side, RECEIVE, receiver)
         receiver.users += 1
-        new.receivers.append(receiver)
+        new.shared.append(receiver)
+
+
+def _use_first(model: nn.Module, planned: PlannedCure, state: CallState, new: Installed) -> FirstTensor:
+    """Return the tensor of the first block that a cure needs, saved there in each pass for all later blocks."""
+    stack, site = planned.request.stack, planned.first
+    assert site is not None
+    owner = new.states[0]
+    hooks = _use_hooks(model, site.path, new)
+    own = (w for _, w in hooks.sides[site.side] if isinstance(w, FirstTensor) and w.owner is owner)
+    first = next(own, None)
+    if first is None:
+        is_shared = [block.path for block in stack.blocks].count(stack.blocks[0].path) > 1
+        first = FirstTensor(owner, state if is_shared else None)
+        owner.firsts.append(first)
+        hooks.add(site.side, READ, first)
+    first.users += 1
+    new.shared.append(first)
+    state.finds_pass = True
+    return first
 
 
 def _add_writer(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Installed) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from uncollapse.backbones.introspection import width
 from uncollapse.backbones.select import At, final_places, select_places
 from uncollapse.backbones.sites import Block, Site, Stack
 from uncollapse.errors import did_you_mean
-from uncollapse.registry import Cure
+from uncollapse.registry import FIXED_PLACES, Cure
 
-CONTEXT_NAMES = ("mask", "causal", "edge_index", "batch")
+CONTEXT_NAMES = ("mask", "causal", "edge_index", "batch", "inputs", "first")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,8 @@ class Request:
 class PlannedCure:
     """One module of a cure and where it goes: checked, not yet in the model.
 
-    key: block and place. cure: the module. calls: in which calls of the block it acts, None for all.
+    key: block and place. cure: the module. calls: in which calls of the block it acts, None for all. first: the site of
+    the first block from which it needs the tensor, if it takes that.
     """
 
     key: str
@@ -47,29 +48,83 @@ class PlannedCure:
     block: Block
     request: Request
     calls: frozenset[int] | None = None
+    first: Site | None = None
 
 
 def select_cure_places(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
-    """Return the places that `at` selects for a cure; None selects the cure's own place."""
-    fixed = {"attention": "attention.context", "edges": "edges"}.get(cure.acts_on)
+    """Return the places that `at` selects for a cure; None selects the cure's own places."""
+    fixed = FIXED_PLACES.get(cure.acts_on)
     if fixed is not None:
-        if at not in (None, fixed, [fixed], (fixed,)):
-            raise ValueError(f"{cure.name} acts on {cure.acts_on}: its place is {fixed!r}, got at={at!r}.")
-        return (fixed,)
-    if at is None:
-        known = (*stack.places(), *final_places(stack))
-        return (next(place for place in (cure.place, "conv.output", "block") if place in known),)
-    return select_places(stack, at, ends=True)
+        if at not in (None, *fixed, list(fixed), fixed):
+            raise ValueError(f"{cure.name} acts on {cure.acts_on}: its place is {fixed[0]!r}, got at={at!r}.")
+        return fixed
+    known = (*stack.places(), *final_places(stack))
+    if cure.pre_norm and "attention.norm.input" not in known:
+        raise ValueError(f"{cure.name} is for blocks with pre-norm, and {stack.architecture} has none that are known.")
+    if at is not None:
+        return select_places(stack, at, ends=True)
+    own = tuple(place for place in cure.place if place in known)
+    found = own or next(((place,) for place in cure.elsewhere if place in known), ())
+    if not found:
+        raise ValueError(
+            f"{cure.name} acts at {cure.place[0]}, and {stack.architecture} has no such place. To put it elsewhere, "
+            f"choose with at=…: {', '.join(known)}."
+        )
+    return found
+
+
+def select_blocks(model: nn.Module, request: Request) -> tuple[int, ...]:
+    """Return those of the selected blocks where a cure fits.
+
+    A cure that brings back what the first block had acts from the second block on. One that adds tensors of two places
+    needs the same number of features in both.
+    """
+    stack, cure = request.stack, request.cure
+    if cure.acts_on in ("values", "attention") and not all(stack.blocks[number].values for number in request.blocks):
+        raise ValueError(
+            f"{cure.name} needs the values of attention, and in {stack.architecture} they are not known. It works on "
+            "models of timm and transformers that compute the values in a module of their own."
+        )
+    if cure.acts_on == "edges" or not (cure.takes("first") or cure.takes("inputs")):
+        return request.blocks
+    later = [number for number in request.blocks if number > 0 or not cure.takes("first")]
+    fitting = tuple(n for n in later if all(_has_width(model, request, place, n) for place in request.at))
+    if not fitting:
+        where = "from the second block on, where" if cure.takes("first") else "where"
+        raise ValueError(
+            f"{cure.name} fits none of the selected blocks of {stack.architecture}: it acts {where} the number of "
+            "features stays the same."
+        )
+    return fitting
+
+
+def _has_width(model: nn.Module, request: Request, place: str, number: int) -> bool:
+    """Return whether a site has as many features as the one whose tensor is added there, as far as is known."""
+    stack, cure = request.stack, request.cure
+    site = _find_site(stack, stack.blocks[number], place)
+    if cure.acts_on != "tokens":
+        return True
+    other = _find_site(stack, stack.blocks[0], place) if cure.takes("first") else replace(site, side="input")
+    widths = {width(model.get_submodule(one.path), one.side) for one in (site, other)}
+    return len(widths - {None}) < 2
+
+
+def _find_site(stack: Stack, block: Block, place: str) -> Site:
+    """Return the site of a place in a block, or after all blocks."""
+    if place == "attention.values" and block.values is not None:
+        return Site(block.values.path)
+    return final_places(stack).get(place) or block.places[place]
 
 
 def plan(model: nn.Module, request: Request) -> list[PlannedCure]:
     """Create the modules of an attachment. The model does not change; whatever does not fit is a ValueError."""
     found: dict[Site, PlannedCure] = {}
-    for key, site, block in _list_sites(request):
+    for place, site, block in _list_sites(request):
+        key = place if place in ("edges", *final_places(request.stack)) else f"{block.name} {place}"
         if site not in found:
             cure = _create_cure(model, request, site, block)
             calls = None if key in final_places(request.stack) else _select_calls(request, block)
-            found[site] = PlannedCure(key, cure, site, block, request, calls)
+            found[site] = PlannedCure(key, cure, site, block, request, calls, _find_first(request, site, place))
     planned = list(found.values())
     for one in planned:
         _try_out(one)
@@ -77,21 +132,31 @@ def plan(model: nn.Module, request: Request) -> list[PlannedCure]:
 
 
 def _list_sites(request: Request) -> list[tuple[str, Site, Block]]:
-    """Return key, site and block of each module that is needed."""
+    """Return place, site and block of each module that is needed."""
     stack, cure = request.stack, request.cure
     if cure.acts_on == "edges":
         if not stack.arguments:
             raise ValueError(f"{cure.name} drops edges, and {stack.architecture} takes no edge_index by name.")
         return [("edges", Site(stack.path, "input"), stack.blocks[0])]
     blocks = [stack.blocks[number] for number in request.blocks]
-    if cure.acts_on == "attention" and not all(block.values for block in blocks):
-        raise ValueError(
-            f"{cure.name} needs the values of attention, and in {stack.architecture} they are not known. It works on "
-            "models of timm and transformers that compute the values in a module of their own."
-        )
     ends = final_places(stack)
-    inner = [(f"{b.name} {place}", b.places[place], b) for place in request.at if place not in ends for b in blocks]
+    inner = [(place, _find_site(stack, b, place), b) for place in request.at if place not in ends for b in blocks]
     return inner + [(place, ends[place], stack.blocks[-1]) for place in request.at if place in ends]
+
+
+def _find_first(request: Request, site: Site, place: str) -> Site | None:
+    """Return the site of the first block whose tensor a cure needs; check the site of the cure itself."""
+    stack, cure = request.stack, request.cure
+    if cure.takes("inputs") and cure.acts_on == "tokens" and site.side == "input":
+        raise ValueError(
+            f"{cure.name} adds the input of a module to its output, and {place} of {stack.architecture} is the input "
+            "of one. Choose another place with at=…."
+        )
+    if not cure.takes("first"):
+        return None
+    if place in final_places(stack):
+        raise ValueError(f"{cure.name} acts within blocks, and {place} is after them. Choose another place with at=….")
+    return _find_site(stack, stack.blocks[0], place if cure.acts_on == "tokens" else "attention.values")
 
 
 def _select_calls(request: Request, block: Block) -> frozenset[int] | None:
@@ -109,6 +174,12 @@ def _create_cure(model: nn.Module, request: Request, site: Site, block: Block) -
     given = {**cure.attached, **_resolve_preset(cure, request.options)}
     if "dim" in parameters:
         given.setdefault("dim", width(module, site.side) or stack.width)
+    if "depth" in parameters and [other.path for other in stack.blocks].count(block.path) > 1:
+        raise ValueError(
+            f"{cure.name} depends on the depth of a block, and blocks of {stack.architecture} share theirs."
+        )
+    supplied = {"depth": stack.blocks.index(block) + 1, "blocks": len(stack.blocks)}
+    given |= {name: value for name, value in supplied.items() if name in parameters and name not in given}
     if "heads" in parameters and block.values is not None:
         given.setdefault("heads", block.values.heads * block.values.repeats)
     unknown = [name for name in given if name not in parameters]
@@ -162,21 +233,20 @@ def _try_out(planned: PlannedCure) -> None:
         return
     causal = bool(request.arguments["causal"]) or stack.context((), {}).causal
     takes = context_names(cure)
-    if causal and "causal" not in takes:
+    if causal and request.cure.mixes and "causal" not in takes:
         raise ValueError(f"{name} reads later tokens, so it does not fit {stack.architecture}, a decoder.")
     weight = next(cure.parameters(), torch.empty(0))
-    dim = getattr(cure, "dim", None) or weight.shape[-1] or 4
+    dim = getattr(cure, "dim", None) or (weight.shape[-1] if weight.dim() else 0) or 4
     x = torch.zeros(4, dim, dtype=weight.dtype, device=weight.device)
     context: dict[str, Any] = {"mask": torch.ones(1, 4, dtype=torch.bool, device=x.device), "causal": causal}
     if stack.layout == "nodes":
         context = {"edge_index": torch.zeros(2, 1, dtype=torch.long, device=x.device), "batch": None}
+    x = x if stack.layout == "nodes" else x[None]
+    context |= {"inputs": x, "first": x}
     mode = cure.training
     try:
         with torch.no_grad():
-            cure.eval()(
-                x if stack.layout == "nodes" else x[None],
-                **{name: value for name, value in context.items() if name in takes},
-            )
+            cure.eval()(x, **{name: value for name, value in context.items() if name in takes})
     except ValueError as error:
         raise ValueError(f"{name} does not fit {stack.architecture}: {error}") from error
     finally:

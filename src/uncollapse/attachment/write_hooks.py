@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState
+from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.attachment.writers import Receiver
 from uncollapse.backbones.sites import Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
 
@@ -22,7 +22,7 @@ NO_SCRIPT = (
     "which keeps the cure, or take the cure out with uncollapse.detach(model)."
 )
 JIT: Any = torch.jit  # it has no types
-OUTSIDE, RECEIVE, STREAM, PLAIN = range(4)  # the order of writers at one side of a module
+OUTSIDE, RECEIVE, STREAM, PLAIN, READ = range(5)  # the order of writers at one side of a module
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Write = Callable[[Tensor], Tensor]
@@ -93,7 +93,7 @@ class ModuleHooks:
         """Drop states and receivers without users, and return whether nothing is left."""
         self.states = [state for state in self.states if state.users]
         for side, entries in self.sides.items():
-            self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver) or e[1].users]
+            self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver | FirstTensor) or e[1].users]
         return not any((self.states, self.arguments, *self.sides.values()))
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState
+from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr", "edge_type")  # one entry per edge
@@ -16,10 +16,12 @@ EDGE_ARGUMENTS = ("edge_weight", "edge_attr", "edge_type")  # one entry per edge
 class Scope:
     """Where and on what a cure acts.
 
-    layout: of the tokens. takes: which of mask, causal, edge_index and batch the cure takes. inside: whether the place
-    is within the block, or else directly after it. calls: in which calls of the block, None for all. patches: leave
-    CLS and other prefix tokens as they are. counts_padding: do not tell the cure which tokens are padding. causal:
-    tokens see earlier ones only, also where the context does not say so.
+    layout: of the tokens. takes: which parts of the context the cure takes, see `plan.CONTEXT_NAMES`. inside: whether
+    the place is within the block, or else directly after it. calls: in which calls of the block, None for all.
+    patches: leave CLS and other prefix tokens as they are. counts_padding: do not tell the cure which tokens are
+    padding. causal: tokens see earlier ones only, also where the context does not say so. mixes: whether the cure lets
+    tokens depend on each other. first: the tensor of the first block, if the cure takes it. inputs: the key of the
+    input of its module, likewise.
     """
 
     layout: Layout
@@ -29,6 +31,9 @@ class Scope:
     patches: bool = False
     counts_padding: bool = False
     causal: bool = False
+    mixes: bool = True
+    first: FirstTensor | None = None
+    inputs: str = ""
 
 
 class Writer:
@@ -49,6 +54,8 @@ class Writer:
         if self.scope.calls is not None and self.state.call not in self.scope.calls:
             return x
         new = self.change(x, context)
+        if self.scope.first is not None:
+            self.scope.first.hold(self.state, new)
         if new.shape != x.shape:
             raise ValueError(f"The cure at {self.state.name} changed the shape {tuple(x.shape)} to {tuple(new.shape)}.")
         return new
@@ -63,15 +70,33 @@ class Writer:
                     "A cure that separates the graphs of a batch can only be exported with "
                     "torch.export.export(…, strict=True): the number of graphs is not known before it runs."
                 )
-            return self._apply(x, edge_index=context.edge_index, batch=context.batch)
-        sets = to_sets(x, layout)
+            return self._apply(x, edge_index=context.edge_index, batch=context.batch, **self._other_tensors(x))
+        sets, others = to_sets(x, layout), self._other_tensors(x)
+        others = {name: to_sets(other, layout) for name, other in others.items()}
+        if not self.scope.mixes:
+            return from_sets(self._apply(sets, **others), x, layout)
         ignores_mask = self.scope.counts_padding or resolve_layout(layout, x) == "vectors"
         mask = None if ignores_mask else fit_mask(context.mask, sets)
         skip = context.prefix if self.scope.patches else 0
-        new = self._apply(
-            sets[:, skip:], mask=None if mask is None else mask[:, skip:], causal=self.scope.causal or context.causal
-        )
+        others = {name: other[:, skip:] for name, other in others.items()}
+        known = {"mask": None if mask is None else mask[:, skip:], "causal": self.scope.causal or context.causal}
+        new = self._apply(sets[:, skip:], **known, **others)
         return from_sets(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, layout)
+
+    def _other_tensors(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of other places that the cure takes, which must be laid out as x is."""
+        found = {}
+        if self.scope.inputs:
+            found["inputs"] = self.state.held[self.scope.inputs]
+        if self.scope.first is not None:
+            found["first"] = self.scope.first.read(self.state)
+        for name, other in found.items():
+            if other.shape != x.shape:
+                raise ValueError(
+                    f"{type(self.cure).__name__} at {self.state.name} adds tensors of two places, and their shapes "
+                    f"differ: {tuple(x.shape)} here, {tuple(other.shape)} ({name}). Choose other layers."
+                )
+        return found
 
     def _apply(self, x: Tensor, **context: Any) -> Tensor:
         known = {name: value for name, value in context.items() if value is not None and value is not False}
@@ -107,15 +132,15 @@ class Receiver:
         return x if self.state.carried is None else x + self.state.carried
 
 
-class ValueReader:
-    """Holds the output of the module that computes the values of a block's attention."""
+class Holder:
+    """Holds the tensor at a place for a cure further on in the block."""
 
-    def __init__(self, state: CallState) -> None:
-        self.state = state
+    def __init__(self, state: CallState, key: str) -> None:
+        self.state, self.key = state, key
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the same tensor."""
-        self.state.values = x
+        self.state.held[self.key] = x
         return x
 
 
@@ -135,10 +160,10 @@ class HeadWriter(Writer):
 
     def change(self, x: Tensor, context: Context) -> Tensor:
         """Apply the cure to the heads (b, n, heads·d), side by side as the projection takes them."""
-        if self.state.values is None:
+        if self.values.path not in self.state.held:
             raise RuntimeError(f"{self.values.path} did not run before the projection of its attention.")
         heads, repeats = self.values.heads, self.values.repeats
-        v = _split_heads(self.state.values[..., self.values.first :], heads)  # (b, heads, n, d)
+        v = _split_heads(self.state.held[self.values.path][..., self.values.first :], heads)  # (b, heads, n, d)
         v = v.repeat_interleave(repeats, -3) if repeats > 1 else v
         new: Tensor = self.cure(
             _split_heads(x, heads * repeats), v, fit_mask(context.mask, x), causal=self.scope.causal or context.causal

@@ -43,8 +43,10 @@ def _metrics() -> Columns:
 
 
 def _cures() -> Columns:
-    rows = [(c.name, c.layer.__name__, c.acts_on, ", ".join(c.options()), c.paper) for c in CURES.values()]
-    return ("cure", "layer", "acts on", "options", "paper"), rows
+    rows = [
+        (c.name, ", ".join(c.default_places()), c.use, c.cost, ", ".join(c.options()), c.paper) for c in CURES.values()
+    ]
+    return ("cure", "place", "for", "cost", "options", "paper"), rows
 
 
 def _losses() -> Columns:

@@ -49,7 +49,11 @@ def attn_scale(
 
 
 @cure(
-    attn_scale, acts_on="attention", paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962"
+    attn_scale,
+    acts_on="attention",
+    paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962",
+    cost="O(nd), fused attention stays",
+    use="deep vision Transformers whose patches grow alike",
 )
 class AttnScale(nn.Module):
     """`attn_scale` with one learned λ per head, initialized to 0. AttnScale (arXiv 2203.05962).

@@ -162,7 +162,14 @@ def _tokens_mean(
     return mean + column_mean(unit, unit, value, temperature, pairs, mask, query_mask=mask) if dual else mean
 
 
-@cure(contra_norm, acts_on="tokens", paper=PAPER, attached={"after": None})  # the model has norms of its own
+@cure(
+    contra_norm,
+    acts_on="tokens",
+    paper=PAPER,
+    cost="O(n²d) time, O(nd) memory; O(nd·sample) with sample=",
+    use="Transformers and graph networks whose tokens grow alike or span few dimensions",
+    attached={"after": None},  # the model has norms of its own
+)
 class ContraNorm(nn.Module):
     """`contra_norm` with a fixed or learned scale, followed by a norm: LayerNorm(x − s·m), Eq. 9.
 

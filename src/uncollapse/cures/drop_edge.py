@@ -71,7 +71,13 @@ def _draw_kept(graph: Tensor, p: float, generator: torch.Generator | None) -> Te
     return stays
 
 
-@cure(drop_edge, acts_on="edges", paper="DropEdge, ICLR 2020, arXiv 1907.10903")
+@cure(
+    drop_edge,
+    acts_on="edges",
+    paper="DropEdge, ICLR 2020, arXiv 1907.10903",
+    cost="O(E) per training step",
+    use="deep graph networks that overfit or whose nodes grow alike",
+)
 class DropEdge(nn.Module):
     """`drop_edge` in training, the identity in evaluation. DropEdge (arXiv 1907.10903).
 

@@ -47,7 +47,9 @@ def feat_scale(
     feat_scale,
     acts_on="tokens",
     paper="Anti-Oversmoothing in Deep Vision Transformers, ICLR 2022, arXiv 2203.05962",
-    place="attention.output",
+    place=("attention.output",),
+    cost="O(nd)",
+    use="deep vision Transformers whose patches grow alike",
 )
 class FeatScale(nn.Module):
     """`feat_scale` with λ₁ and λ₂ learned per feature, initialized to 0. FeatScale (arXiv 2203.05962).

@@ -61,7 +61,13 @@ def pair_norm(
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
 
 
-@cure(pair_norm, acts_on="tokens", paper="PairNorm, ICLR 2020, arXiv 1909.12223")
+@cure(
+    pair_norm,
+    acts_on="tokens",
+    paper="PairNorm, ICLR 2020, arXiv 1909.12223",
+    cost="O(nd)",
+    use="deep graph networks whose nodes grow alike",
+)
 class PairNorm(nn.Module):
     """`pair_norm` as a layer without parameters. PairNorm (arXiv 1909.12223).
 
