@@ -51,12 +51,15 @@ def metrics() -> str:
 
 
 def cures() -> str:
-    """Name, layer, place and paper of each cure."""
+    """Name, default place, use, cost, options and paper of each cure."""
     rows = (
-        (f"`{c.name}`", f"`{c.layer.__name__}`", c.acts_on, ", ".join(f"`{o}`" for o in c.options()), c.paper)
-        for c in CURES.values()
+        (f"`{c.name}`", _code(c.default_places()), c.use, c.cost, _code(c.options()), c.paper) for c in CURES.values()
     )
-    return _table(("function", "layer", "acts on", "options when attached", "paper"), rows)
+    return _table(("cure", "place", "for", "cost", "options when attached", "paper"), rows)
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def losses() -> str:

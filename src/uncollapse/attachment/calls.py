@@ -158,7 +158,8 @@ class FirstTensor:
 
     def __init__(self, owner: CallState, state: CallState | None) -> None:
         self.owner, self.state, self.users = owner, state, 0
-        self.forget()
+        self.tensor: Tensor | None = None
+        self.saved: _Saved | None = None
         self.passes: WeakValueDictionary[int, _Saved] = WeakValueDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,8 +182,7 @@ class FirstTensor:
 
     def forget(self) -> None:
         """Drop the tensor; the graph of its pass may still hold it."""
-        self.tensor: Tensor | None = None
-        self.saved: _Saved | None = None
+        self.tensor, self.saved = None, None
 
     def read(self, state: CallState) -> Tensor:
         """Return the tensor that belongs to the running call of a later block."""
@@ -208,10 +208,10 @@ class FirstTensor:
 
     def hold(self, state: CallState, x: Tensor) -> None:
         """Let the graph of x, which the tensor has entered, hold it for a recomputation of this block."""
-        known = self.saved is not None and state.address is not None
-        if known and x.requires_grad and not is_recomputing():
-            self.passes[state.address] = self.saved
-            x.register_hook(self.saved.pass_on)
+        saved, address = self.saved, state.address
+        if saved is not None and address is not None and x.requires_grad and not is_recomputing():
+            self.passes[address] = saved
+            x.register_hook(saved.pass_on)  # type: ignore[no-untyped-call]
 
 
 class _Saved:

@@ -125,7 +125,7 @@ class DiffGroupNorm(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalize x (..., n, d) within groups."""
-        options = {"gain": self.gain, "bias": self.bias, "mask": mask, "eps": self.eps}
+        options: dict[str, Any] = {"gain": self.gain, "bias": self.bias, "mask": mask, "eps": self.eps}
         if not self.training:
             return diff_group_norm(x, self.assign, self.scale, statistics=(self.mean, self.variance), **options)
         statistics = group_statistics(_grouped(numerics.prepare(x, mask), self.assign), mask)

@@ -1,5 +1,7 @@
 """LayerNorm scaling: divide the output of each pre-norm by √depth (Sun et al., NeurIPS 2025, arXiv 2502.05795)."""
 
+import math
+
 from torch import Tensor, nn
 
 from uncollapse.registry import cure
@@ -25,7 +27,7 @@ def layer_norm_scaling(x: Tensor, depth: int, scale: float = 0.5) -> Tensor:
     """
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
-    return x * float(depth) ** -scale
+    return x * math.pow(depth, -scale)
 
 
 @cure(
