@@ -118,7 +118,7 @@ def test_when_one_process_cannot_read_its_share_both_stop(rows: torch.Tensor, tm
     numpy.save(tmp_path / "x.npy", rows.numpy())
     first, second = in_two_processes("x.npy")
     assert (first[0] != 0, second[0], first[1] + second[1]) == (True, 2, "")
-    assert (first[2] + second[2]).count("row 4321 holds NaN") == 1
+    assert (first[2] + second[2]).count("row 4321 has NaN") == 1
     assert "Traceback" not in first[2] + second[2]
 
 

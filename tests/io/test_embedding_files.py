@@ -184,6 +184,6 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         (tmp_path / f"text.{kind}").write_text("no numbers", encoding="utf-8")
     words = {"cube.npy": r"\(2, 3, 4\)", "words.npy": "numbers", "empty.npy": "no embeddings", "objects.npy": "valid"}
     words |= {f"text.{kind}": "not a valid" for kind in ("npy", "npz", "parquet", "safetensors")}
-    for name, expected in {**words, "text.csv": "unknown kind", "none.npy": "There is no file"}.items():
+    for name, expected in {**words, "text.csv": "unknown suffix", "none.npy": "There is no file"}.items():
         with pytest.raises(UsageError, match=expected):
             open_rows(tmp_path / name)

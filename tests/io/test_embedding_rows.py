@@ -19,7 +19,7 @@ def test_items_come_in_order_and_no_more_than_asked_wait() -> None:
                 gate.set()
             yield number
 
-    taken = prefetch(numbers(), most=3)
+    taken = prefetch(numbers(), ahead=3)
     assert next(taken) == 0
     assert gate.wait(10)  # made although nobody asked: three wait, and one is in hand
     assert len(made) <= 6

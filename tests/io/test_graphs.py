@@ -64,12 +64,12 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     numpy.savez(tmp_path / "i.npz", node_features=numpy.array([["a"]]), edges=[[0, 0]])
     numpy.savez(tmp_path / "j.npz", node_features=numpy.array([[{}]], dtype=object), edges=[[0, 0]])
     words = {
-        "a.npz": "There are: features",
-        "b.npz": "2 nodes, and edges to 0 … 5",
+        "a.npz": "It has: features",
+        "b.npz": "2 nodes",
         "c.npz": "got",
         "d.npz": "not a valid",
         "e.pt": "edge_index",
-        "h.npz": "numbers of nodes in edges, got float64",
+        "h.npz": "node indices",
         "i.npz": "numbers in node_features",
         "j.npz": "not a valid",
     }
@@ -100,7 +100,7 @@ def test_planetoid_files_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UsageError, match="--data-root") as told:
         graphs.load_graph("cora", tmp_path)
     assert str(told.value).startswith(
-        f"{tmp_path / 'Cora/raw'} has no ind.cora.ty, and fetching failed (no connection)."
+        f"{tmp_path / 'Cora/raw'} has no ind.cora.ty, and the download failed (no connection)."
     )
 
 

@@ -157,8 +157,8 @@ def test_what_cannot_be_loaded(run: Run, folders: Folders, tmp_path: Path) -> No
         (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "custom" / "code.py").write_text("raise SystemExit('was run')", encoding="utf-8")
     expected = {
-        "empty": "holds no config.json",
-        "custom": "needs code of its own, which is not run here",
+        "empty": "no config.json",
+        "custom": "needs its own code",
         "unknown": "cannot be loaded",
         folders["no_tokenizer"]: "does not know",
         folders["bert"] / "model.safetensors": "--checkpoint",

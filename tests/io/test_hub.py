@@ -28,7 +28,7 @@ def test_what_is_there_and_what_cannot_be_asked(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     response: Any = SimpleNamespace(headers={}, request=None)
-    for kind, words in {errors.RepositoryNotFoundError: "check the spelling", errors.GatedRepoError: "log in"}.items():
+    for kind, words in {errors.RepositoryNotFoundError: "nor a public model", errors.GatedRepoError: "log in"}.items():
         answer(monkeypatch, kind("no", response=response))
         with pytest.raises(UsageError, match=words):
             hf_models.is_on_hub("owner/model")

@@ -46,8 +46,8 @@ def test_a_package_without_code(package: Path) -> None:
         ("package:token/model", "no package 'token' is installed"),  # a module of one file has no folders
         (f"package:{NAME}/model", f"the package {NAME} has no folder 'model'"),
         (f"package:{NAME}/__init__.py", "has no folder '__init__.py'"),
-        (f"package:{NAME}/models", "holds no config.json"),
-        (f"package:{NAME}", "holds no config.json"),
+        (f"package:{NAME}/models", "no config.json"),
+        (f"package:{NAME}", "no config.json"),
     ],
 )
 def test_what_is_not_there(package: Path, place: str, words: str) -> None:

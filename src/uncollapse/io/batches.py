@@ -23,50 +23,50 @@ LENGTH = 128  # tokens of a text, unless asked otherwise
 
 
 def built_in_sentences() -> list[str]:
-    """120 plain English sentences that come with the package."""
-    return _filled((files("uncollapse.io") / "data" / "sentences.txt").read_text(encoding="utf-8").splitlines())
+    """Return the 120 plain English sentences that come with the package."""
+    return _non_blank((files("uncollapse.io") / "data" / "sentences.txt").read_text(encoding="utf-8").splitlines())
 
 
 def read_lines(source: str, limit: int | None = None) -> list[str]:
-    """The texts of a file, one a line, or of the standard input for "-"; blank lines are skipped."""
+    """Return the texts of a file, one per line, or of the standard input for "-"; blank lines are skipped."""
     try:
         if source == "-":
-            lines = _filled(sys.stdin, limit)
+            lines = _non_blank(sys.stdin, limit)
         else:
             with expand_user(source).open(encoding="utf-8") as file:
-                lines = _filled(file, limit)
+                lines = _non_blank(file, limit)
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is not valid UTF-8: {error.reason} at byte {error.start}.") from error
     except OSError as error:
         raise UsageError(f"The text {source} cannot be read: {error.strerror}.") from error
     if not lines:
-        raise UsageError(f"{'The standard input' if source == '-' else source} has no text; give one text a line.")
+        raise UsageError(f"{'The standard input' if source == '-' else source} has no text; expected one per line.")
     return lines
 
 
-def _filled(lines: Iterable[str], limit: int | None = None) -> list[str]:
+def _non_blank(lines: Iterable[str], limit: int | None = None) -> list[str]:
     return list(islice((line.strip() for line in lines if line.strip()), limit))
 
 
-def token_limit(tokenizer: Any, model: Any, asked: int | None) -> int:
-    """How many tokens a text may have: what was asked for, within what the model can read."""
+def token_limit(tokenizer: Any, model: Any, max_length: int | None) -> int:
+    """Return how many tokens a text may have: `max_length`, or a default within what the model can read."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     limits = [tokenizer.model_max_length, positions]
     most: int = min(limit for limit in limits if isinstance(limit, int) and limit > 0)
-    if asked is not None and not 0 < asked <= most:
-        raise UsageError(f"--max-length must be from 1 to {most} for this model, got {asked}.")
-    return min(most, asked or LENGTH)
+    if max_length is not None and not 0 < max_length <= most:
+        raise UsageError(f"--max-length must be from 1 to {most} for this model, got {max_length}.")
+    return min(most, max_length or LENGTH)
 
 
 def token_batches(
     texts: list[str], tokenizer: Any, *, batch_size: int, max_length: int, decoder: bool
 ) -> Iterator[Any]:
-    """Arguments of the model: input_ids, attention_mask and what else the tokenizer gives, padded on the right.
+    """Yield arguments of the model: input_ids, attention_mask and what else the tokenizer returns, padded on the right.
 
-    decoder: give the same tokens to a decoder as well, for models that have an encoder and a decoder.
+    decoder: pass the same tokens to the decoder as well, for encoder-decoder models.
     """
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
@@ -80,21 +80,21 @@ def token_batches(
 
 
 def example_tokens(text: str, tokenizer: Any, max_length: int) -> tuple[str, ...]:
-    """The tokens of a text as a reader would write them."""
+    """Return the tokens of a text, decoded one by one."""
     ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
     return tuple(tokenizer.decode([number]) for number in ids)
 
 
 def _check_known(ids: Any, tokenizer: Any) -> None:
-    """Raise if most tokens are the unknown one: all alike, they would look like a collapse."""
+    """Raise if most tokens are unknown: they are all alike, which would look like collapse."""
     special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
     real = [number for number in ids.flatten().tolist() if number not in special]
     unknown = sum(number == tokenizer.unk_token_id for number in real)
     if tokenizer.unk_token_id not in (tokenizer.eos_token_id, tokenizer.pad_token_id) and 2 * unknown > len(real):
         raise UsageError(
             f"The tokenizer does not know {unknown} of the first {len(real)} tokens. If the folder of the model has no "
-            "tokenizer, save it there too; else give text of the model's own kind with --text, or pass --batches "
-            "module:function if the model has another tokenizer."
+            "tokenizer, save it there too; otherwise pass text of the kind that the model reads with --text, or pass "
+            "--batches module:function if the model has another tokenizer."
         )
 
 
@@ -103,9 +103,9 @@ Kind = Literal["text", "images", "graph"]
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What the user asked for: at most one of text, images, graph and batches; without any, built-in data.
+    """The requested data: at most one of text, images, graph and batches; built-in data without any.
 
-    What can be checked without a model is checked at once: models may take long to load.
+    Everything that does not depend on the model is checked at once, because models may take long to load.
     """
 
     text: str | None = None
@@ -118,9 +118,9 @@ class DataRequest:
     max_batches: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise if several kinds are asked for, or what is not there."""
-        if len(self.named) > 1:
-            raise UsageError(f"{' and '.join('--' + kind for kind in self.named)} exclude each other; choose one.")
+        """Raise if several kinds are requested, or something that does not exist."""
+        if len(self.kinds) > 1:
+            raise UsageError(f"{' and '.join('--' + kind for kind in self.kinds)} exclude each other; choose one.")
         if self.text and self.text != "-" and not expand_user(self.text).is_file():
             raise UsageError(f"There is no text file {self.text}.")
         if self.images and not self.images.is_dir():
@@ -129,22 +129,22 @@ class DataRequest:
             graphs.check_graph_name(self.graph)
 
     @property
-    def named(self) -> list[str]:
-        """The kinds that were asked for."""
+    def kinds(self) -> list[str]:
+        """Requested kinds of data."""
         return [kind for kind in ("text", "images", "graph", "batches") if getattr(self, kind)]
 
     @property
     def limit(self) -> int | None:
-        """How many samples are needed at most."""
+        """Largest number of samples that is needed; None for all."""
         return None if self.max_batches is None else self.max_batches * self.batch_size
 
 
 @dataclass(frozen=True)
 class Data:
-    """Batches for a model. words: what they are. total: how many there are, None if nobody knows.
+    """Batches for a model. words: a description. total: how many there are; None if unknown.
 
-    built_in: whether they came with the package. example: the tokens of the first text. call: how the model takes them.
-    unreadable: files that were left out, filled while the batches are read.
+    built_in: whether they came with the package. example: the tokens of the first text. call: runs the model on a
+    batch. unreadable: files that were skipped, filled while the batches are read.
     """
 
     batches: Iterable[Any]
@@ -156,21 +156,21 @@ class Data:
     unreadable: list[Path] = field(default_factory=list)
 
 
-def load_data(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
-    """The data that was asked for, as batches that fit the model, or built-in data of the kind that it reads."""
-    if wanted.batches:
-        return _own_batches(wanted.batches, wanted.max_batches)
+def load_data(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
+    """Return the requested data as batches for the model; built-in data of its kind if nothing was requested."""
+    if request.batches:
+        return _own_batches(request.batches, request.max_batches)
     needed = _kind(loaded.model, stack)
-    kind = next(iter(wanted.named), needed)
+    kind = next(iter(request.kinds), needed)
     if kind is None:
-        raise UsageError(f"It cannot be told what {loaded.name} reads; pass --batches module:function.")
+        raise UsageError(f"It is unknown what kind of data {loaded.name} reads; pass --batches module:function.")
     if needed is not None and kind != needed:
         raise UsageError(f"{loaded.name} reads {_noun(needed)}, so --{kind} does not fit; pass --{needed}.")
-    return {"text": _text, "images": _images, "graph": _graph}[kind](loaded, stack, wanted)
+    return {"text": _text, "images": _images, "graph": _graph}[kind](loaded, stack, request)
 
 
 def _kind(model: nn.Module, stack: Stack) -> Kind | None:
-    """What a model reads, by the arguments that it or the part with the blocks takes."""
+    """Return what a model reads, by the arguments of the part with the blocks or of the whole model."""
     if stack.layout == "nodes":
         return "graph"
     for module in (model.get_submodule(stack.path), model):
@@ -191,57 +191,55 @@ def _noun(kind: str) -> str:
 def _own_batches(spec: str, most: int | None) -> Data:
     made = models.import_function(spec)()
     if not isinstance(made, Iterable):
-        raise UsageError(f"{spec} must return batches one after the other, got {type(made).__name__}.")
+        raise UsageError(f"{spec} must return an iterable of batches, got {type(made).__name__}.")
     total = len(made) if isinstance(made, Sized) else most
     return Data(made, f"batches of {spec}", total if total is None else min(total, most or total))
 
 
-def _text(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
+def _text(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     from uncollapse.io import hf_models
 
     if loaded.origin is None:
         raise UsageError(f"Text needs a tokenizer, and {loaded.name} has none; pass --batches module:function.")
-    texts = read_lines(wanted.text, wanted.limit) if wanted.text else built_in_sentences()[: wanted.limit]
+    texts = read_lines(request.text, request.limit) if request.text else built_in_sentences()[: request.limit]
     tokenizer = hf_models.load_tokenizer(hf_models.Origin(loaded.origin))
-    length = token_limit(tokenizer, loaded.model, wanted.max_length)
+    length = token_limit(tokenizer, loaded.model, request.max_length)
     both = bool(getattr(getattr(loaded.model, "config", None), "is_encoder_decoder", False))
-    source = "the standard input" if wanted.text == "-" else Path(wanted.text or "").name
+    source = "the standard input" if request.text == "-" else Path(request.text or "").name
     return Data(
-        token_batches(texts, tokenizer, batch_size=wanted.batch_size, max_length=length, decoder=both),
-        f"{len(texts)} {f'texts of {source}' if wanted.text else 'built-in sentences'}, at most {length} tokens each",
-        _count(len(texts), wanted),
-        built_in=not wanted.text,
+        token_batches(texts, tokenizer, batch_size=request.batch_size, max_length=length, decoder=both),
+        f"{len(texts)} {f'texts of {source}' if request.text else 'built-in sentences'}, at most {length} tokens each",
+        _count(len(texts), request),
+        built_in=not request.text,
         example=example_tokens(texts[0], tokenizer, length),
         call=_call(loaded.model, stack),
     )
 
 
-def _images(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
+def _images(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     unreadable: list[Path] = []
-    if wanted.images:
-        files = images.image_files(wanted.images)[: wanted.limit]
-        pictures, number, words = (
-            images.open_images(files, unreadable),
-            len(files),
-            f"the images of {wanted.images.resolve().name}",
-        )
+    if request.images:
+        files = images.image_files(request.images)[: request.limit]
+        opened, count = images.open_images(files, unreadable), len(files)
+        words = f"the images of {request.images.resolve().name}"
     else:
-        crops = images.built_in_crops()[: wanted.limit]
-        pictures, number, words = iter(crops), len(crops), f"{len(crops)} crops of scikit-learn's two photographs"
+        crops = images.built_in_crops()[: request.limit]
+        opened, count = iter(crops), len(crops)
+        words = f"{count} crops of scikit-learn's two photographs"
     return Data(
-        _cast(images.image_batches(pictures, _image_reader(loaded), wanted.batch_size), loaded.model),
+        _cast(images.image_batches(opened, _image_reader(loaded), request.batch_size), loaded.model),
         words,
-        _count(number, wanted),
-        built_in=not wanted.images,
+        _count(count, request),
+        built_in=not request.images,
         call=_call(loaded.model, stack),
         unreadable=unreadable,
     )
 
 
-def _graph(loaded: LoadedModel, stack: Stack, wanted: DataRequest) -> Data:
-    graph, words = graphs.load_graph(wanted.graph or "karate", wanted.data_root)
+def _graph(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
+    graph, words = graphs.load_graph(request.graph or "karate", request.data_root)
     facts = f"{graph.num_nodes} nodes, {graph.num_edges} directed edges"
-    return Data(_cast([graph], loaded.model), f"{words} ({facts})", 1, built_in=not wanted.graph)
+    return Data(_cast([graph], loaded.model), f"{words} ({facts})", 1, built_in=not request.graph)
 
 
 def _image_reader(loaded: LoadedModel) -> Any:
@@ -251,11 +249,11 @@ def _image_reader(loaded: LoadedModel) -> Any:
         return hf_models.hf_image_reader(hf_models.Origin(loaded.origin))
     if hasattr(loaded.model, "pretrained_cfg"):
         return timm_models.timm_image_reader(loaded.model)
-    raise UsageError(f"Nobody knows how {loaded.name} wants its images prepared; pass --batches module:function.")
+    raise UsageError(f"It is unknown how to preprocess images for {loaded.name}; pass --batches module:function.")
 
 
 def _cast(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:
-    """Batches with numbers in the dtype of the model's weights."""
+    """Yield the batches with floating-point numbers in the dtype of the model's weights."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     for batch in batches:
         yield _in_dtype(batch, dtype)
@@ -271,12 +269,12 @@ def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _call(model: nn.Module, stack: Stack) -> forward.Call:
-    """Run only the part that is measured where a HuggingFace model has several, each with inputs of its own."""
+    """Return how to run the model: only the measured part, if a HuggingFace model has several with their own inputs."""
     config = getattr(model, "config", None)
     if not stack.path or config is None or getattr(config, "is_encoder_decoder", False):
         return forward.run
     return lambda whole, batch: forward.run(whole.get_submodule(stack.path), batch)
 
 
-def _count(samples: int, wanted: DataRequest) -> int:
-    return -(-samples // wanted.batch_size)
+def _count(samples: int, request: DataRequest) -> int:
+    return -(-samples // request.batch_size)

@@ -11,23 +11,23 @@ from uncollapse.errors import UsageError
 from uncollapse.io.files import write
 from uncollapse.io.loading import silence_libraries
 
-OFFLINE = (ConnectionError, TimeoutError, socket.gaierror)  # what lies behind the errors of libraries without network
-LENGTH = 150  # letters of an error that are shown
+OFFLINE = (ConnectionError, TimeoutError, socket.gaierror)  # the causes of libraries' errors without a network
+LENGTH = 150  # characters of an error that are shown
 
 
 def missing_files(folder: Path, names: Sequence[str]) -> list[str]:
-    """Those of the files that are not in the folder."""
+    """Return the names of the files that are not in the folder."""
     return [name for name in names if not (folder / name).is_file()]
 
 
 def download_missing(dataset: Any, settings: Mapping[str, Any], folder: Path, page: str) -> None:
-    """Fetch those raw files of a PyG data set that a folder does not have.
+    """Download the raw files of a PyG dataset that a folder lacks.
 
     Args:
-        dataset: the class. It is not initialised, because it would read the files then: only its `download` runs.
-        settings: what the class needs to know for that: name and so on.
-        folder: gets the files; those that are there are left alone.
-        page: where a person finds them.
+        dataset: The class. It is not initialised, which would read the files; only its `download` runs.
+        settings: Attributes that `download` needs, such as the name.
+        folder: Where the files go; existing ones are not changed.
+        page: Where a user finds the files, for the error.
     """
     files = dataset.__new__(dataset)
     with tempfile.TemporaryDirectory() as scratch:
@@ -41,16 +41,16 @@ def download_missing(dataset: Any, settings: Mapping[str, Any], folder: Path, pa
                 files.download()
             for name in wanted:
                 write(folder / name, (Path(files.raw_dir) / name).read_bytes())
-        except Exception as error:  # the network, the proxy, the disk: what helps is the same
+        except Exception as error:  # network, proxy or disk: the advice is the same
             raise UsageError(
-                f"{folder} has no {', '.join(wanted)}, and fetching failed ({cause(error)}). Get what is "
-                f"missing from {page} and put it there, or name with --data-root a folder that has it, in subfolders "
-                "like these."
+                f"{folder} has no {', '.join(wanted)}, and the download failed ({cause(error)}). Get the "
+                f"missing files from {page} and put them there, or use --data-root with a folder that has them in the "
+                "same subfolders."
             ) from error
 
 
 def cause(error: BaseException) -> str:
-    """Why something was not fetched, in a few words.
+    """Return why a download failed, in a few words.
 
     >>> cause(ConnectionRefusedError(111, "Connection refused")), cause(OSError(28, "No space left on device"))
     ('no network: Connection refused', 'No space left on device')
@@ -67,7 +67,7 @@ def _words(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that led to it."""
+    """Yield an error and those that caused it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,11 +1,11 @@
 """Open files of embeddings that may be larger than memory.
 
-Files are read piece by piece, and opened anew for each piece where they are mapped into memory: what has been read is
-then let go.
+Files are read in parts. Memory-mapped files are opened again for each part, which frees the memory of the last one.
 """
 
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,19 @@ from uncollapse.errors import UsageError, file_errors, import_optional
 from uncollapse.io import tensor_files
 from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
 
-WILD = "*?["  # what makes a pattern of a name
+WILDCARDS = "*?["
 
 
 def open_rows(path: Path, key: str | None = None) -> Rows:
-    """The embeddings in a .npy, .npz, .parquet or .safetensors file, or in all files of a folder or a pattern.
+    """Open the embeddings of a .npy, .npz, .parquet or .safetensors file, or of all files of a folder or a pattern.
 
     Args:
-        path: the file; or a folder of files of one kind, or a pattern such as `parts/*.parquet`, which are read in the
-            order of their names.
-        key: the array of a .npz or .safetensors file, or the column of a .parquet file, where there are several. A
-            parquet file without a column of lists is read with all its floating-point columns as features.
+        path: The file, a folder of files of one kind, or a pattern such as `parts/*.parquet`. Several files are read in
+            the order of their names.
+        key: The array of a .npz or .safetensors file, or the column of a .parquet file, if there are several. If a
+            parquet file has no column of lists, all its floating-point columns are the features.
     """
-    found = [_of_file(file, key) for file in _files(path)]
+    found = [_open_file(file, key) for file in _files(path)]
     if len(found) == 1:
         return found[0]
     if other := [rows for rows in found if rows.dim != found[0].dim]:
@@ -38,37 +38,37 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     words = f"{path.name or path}, {len(found)} files"
     paths = tuple(file for rows in found for file in rows.paths)
     count = sum(rows.count for rows in found)
-    return Rows(words, count, found[0].dim, lambda first, last: _joined(found, first, last), paths)
+    return Rows(words, count, found[0].dim, lambda first, last: _read_all(found, first, last), paths)
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file() or not (path.is_dir() or any(letter in path.name for letter in WILD)):
+    if path.is_file() or not (path.is_dir() or any(letter in path.name for letter in WILDCARDS)):
         return [path]
     there = path.iterdir() if path.is_dir() else path.parent.glob(path.name)
     files = sorted(file for file in there if file.suffix in READERS and file.name[0] not in "._")
     if not files:
         raise UsageError(f"There is no {', '.join(READERS)} file in {path}.")
     if len({file.suffix for file in files}) > 1:
-        raise UsageError(f"The files of {path} must be of one kind, got {files[0].name} and others; give a pattern.")
+        raise UsageError(f"The files of {path} must be of one kind, got {files[0].name} and others; use a pattern.")
     return files
 
 
-def _of_file(path: Path, key: str | None) -> Rows:
+def _open_file(path: Path, key: str | None) -> Rows:
     if not path.is_file():
         raise UsageError(f"There is no file {path}.")
     if path.suffix not in READERS:
-        raise UsageError(f"{path.name} is of an unknown kind; give one of {', '.join(READERS)}.")
+        raise UsageError(f"{path.name} has an unknown suffix; expected one of {', '.join(READERS)}.")
     rows = READERS[path.suffix](path, key)
     if rows.count < 1 or rows.dim < 1:
         raise UsageError(f"{rows.words} has no embeddings: its shape is ({rows.count}, {rows.dim}).")
     if rows.dim > FEATURES:
-        raise UsageError(f"{rows.words} has {rows.dim:,} features; embeddings have {FEATURES:,} at most.")
+        raise UsageError(f"{rows.words} has {rows.dim:,} features; at most {FEATURES:,} are allowed.")
     return rows
 
 
-def _joined(found: list[Rows], first: int, last: int) -> Iterator[Any]:
-    """Arrays of several files, as if their rows were those of one."""
-    for rows in found:
+def _read_all(files: list[Rows], first: int, last: int) -> Iterator[Any]:
+    """Yield arrays of several files as if they were one."""
+    for rows in files:
         if first < rows.count and last > 0:
             yield from rows.read(max(0, first), min(rows.count, last))
         first, last = first - rows.count, last - rows.count
@@ -84,22 +84,22 @@ def _npy(path: Path, key: str | None) -> Rows:
     count, dim = _shape(path.name, shape, dtype.kind in "fiu")
 
     def read(first: int, last: int) -> Iterator[Any]:
-        """Plain reads: pages of a file that is mapped into memory would count as this program's."""
+        """Yield arrays by plain reads: mapped pages would count as memory of this process."""
         with file_errors(path, kind), path.open("rb", buffering=0) as file:
             file.seek(begin + first * dim * dtype.itemsize)
             for span in _spans(first, last, dim):
                 yield numpy.fromfile(file, dtype, (span.stop - span.start) * dim).reshape(span.stop - span.start, dim)
 
-    def mapped(first: int, last: int) -> Iterator[Any]:
+    def read_mapped(first: int, last: int) -> Iterator[Any]:
         for span in _spans(first, last, dim):
             with file_errors(path, kind):
                 yield numpy.array(numpy.load(path, mmap_mode="r", allow_pickle=False)[span])
 
-    return Rows(path.name, count, dim, mapped if by_column else read, (path,))
+    return Rows(path.name, count, dim, read_mapped if by_column else read, (path,))
 
 
 def _npz(path: Path, key: str | None) -> Rows:
-    """An array inside the archive is read as a stream: it is never unpacked as a whole."""
+    """Open an array of an archive as a stream, which is never unpacked as a whole."""
     with file_errors(path, ".npz file"), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         key = choose_key(path.name, key, names)
@@ -141,20 +141,6 @@ def _safetensors(path: Path, key: str | None) -> Rows:
     return Rows(words, count, dim, read, (path,))
 
 
-def _parquet(path: Path, key: str | None) -> Rows:
-    pass
-
-    return rows(path, key)
-
-
-READERS: dict[str, Callable[[Path, str | None], Rows]] = {
-    ".npy": _npy,
-    ".npz": _npz,
-    ".parquet": _parquet,
-    ".safetensors": _safetensors,
-}
-
-
 def _spans(first: int, last: int, dim: int) -> Iterator[slice]:
     step = part_size(dim)
     return (slice(start, min(start + step, last)) for start in range(first, last, step))
@@ -167,21 +153,15 @@ def _shape(words: str, shape: tuple[int, ...], numbers: bool) -> tuple[int, int]
     return shape[0], shape[1]
 
 
-arrow: Any = import_optional("pyarrow", "data")
-parquet: Any = import_optional("pyarrow.parquet", "data")
-compute: Any = import_optional("pyarrow.compute", "data")
-
-KIND = "parquet file"
-
-
-def rows(path: Path, column: str | None) -> Rows:
-    """The embeddings of a column of lists; without one, of all floating-point columns together."""
-    with file_errors(path, KIND), parquet.ParquetFile(path) as file:
+def _parquet(path: Path, column: str | None) -> Rows:
+    """Open the embeddings of a column of lists; without one, of all floating-point columns together."""
+    types: Any = import_optional("pyarrow", "data").types
+    with _open_parquet(path) as file:
         schema, count = file.schema_arrow, file.metadata.num_rows
         _check_widths(path, file.metadata)
-    lists = [field.name for field in schema if _is_list(field.type)]
+    lists = [field.name for field in schema if _is_list(field.type, types)]
     if column is None and not lists:
-        return _of_columns(path, count, [field.name for field in schema if arrow.types.is_floating(field.type)])
+        return _of_columns(path, count, [field.name for field in schema if types.is_floating(field.type)])
     name = choose_key(path.name, column, lists)
     words = f"{path.name}, {name}"
     begin = next(_record_batches(path, [name], 0, min(1, count), 1), None)
@@ -194,8 +174,14 @@ def rows(path: Path, column: str | None) -> Rows:
     return Rows(words, count, dim, read, (path,))
 
 
-def _is_list(kind: Any) -> bool:
-    types = arrow.types
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[Any]:
+    parquet: Any = import_optional("pyarrow.parquet", "data")
+    with file_errors(path, "parquet file"), parquet.ParquetFile(path) as file:
+        yield file
+
+
+def _is_list(kind: Any, types: Any) -> bool:
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return False
     return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
@@ -215,18 +201,18 @@ def _of_columns(path: Path, count: int, names: list[str]) -> Rows:
 
 
 def _record_batches(path: Path, columns: list[str], first: int, last: int, size: int) -> Iterator[tuple[int, Any]]:
-    """Batches of at most `size` rows from row `first` to before `last`, each with the number of its first row."""
-    with file_errors(path, KIND), parquet.ParquetFile(path) as file:
+    """Yield batches of at most `size` rows from row `first` to before `last`, each with the number of its first row."""
+    with _open_parquet(path) as file:
         begin = 0
         for group in range(file.metadata.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             if begin < last and begin + count > first:
-                yield from _within(file.iter_batches(size, [group], columns), begin, first, last)
+                yield from _slice_batches(file.iter_batches(size, [group], columns), begin, first, last)
             begin += count
 
 
-def _within(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int, Any]]:
-    """What of batches, of which the first begins with row `row`, lies between two rows."""
+def _slice_batches(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int, Any]]:
+    """Yield the parts of batches between two rows; the first batch begins with row `row`."""
     for batch in batches:
         start, end = max(first - row, 0), min(last - row, len(batch))
         if start < end:
@@ -235,19 +221,20 @@ def _within(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int
 
 
 def _check_widths(path: Path, metadata: Any) -> None:
-    """Raise if a row has more numbers in a column than embeddings have: a few bytes can stand for billions of them."""
+    """Raise if a row has more numbers in a column than embeddings have: a few bytes can declare billions of them."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             if not 0 <= column.num_values <= FEATURES * max(group.num_rows, 1):
                 raise UsageError(
                     f"{path.name} declares {column.num_values:,} numbers for {group.num_rows:,} rows in "
-                    f"{column.path_in_schema}; embeddings have {FEATURES:,} features at most."
+                    f"{column.path_in_schema}; at most {FEATURES:,} features are allowed."
                 )
 
 
 def _lists(column: Any, words: str, first: int, dim: int | None) -> Any:
-    """A column of lists as an array (m, d); all lists must be as long as `dim`, or as the first one."""
+    """Return a column of lists as an array (m, d); all lists must have the length `dim`, or that of the first one."""
     _check_filled(words, first, column)
+    compute: Any = import_optional("pyarrow.compute", "data")
     lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
     dim = int(lengths[0]) if dim is None else dim
     if (lengths != dim).any():
@@ -260,4 +247,12 @@ def _lists(column: Any, words: str, first: int, dim: int | None) -> Any:
 
 def _check_filled(words: str, first: int, *columns: Any) -> None:
     if any(column.null_count for column in columns):
-        raise UsageError(f"{words}: there are empty entries from row {first} on; leave out rows without an embedding.")
+        raise UsageError(f"{words}: there are empty entries from row {first} on; remove rows without an embedding.")
+
+
+READERS: dict[str, Callable[[Path, str | None], Rows]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".parquet": _parquet,
+    ".safetensors": _safetensors,
+}

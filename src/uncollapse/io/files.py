@@ -13,10 +13,10 @@ from typing import IO
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: what a kill left stays there
+except ImportError:  # Windows has no such locks: leftovers of killed processes stay
     fcntl = None
 
-PATIENCE = 0.1  # seconds until a lock counts as held: its holder may be removing the file just now
+PATIENCE = 0.1  # seconds until a lock counts as held: its holder may be removing the file right now
 CURE_FILE = "uncollapse.json"  # describes the cures that were saved with a model
 PART = re.compile(r"\.[0-9a-f]{32}\.part")  # a file before it gets its name
 ROOM = "Make room on that disk, or name a folder on another one."
@@ -33,7 +33,7 @@ ADVICE = {
 
 
 class NotWrittenError(OSError):
-    """A file that cannot be written. Its sentence names the file, says why and what to do."""
+    """A file cannot be written; the message names the file, the reason and what to do."""
 
     def __str__(self) -> str:
         return f"{self.filename} cannot be written: {self.strerror}. {ADVICE.get(self.errno or 0, 'Name another one.')}"
@@ -41,36 +41,36 @@ class NotWrittenError(OSError):
 
 @contextmanager
 def write_errors(path: str | Path) -> Iterator[None]:
-    """Within, what the system refuses is told as the fate of this file: its own words may name another one, or none."""
+    """Turn errors of the system into a NotWrittenError of this file: they may name another file, or none."""
     try:
         yield
     except NotWrittenError:
-        raise  # told already, of a file within
+        raise  # already about a file inside
     except OSError as error:
         raise NotWrittenError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a file, and its folder if there is none. Another process sees the old content or the new, never a part.
+    """Write a file atomically, and create its folder: other processes see the old content or the new one, never a part.
 
-    The content is on the disk before it gets its name, so that a crash leaves the old file. Several processes may write
-    the same file: the last one wins. What a killed one has half written in this folder is removed. What is no letter,
-    as names of files may have, becomes a question mark.
+    The content is on the disk before the file gets its name, so that a crash leaves the old file. Several processes may
+    write the same file: the last one wins. Partial files of killed processes in this folder are removed. Characters
+    that UTF-8 cannot encode, which file names may have, become question marks.
     """
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent)
+        _remove_parts(path.parent)
         part, file = _new_part(path.parent)
         try:
             with file:
                 file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
-                if fcntl is not None:  # while it is locked: nobody takes it for something that was left behind
+                if fcntl is not None:  # while it is locked, so that no process takes it for a leftover
                     os.replace(part, path)
             if fcntl is None:  # where an open file cannot be renamed
                 os.replace(part, path)
-        except BaseException:  # Ctrl-C too leaves no litter
+        except BaseException:  # also on Ctrl-C
             part.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
@@ -78,17 +78,17 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def expand_user(path: str | Path) -> Path:
-    """A path whose ~ at the beginning is the user's folder; where there is no such user, it is the path itself."""
+    """Return the path with a leading ~ replaced by the home folder, if that user exists."""
     return Path(os.path.expanduser(path))
 
 
 def user_cache() -> Path:
-    """Where what can be made or fetched again is kept: UNCOLLAPSE_CACHE, or the user's folder for such files."""
+    """Return the cache folder: UNCOLLAPSE_CACHE, or ~/.cache/uncollapse."""
     return expand_user(os.environ.get("UNCOLLAPSE_CACHE") or "~/.cache/uncollapse")
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a rename is there once its folder is."""
+    """Sync a folder to the disk, so that its renames survive a crash."""
     if os.name == "posix":  # elsewhere folders cannot be opened
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -115,21 +115,21 @@ def replace_folder(new: Path, target: Path, old: Path) -> None:
 
 
 def _new_part(folder: Path) -> tuple[Path, IO[bytes]]:
-    """A new file, locked while it is open: it is in use. Its name is short, whatever that of the file is."""
+    """Create a temporary file with a short name; its lock shows that it is in use."""
     while True:
         part = folder / f".{uuid.uuid4().hex}.part"
         file = part.open("xb")
         if fcntl is None:
             return part, file
-        with suppress(OSError):  # a disk without locks: then nothing is swept there either
+        with suppress(OSError):  # a disk without locks: then leftovers are not removed there either
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return part, file
-        file.close()  # somebody swept it between the two calls
+        file.close()  # another process removed it between the two calls
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed processes were writing: parts that nobody holds."""
+def _remove_parts(folder: Path) -> None:
+    """Remove partial files of killed processes: those that no process has locked."""
     if fcntl is None:
         return
     for name in os.listdir(folder):
@@ -144,7 +144,7 @@ def try_lock(path: Path) -> Iterator[bool]:
     """Lock a file for this process and yield True, or yield False if another process holds it.
 
     The lock file is removed afterwards. The system releases the lock of a process that dies, however it dies, so a file
-    that was left behind can be locked again. The id of the process is written into it for people who wonder.
+    that was left behind can be locked again. The file contains the process id, for information.
     """
     from filelock import FileLock, Timeout
 

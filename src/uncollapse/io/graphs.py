@@ -16,11 +16,11 @@ PLANETOID = {name: title for name, title in GRAPHS.items() if name != "karate"}
 
 
 def load_graph(what: str, root: Path | None) -> tuple[Any, str]:
-    """A graph and what it is, in words.
+    """Return a graph and its title.
 
     Args:
         what: karate, cora, citeseer or pubmed; a .npz file with node_features and edges; a .pt file with x, edge_index.
-        root: the folder that has or gets the Planetoid files, as "Cora/raw/ind.cora.x" and so on.
+        root: Folder for the Planetoid files, such as "Cora/raw/ind.cora.x"; missing ones are downloaded.
     """
     check_graph_name(what)
     path = expand_user(what)
@@ -34,17 +34,17 @@ def load_graph(what: str, root: Path | None) -> tuple[Any, str]:
 
 
 def check_graph_name(what: str) -> None:
-    """Raise unless it is a name or a file of a known kind."""
+    """Raise unless `what` is a known name or a file of a known kind."""
     path = expand_user(what)
     if what not in GRAPHS and not path.is_file():
         hint = did_you_mean(what, GRAPHS)
-        raise UsageError(f"{what!r} is neither a graph known by name ({', '.join(GRAPHS)}) nor a file.{hint}")
+        raise UsageError(f"{what!r} is neither a known graph ({', '.join(GRAPHS)}) nor a file.{hint}")
     if what not in GRAPHS and path.suffix not in (".npz", ".pt"):
         raise UsageError(f"A graph file is .npz (node_features, edges) or .pt (x, edge_index), got {path.name}.")
 
 
 def load_planetoid(what: str, root: Path | None) -> planetoid.Citations:
-    """Cora, CiteSeer or PubMed, from a folder that has their raw files, or else gets them."""
+    """Load Cora, CiteSeer or PubMed from the raw files in a folder; missing files are downloaded first."""
     name, folder = PLANETOID[what], root or user_cache()
     places = (folder / name / "raw", folder / "planetoid" / name / "raw")
     there = next((place for place in places if not download.missing_files(place, planetoid.file_names(name))), None)
@@ -64,10 +64,10 @@ def _planetoid(what: str, root: Path | None) -> Any:
 
 
 def _npz(path: Path) -> Any:
-    """The layout of the heterophilous graphs; edges count in both directions, as PyG reads them."""
+    """Read the layout of the heterophilous graphs; edges count in both directions, as in PyG."""
     arrays = read_npz(path, ("node_features", "edges"))
     if arrays["edges"].dtype.kind not in "iu":
-        raise UsageError(f"{path} must have numbers of nodes in edges, got {arrays['edges'].dtype}.")
+        raise UsageError(f"{path} must have node indices in edges, got {arrays['edges'].dtype}.")
     features = torch.from_numpy(arrays["node_features"].astype("float32"))
     edges = torch.from_numpy(arrays["edges"].astype("int64"))
     if edges.dim() == 2 and edges.shape[1] == 2:
@@ -86,7 +86,7 @@ def _pt(path: Path) -> Any:
     for name in ("x", "edge_index"):
         if not isinstance(content[name], Tensor) or content[name].layout != torch.strided:
             raise UsageError(f"{path} must have a dense tensor in {name}, got {type(content[name]).__name__}.")
-        if content[name].nbytes > content[name].untyped_storage().nbytes():  # a number that stands for billions
+        if content[name].nbytes > content[name].untyped_storage().nbytes():  # such as one number expanded to billions
             raise UsageError(f"{path} declares {tuple(content[name].shape)} in {name}, but does not hold that many.")
     return _graph(path, content["x"], content["edge_index"])
 
@@ -99,5 +99,6 @@ def _graph(path: Path, x: Tensor, edge_index: Tensor) -> Any:
         )
     edge_index = edge_index.long()
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
-        raise UsageError(f"{path} has {len(x)} nodes, and edges to {int(edge_index.min())} … {int(edge_index.max())}.")
+        low, high = int(edge_index.min()), int(edge_index.max())
+        raise UsageError(f"{path} has {len(x)} nodes, but its edges name nodes from {low} to {high}.")
     return import_optional("torch_geometric.data", "pyg").Data(x=x.float(), edge_index=edge_index)

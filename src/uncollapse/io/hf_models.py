@@ -17,7 +17,7 @@ from uncollapse.io.files import expand_user
 from uncollapse.io.loading import fixed_seed, silence_libraries
 
 PACKAGE = "package:"
-LENGTH = 600  # letters of an error that are shown
+LENGTH = 600  # characters of an error that are shown
 
 
 class Origin:
@@ -38,13 +38,13 @@ class Origin:
             if len(ggufs) == 1 and not (path / "config.json").exists():
                 self.options["gguf_file"] = ggufs[0].name
             elif not (path / "config.json").exists():
-                raise UsageError(f"The folder {place} holds no config.json; name the folder of a saved model.")
+                raise UsageError(f"The folder {place} has no config.json; name the folder of a saved model.")
         elif not is_on_hub(place):
             self.options["local_files_only"] = True
 
 
 def _in_package(place: str) -> str:
-    """The folder that package:NAME/FOLDER means; the package's own code does not run."""
+    """Return the folder that package:NAME/FOLDER names; the package is not imported."""
     name, _, folder = place.removeprefix(PACKAGE).partition("/")
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -61,9 +61,9 @@ def _in_package(place: str) -> str:
 def load_hf_model(
     origin: Origin, *, random_weights: bool, dtype: torch.dtype | None
 ) -> tuple[nn.Module, list[str], list[str]]:
-    """The model without its head, the names of weights that the files lack and chance has filled in, and of cures' own.
+    """Return the model without its head, the names of missing weights, which are random, and those of cures' weights.
 
-    dtype: None keeps the one in which the files are.
+    dtype: None keeps the dtype of the files.
     """
     with _loading(origin) as transformers, fixed_seed():
         if random_weights:
@@ -79,17 +79,17 @@ def load_hf_model(
 def load_classifier(
     origin: Origin, labels: int, *, random_weights: bool = False, head_too: bool = False, **changes: Any
 ) -> nn.Module:
-    """The model with a head for sequences, a new one if the files have none of that size.
+    """Return the model with a head for sequence classification, a new one if the files have none of that size.
 
-    The caller's random state draws it. Nothing but the head, and the pooling before it, is drawn: an encoder that lacks
-    weights, or has some of another shape, is refused.
+    A new head is drawn from the caller's random state. Only the head and the pooling before it may be new: an encoder
+    with missing weights, or weights of another shape, is refused.
 
     Args:
-        origin: where its files are.
-        labels: outputs of the head.
-        random_weights: all weights are drawn, none is read.
-        head_too: a head that is missing is refused as well.
-        changes: fields of its configuration, such as another number of layers.
+        origin: Where the model's files are.
+        labels: Number of outputs of the head.
+        random_weights: Draw all weights instead of reading them.
+        head_too: Refuse a missing head as well.
+        changes: Changed fields of the model's configuration, such as the number of layers.
     """
     with _loading(origin) as transformers:
         config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **origin.options)
@@ -120,8 +120,8 @@ def _check_whole(model: Any, report: Any, origin: Origin, head_too: bool) -> Non
         lacking = {key for key in lacking if key.startswith(encoder) and not key.startswith(f"{encoder}pooler.")}
     if lacking:
         raise UsageError(
-            f"{origin.place} does not hold all weights of a {type(model).__name__}: {len(lacking)} are missing or of "
-            f"another shape, such as {min(lacking)}. Is it another kind of model, or damaged?"
+            f"{origin.place} does not have all weights of a {type(model).__name__}: {len(lacking)} are missing or of "
+            f"another shape, such as {min(lacking)}. Check that it is the right model and that its files are complete."
         )
 
 
@@ -130,31 +130,31 @@ def _of_cures(report: Any) -> list[str]:
 
 
 def load_tokenizer(origin: Origin) -> Any:
-    """The tokenizer of the model; it pads on the right, with the end of a text if it has no padding."""
+    """Return the tokenizer of the model; it pads on the right, with the end of a text if it has no padding token."""
     with _loading(origin) as transformers:
         found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
     if found.pad_token is None:
         found.pad_token = found.eos_token or found.unk_token
     if found.pad_token is None:
-        raise UsageError(f"The tokenizer of {origin.place} has no token for padding; pass --batches module:function.")
+        raise UsageError(f"The tokenizer of {origin.place} has no padding token; pass --batches module:function.")
     found.padding_side = "right"
     return found
 
 
 def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """Pictures -> the arguments of the model, with the preprocessing that belongs to it."""
+    """Return a function that preprocesses images as the model expects, into its arguments."""
     with _loading(origin) as transformers:
         processor = transformers.AutoImageProcessor.from_pretrained(origin.place, **origin.options)
 
-    def read(pictures: Sequence[Any]) -> dict[str, Any]:
-        return dict(processor(images=list(pictures), return_tensors="pt"))
+    def read(images: Sequence[Any]) -> dict[str, Any]:
+        return dict(processor(images=list(images), return_tensors="pt"))
 
     return read
 
 
 @contextmanager
 def _loading(origin: Origin) -> Iterator[Any]:
-    """transformers, quiet; what it cannot load becomes one sentence."""
+    """Yield transformers with its output silenced; its errors become one sentence."""
     torchvision_ops.declare()
     with silence_libraries():
         transformers: Any = import_optional("transformers", "hf")
@@ -163,10 +163,10 @@ def _loading(origin: Origin) -> Iterator[Any]:
             yield transformers
     except UsageError:
         raise
-    except Exception as error:  # a damaged folder makes transformers raise a dozen kinds
+    except Exception as error:  # a damaged folder raises many kinds of errors
         if origin.options.get("local_files_only"):
             raise UsageError(
-                f"{origin.place} is no folder here and cannot be fetched from the hub now; "
+                f"{origin.place} is not a local folder, and the hub cannot be reached now; "
                 "name a folder with the saved model, or connect and try again."
             ) from error
         raise UsageError(f"{origin.place} cannot be loaded: {_first_sentence(error)}") from error
@@ -175,9 +175,7 @@ def _loading(origin: Origin) -> Iterator[Any]:
 def _first_sentence(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if "trust_remote_code" in text:
-        return (
-            "it needs code of its own, which is not run here; build the model in a function and name module:function."
-        )
+        return "it needs its own code, which is not run; build the model in a function and name module:function."
     end = text.find(". ")
     return (text if end < 0 else text[: end + 1])[:LENGTH]
 
@@ -187,9 +185,9 @@ TIMEOUT = 10.0  # seconds
 
 
 def is_on_hub(repo: str) -> bool:
-    """True if the hub has the repository, False if it cannot be reached; UsageError if the hub refuses it."""
+    """Return True if the hub has the repository, False if it cannot be reached; UsageError if the hub refuses it."""
     if not NAME.fullmatch(repo):
-        raise UsageError(f"There is no folder {repo}, and a hub has no such names.")
+        raise UsageError(f"There is no folder {repo}, and it is not a valid name on the hub.")
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -197,9 +195,9 @@ def is_on_hub(repo: str) -> bool:
     try:
         api.model_info(repo, timeout=TIMEOUT)
     except errors.GatedRepoError as error:
-        raise UsageError(f"{repo} is on the hub, but not for everybody: accept its terms there and log in.") from error
+        raise UsageError(f"{repo} is gated on the hub: accept its terms there and log in.") from error
     except errors.RepositoryNotFoundError as error:
-        raise UsageError(f"{repo} is no folder here and no public model on the hub; check the spelling.") from error
-    except Exception:  # offline mode, no connection, a proxy that refuses: what is in the cache remains
+        raise UsageError(f"{repo} is neither a local folder nor a public model on the hub.") from error
+    except Exception:  # offline mode, no connection, or a proxy that refuses: the cache may have it
         return False
     return True

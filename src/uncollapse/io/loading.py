@@ -17,29 +17,29 @@ def silence_libraries(transformers: Any = None) -> Iterator[None]:
     """Hide progress bars, log lines below errors and warnings; restore everything afterwards."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
-    chatter = None if transformers is None else transformers.utils.logging
-    verbosity, bars = (chatter.get_verbosity(), chatter.is_progress_bar_enabled()) if chatter else (0, False)
+    log = None if transformers is None else transformers.utils.logging
+    verbosity, bars = (log.get_verbosity(), log.is_progress_bar_enabled()) if log else (0, False)
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        if chatter:
-            chatter.set_verbosity_error()
-            chatter.disable_progress_bar()
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some write there without asking anybody
+        if log:
+            log.set_verbosity_error()
+            log.disable_progress_bar()
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some libraries write there directly
             warnings.simplefilter("ignore")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        if chatter:
-            chatter.set_verbosity(verbosity)
+        if log:
+            log.set_verbosity(verbosity)
             if bars:
-                chatter.enable_progress_bar()
+                log.enable_progress_bar()
 
 
 @contextmanager
 def fixed_seed(seed: int = 0) -> Iterator[None]:
-    """Draw from a seed inside; the random state outside is unchanged."""
+    """Draw random numbers from a seed inside the context; the random state outside does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         yield

@@ -47,13 +47,13 @@ def load_model(
     """Load the model that `what` names.
 
     Args:
-        what: a HuggingFace folder, .gguf file or name on the hub; "timm:NAME" or a folder that timm loads;
+        what: A HuggingFace folder, .gguf file or name on the hub; "timm:NAME" or a folder that timm loads;
             "module:function" or "file.py:function".
-        checkpoint: weights to load into the model, which is built without its own.
-        random_weights: build the architecture with random weights.
-        dtype: of the weights; "auto" keeps the stored one. HuggingFace models are float32 without it.
+        checkpoint: Weights to load into the model, which is built without its own.
+        random_weights: Build the architecture with random weights.
+        dtype: Of the weights; "auto" keeps the stored one. The default of HuggingFace models is float32.
         load_cure: `uncollapse.load_cure`, called for a folder with a saved cure. Without it such a folder is refused:
-            without its cure it would be another model.
+            a model without its cure is another model.
     """
     if checkpoint is not None and random_weights:
         raise UsageError("--checkpoint and --random-weights exclude each other; choose one.")
@@ -80,7 +80,7 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
         return LoadedModel(timm_models.load_timm_model(name, random_weights=random_weights), name)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise UsageError(
-            f"{what} holds weights without their model; name the function that builds it: "
+            f"{what} has weights without their model; name the function that builds it: "
             f"uncollapse diagnose module:function --checkpoint {what}"
         )
     if _names_function(what):
@@ -97,7 +97,7 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
         _load_saved_cure(model, path, random_weights, load_cure)
     elif cures:
         raise UsageError(
-            f"{what} holds weights of a cure, such as {cures[0]}, but no {CURE_FILE} that says where it goes: without "
+            f"{what} has weights of a cure, such as {cures[0]}, but no {CURE_FILE} that says where it goes; without "
             "it this is another model. Write it next to the model with uc.save_cure, or attach the cure in a function "
             "and name module:function."
         )

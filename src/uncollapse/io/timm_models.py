@@ -18,14 +18,14 @@ WAY_OUT = "--random-weights measures the architecture without them, --checkpoint
 
 
 def load_timm_model(name: str, *, random_weights: bool, way_out: str = WAY_OUT) -> nn.Module:
-    """A model by timm's name, with its published weights unless random ones are wanted.
+    """Load a model by timm's name, with its published weights or random ones.
 
-    way_out: what to do where there are no weights, said in the error.
+    way_out: advice for the error if there are no weights.
     """
     check_name(name)
     timm = _timm()
     try:
-        weights = {} if random_weights else _weights(timm, name, way_out)
+        weights = {} if random_weights else _weight_options(timm, name, way_out)
         with silence_libraries(), fixed_seed():
             model: nn.Module = timm.create_model(name, pretrained=not random_weights, **weights)
     except RuntimeError as error:  # such as a tag of weights that the model does not have
@@ -34,7 +34,7 @@ def load_timm_model(name: str, *, random_weights: bool, way_out: str = WAY_OUT) 
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has a model as timm keeps it, such as `uncollapse train vit --save` writes."""
+    """Return whether a folder has a model in timm's format, as `uncollapse train vit --save` writes it."""
     try:
         facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -43,20 +43,20 @@ def is_folder(path: Path) -> bool:
 
 
 def load_timm_folder(folder: Path, *, random_weights: bool) -> nn.Module:
-    """The model in a folder of timm's."""
+    """Load the model of a folder in timm's format."""
     try:
         with silence_libraries(), fixed_seed():
             model: nn.Module = _timm().create_model(f"local-dir:{folder}", pretrained=not random_weights)
     except UsageError:
         raise
-    except Exception as error:  # a config.json that somebody changed makes timm raise a dozen kinds
+    except Exception as error:  # an edited config.json raises many kinds of errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"timm cannot load the model in {folder}: {reason[:300]}") from error
     return model
 
 
 def check_name(name: str) -> None:
-    """Raise if timm has no model of this name."""
+    """Raise if timm has no model with this name."""
     timm = _timm()
     if not timm.is_model(name):
         hint = did_you_mean(name.partition(".")[0], timm.list_models(), most=3)
@@ -64,13 +64,13 @@ def check_name(name: str) -> None:
 
 
 def timm_image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:
-    """Pictures -> the input of the model, with the preprocessing that belongs to it."""
+    """Return a function that preprocesses images as the model expects, into its input."""
     _timm()
     data: Any = import_optional("timm.data", "timm")
     transform = data.create_transform(**data.resolve_model_data_config(model))
 
-    def read(pictures: Sequence[Any]) -> Tensor:
-        return torch.stack([transform(picture) for picture in pictures])
+    def read(images: Sequence[Any]) -> Tensor:
+        return torch.stack([transform(image) for image in images])
 
     return read
 
@@ -81,8 +81,8 @@ def _timm() -> Any:
         return import_optional("timm", "timm")
 
 
-def _weights(timm: Any, name: str, way_out: str) -> dict[str, Any]:
-    """Where timm shall take the weights from; UsageError if there are none to be had."""
+def _weight_options(timm: Any, name: str, way_out: str) -> dict[str, Any]:
+    """Return options that say where timm finds the weights; UsageError if there are none."""
     facts = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     if facts is None or not facts.has_weights:
         raise UsageError(f"timm has no published weights of {name!r}; {way_out}")
@@ -95,5 +95,5 @@ def _weights(timm: Any, name: str, way_out: str) -> dict[str, Any]:
     if cached is not None:
         return {"pretrained_cfg_overlay": {"file": cached}}
     if not hf_models.is_on_hub(facts.hf_hub_id):
-        raise UsageError(f"The weights of {name!r} cannot be fetched from the hub now; {way_out}")
+        raise UsageError(f"The weights of {name!r} cannot be downloaded from the hub now; {way_out}")
     return {}
