@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from uncollapse.errors import UsageError
 from uncollapse.lab import experiments
 from uncollapse.lab.config.fields import build
 from uncollapse.lab.engine.runtime import Runtime
@@ -93,6 +94,23 @@ def test_every_module_that_has_a_recipe_is_registered() -> None:
     folder = Path(experiments.__file__).parent
     files = {path for path in folder.rglob("*.py") if "\nRECIPE = " in path.read_text("utf-8")}
     assert {".".join(path.relative_to(folder).with_suffix("").parts) for path in files} == set(MODULES.values())
+
+
+@pytest.mark.parametrize(
+    ("known", "here", "same"),
+    [("a", "a", True), ("a", "b", False), ("a", None, True), (None, "b", True), ("a", UsageError("not here"), True)],
+)
+def test_results_of_other_data_are_not_taken_for_these(known: str | None, here: Any, same: bool) -> None:
+    """Data that is not here, or a record without a fingerprint, is not other data."""
+
+    def fingerprint(config: Any, runtime: Runtime) -> Any:
+        if isinstance(here, Exception):
+            raise here
+        return here
+
+    recipe = replace(RECIPES["gcn-depth"], fingerprint=fingerprint)
+    assert recipe.same_data(recipe.config(), Runtime(), {"data": {"fingerprint": known}}) is same
+    assert replace(recipe, fingerprint=None).same_data(recipe.config(), Runtime(), {"data": {"fingerprint": known}})
 
 
 def test_a_typo_in_a_field_is_an_error() -> None:
