@@ -1,4 +1,7 @@
-"""Pictures and tables of the page on concepts, from results/concepts.json: by `python -m experiments.concepts`."""
+"""Figures and tables of the page on concepts, from results/concepts.json and results/propositions.json.
+
+They are written by `python -m experiments.concepts` and `python -m experiments.propositions`.
+"""
 
 import json
 import math
@@ -12,7 +15,7 @@ from boards import IMAGES, RESULTS, Row  # the module beside this one
 
 from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
 
-RESULT = RESULTS / "concepts.json"
+RESULT, PROPOSITIONS = RESULTS / "concepts.json", RESULTS / "propositions.json"
 LAYERS = {"mean_cosine": "a. Mean cosine of two tokens", "effective_rank": "b. Effective rank of the tokens"}
 RING = np.linspace(0, 2 * math.pi, 181)
 EQUATORS = (np.array([[1, 0, 0], [0, 0, 1]]), np.array([[1, 0, 0], [0, 1, 0]]))  # great circles, to see the ball
@@ -23,6 +26,13 @@ VIEW = 0.35  # how far the sphere is tilted towards the eye, in radians
 def found() -> dict[str, Any]:
     """What was measured."""
     result: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    return result
+
+
+@cache
+def propositions() -> dict[str, Any]:
+    """What random matrices say of the two propositions."""
+    result: dict[str, Any] = json.loads(PROPOSITIONS.read_text(encoding="utf-8"))
     return result
 
 
@@ -55,12 +65,23 @@ def depths() -> tuple[Row, list[Row]]:
     return ("random weights", "mean cosine, first → last", "effective rank, first → last", "verdict"), rows
 
 
+def counts() -> tuple[Row, list[Row]]:
+    """How often each statement held."""
+    first, second = propositions()["variance"], propositions()["rank"]
+    rows = [("Proposition 1", "any scale ≥ 0", f"{first['draws']:,}", f"{first['violated']:,}")]
+    for name, words in (("paper", "as stated: 1 + (1 − σ²_max)s > 0"), ("monotone", "1 + (1 − 3σ²_max)s ≥ 0")):
+        of = second[name]
+        rows.append(("Proposition 2", words, f"{of['cases']:,}", f"{of['violated']:,}"))
+    return ("", "condition", "random cases that meet it", "of these violated"), rows
+
+
 def draw() -> Iterator[Path]:
     """Draw all pictures of the page."""
     yield _draw_spheres()
     yield _draw_pairs()
     yield _draw_step()
     yield _draw_depth()
+    yield _draw_propositions()
 
 
 def _draw_spheres() -> Path:
@@ -151,6 +172,55 @@ def _draw_depth() -> Path:
     return save_figure(figure, IMAGES / "concepts_depth.svg")
 
 
+def _draw_propositions() -> Path:
+    """The variance next to its bound, the rank next to both conditions, and the map that the counterexample meets."""
+    figure, (variance, rank, spectrum) = new_figure("", (14.0, 4.2), 3)
+    scale, bound, ratio = np.array(propositions()["variance"]["points"]).T
+    variance.plot(scale, ratio, "o", color=series_colour(0), markersize=3, alpha=0.5, label="random tokens")
+    variance.plot(scale, bound, ".", color=QUIET, markersize=2, label="its bound, near 1 in all cases")
+    _label(variance, "a. Proposition 1: variance after over before", "scale s")
+    q, change = np.array(propositions()["rank"]["points"]).T
+    rank.plot(q, change, "o", color=series_colour(0), markersize=3, alpha=0.5)
+    one = propositions()["counterexample"]
+    fall = one["rank"]["after"] - one["rank"]["before"]
+    rank.plot([one["q"]], [fall], "D", color=series_colour(1), markersize=7, label="counterexample")
+    rank.axhline(0, color=INK, linewidth=0.8)
+    rank.set_ylim(top=rank.get_ylim()[1] + 0.4)  # room for words
+    for limit, words in ((1 / 3, "monotone"), (1.0, "as stated")):
+        rank.axvline(limit, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.2)
+        look = {"ha": "right", "va": "top", "fontsize": 9, "color": INK}
+        rank.text(limit, 1.0, f"{words} ", transform=rank.get_xaxis_transform(), **look)
+    _label(rank, "b. Proposition 2: change of the effective rank", "q = sσ²_max / (1 + s)")
+    _draw_map(spectrum, one)
+    for axes in (variance, rank, spectrum):
+        _legend_beneath(axes)
+    return save_figure(figure, IMAGES / "concepts_propositions.svg")
+
+
+def _draw_map(axes: Any, one: dict[str, Any]) -> None:
+    """What the step makes of a singular value, at the scale of the counterexample."""
+    s, values = one["scale"], np.linspace(0, 1.5, 200)
+    axes.plot(values, (1 + s) * values - s * values**3, color=series_colour(0), linewidth=2, label="(1 + s)σ − sσ³")
+    axes.plot(one["values"], one["mapped"], "D", color=series_colour(1), markersize=7, label="counterexample")
+    top = ((1 + s) / (3 * s)) ** 0.5
+    axes.axvline(top, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.2, label="monotone up to here")
+    for before, after in zip(one["values"], one["mapped"], strict=True):
+        axes.annotate(f"{before:g} → {after:.3g}", (before, after), (6, 4), textcoords="offset points", color=INK)
+    axes.set_xlim(0, 1.75)
+    _label(axes, f"c. What the step makes of a singular value, s = {s:g}", "σ")
+
+
+def _label(axes: Any, title: str, below: str) -> None:
+    axes.set_title(title, fontsize=10, color=INK, loc="left")
+    axes.set_xlabel(below, color=INK)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+
+
+def _legend_beneath(axes: Any) -> None:
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.18), "ncols": 2}
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK, **place)
+
+
 def _bare(axes: Any, reach: float) -> None:
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.set_aspect("equal")
@@ -161,4 +231,8 @@ def _number(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"concept_states": states, "concept_depths": depths}
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "concept_states": states,
+    "concept_depths": depths,
+    "concept_propositions": counts,
+}
