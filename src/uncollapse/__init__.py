@@ -63,8 +63,9 @@ _PUBLIC = {
     "uncollapse.diagnosis.run": "Plan diagnose diagnose_activations",
     "uncollapse.diagnosis.stats.moments": "Moments",
     "uncollapse.diagnosis.stats.reservoir": "Reservoir",
-    "uncollapse.losses": "PatchMix align_loss contra_uniform_loss cutmix_patches info_nce patch_contrastive_loss "
-    "patch_cosine_loss patch_mixing_loss uniform_loss",
+    "uncollapse.losses": "PatchMix align_loss contra_uniform_loss covariance_loss cutmix_patches dispersion_loss "
+    "global_orthogonal_loss gram_anchor_loss info_nce koleo_loss patch_contrastive_loss "
+    "patch_cosine_loss patch_mixing_loss sigreg_loss uniform_loss variance_loss visreg_loss",
     "uncollapse.metrics": "Interval alignment alignment_interval alpha_req attention_entropy attention_similarity "
     "attention_std dirichlet_energy effective_rank feature_correlation feature_variance group_distance_ratio lidar "
     "mean_average_distance mean_cosine outlier_share pairwise_potential participation_ratio rankme singular_values "

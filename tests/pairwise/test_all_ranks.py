@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,19 @@ SHARES = {1: (23,), 2: (14, 9), 4: (11, 0, 1, 11)}  # rows of each process: uneq
 
 Loss = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 QUEUE = torch.randn(7, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+FORMS = ("angular_spread", "decorrelation", "l2_repel", "orthogonalization")
+
+
+def disperse(form: Any, *given: Any) -> Tensor:
+    masked, x, _, _, gather = given if len(given) == 5 else (False, *given)
+    return uc.dispersion_loss(x, form, mask=x[:, 0] > 0 if masked else None, gather=gather)
+
+
+def seeded() -> torch.Generator:
+    """Directions that differ from process to process: those of the first must be used."""
+    return torch.Generator().manual_seed(processes.rank())
+
 
 LOSSES: dict[str, Loss] = {
     "info_nce": lambda x, y, tau, g: uc.info_nce(x, y, temperature=tau, gather=g),
@@ -50,6 +64,25 @@ LOSSES: dict[str, Loss] = {
     "contra_uniform masked": lambda x, y, tau, g: uc.contra_uniform_loss(x, mask=x[:, 0] > 0, gather=g),
     "contra_uniform of sets": lambda x, y, tau, g: uc.contra_uniform_loss(
         torch.stack([x, y, x + y], 1), mask=torch.stack([x[:, 0] > 0, y[:, 0] > 0, x[:, 1] > 0], 1), gather=g
+    ),
+    "koleo": lambda x, y, tau, g: uc.koleo_loss(x, gather=g),
+    "koleo masked": lambda x, y, tau, g: uc.koleo_loss(x, mask=x[:, 0] > 0, normalize=False, gather=g),
+    "koleo of sets": lambda x, y, tau, g: uc.koleo_loss(torch.stack([x, y, x + y], 1), gather=g),
+    **{f"dispersion {form}": partial(disperse, form) for form in FORMS},
+    **{f"dispersion {form} masked": partial(disperse, form, True) for form in FORMS},
+    "dispersion of sets": lambda x, y, tau, g: uc.dispersion_loss(torch.stack([x, y, x + y], 1), gather=g),
+    "variance": lambda x, y, tau, g: uc.variance_loss(x, gather=g),
+    "variance masked": lambda x, y, tau, g: uc.variance_loss(x, 2.0, mask=x[:, 0] > 0, gather=g),
+    "covariance": lambda x, y, tau, g: uc.covariance_loss(x, gather=g),
+    "covariance of sets": lambda x, y, tau, g: uc.covariance_loss(torch.stack([x, y, x + y], 1), gather=g),
+    "global_orthogonal": lambda x, y, tau, g: uc.global_orthogonal_loss(x, gather=g),
+    "global_orthogonal masked": lambda x, y, tau, g: uc.global_orthogonal_loss(x, mask=x[:, 0] > 0, gather=g),
+    "sigreg": lambda x, y, tau, g: uc.sigreg_loss(x, slices=9, generator=seeded(), gather=g),
+    "sigreg masked": lambda x, y, tau, g: uc.sigreg_loss(x, slices=9, mask=x[:, 0] > 0, generator=seeded(), gather=g),
+    "visreg": lambda x, y, tau, g: uc.visreg_loss(x, slices=9, generator=seeded(), gather=g),
+    "visreg masked": lambda x, y, tau, g: uc.visreg_loss(x, slices=9, mask=x[:, 0] > 0, generator=seeded(), gather=g),
+    "visreg of sets": lambda x, y, tau, g: uc.visreg_loss(
+        torch.stack([x, y, x + y], 1), slices=9, generator=seeded(), gather=g
     ),
     "align": lambda x, y, tau, g: uc.align_loss(x, y, alpha=1.5, gather=g),
     "align + uniform": lambda x, y, tau, g: uc.align_loss(x, y, gather=g) + uc.uniform_loss(x, y=y, gather=g),
@@ -185,7 +218,8 @@ def test_each_loss_with_negatives_and_each_metric_of_rows_gathers() -> None:
     whole = {name for name, entry in uc.METRICS.items() if not {"edges", "attention"} & set(entry.needs)}
     assert gathering == whole == {name.split()[0] for name in METRICS}
     losses = {name for name, entry in uc.LOSSES.items() if "gather" in inspect.signature(entry.function).parameters}
-    assert losses == {"align_loss", "uniform_loss", "contra_uniform_loss", "info_nce"}
+    own = {"patch_cosine_loss", "patch_contrastive_loss", "patch_mixing_loss", "gram_anchor_loss"}  # an image at a time
+    assert losses == set(uc.LOSSES) - own
 
 
 @pytest.mark.parametrize("name", [*LOSSES, *METRICS])

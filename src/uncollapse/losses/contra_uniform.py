@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from uncollapse.pairwise import all_ranks, logsumexp
@@ -76,6 +75,4 @@ def contra_uniform_loss(
     if across:
         return all_ranks.mean(each)
     real = real_count(h, mask)  # (...)
-    summed = torch.stack([(each.sum(-1) / real.clamp(min=1)).sum(), (real > 0).sum().to(h.dtype)])
-    summed = all_ranks.total(summed, gather)
-    return summed[0] / summed[1].detach().clamp(min=1)
+    return all_ranks.mean_of_sets(each.sum(-1) / real.clamp(min=1), real > 0, gather)

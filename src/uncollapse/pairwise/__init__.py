@@ -1,4 +1,6 @@
-"""The kernel for all pairs of rows, in linear memory: `softmax_mean` and `logsumexp`. Layers and losses build on it.
+"""The kernel for all pairs of rows, in linear memory: `softmax_mean`, `logsumexp` and `nearest`.
+
+Layers and losses build on it.
 
 For queries q_i, keys k_j and values v_j
 
@@ -6,7 +8,8 @@ For queries q_i, keys k_j and values v_j
 
 `softmax_mean` returns m and `logsumexp` returns log Z. Both are exact, can be differentiated once, and need memory
 linear in the number of queries, keys and excluded pairs. Excluding padding, later tokens, self or given pairs removes
-terms from both sums. Passing the same tensor as q and k is recognised and saves work.
+terms from both sums. Passing the same tensor as q and k is recognised and saves work. `nearest` finds the key with the
+smallest distance to each query among the same pairs.
 
 Sums are accumulated in float32 (float64 for float64 inputs), also under autocast, as in a normalization layer. Results
 have the dtype of the inputs. Under `torch.compile` the kernel is one opaque operator. It uses only public torch
@@ -24,6 +27,8 @@ from uncollapse.pairwise.both_ways import log_sums_operator
 from uncollapse.pairwise.grid import Pairs as Pairs
 from uncollapse.pairwise.grid import keeps_weights
 from uncollapse.pairwise.grid import sort_by_query as sort_by_query
+from uncollapse.pairwise.neighbours import Nearest as Nearest
+from uncollapse.pairwise.neighbours import distances, nearest_operator
 from uncollapse.pairwise.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
 
 Exclude = Literal["self"] | Tensor | None
@@ -103,6 +108,35 @@ def logsumexp(
     _check_key_mask(mask, q, k, k)
     k = _zero_masked(k, mask)
     return all_pairs(q, k, None, temperature, pairs, log_weight(mask, k))[1].to(q.dtype)
+
+
+def nearest(
+    q: Tensor, k: Tensor, *, mask: Tensor | None = None, causal: bool = False, exclude: Exclude = None
+) -> Nearest:
+    """Return the key with the smallest Euclidean distance to each query, over all keys that are not excluded.
+
+    The arguments are those of `softmax_mean`. Time is O(nmd), memory linear. The search has no gradient; the distance
+    has one, for the two rows of each pair that was found.
+
+    Returns:
+        distance (..., n), in float32 or float64, and key (..., n), an index; inf and −1, with a gradient of zero, where
+        no key is left. The first of several nearest keys is taken. The gradient is zero where the distance is.
+
+    >>> nearest(torch.tensor([[0.0], [2.0], [3.0]]), torch.tensor([[1.0], [5.0]]))
+    Nearest(distance=tensor([1., 1., 2.]), key=tensor([0, 0, 0]))
+    """
+    pairs = _pairs(q, k, causal, exclude)
+    _check_key_mask(mask, q, k, k)
+    same, k = k is q, _zero_masked(k, mask)
+    bias = log_weight(mask, k)
+    (q3, k3, b2), _, batch = _prepare(q, q if same and mask is None else k, None, 1.0, bias)
+    k3 = q3 if k3 is None else k3
+    with torch.no_grad():
+        shift = k3.mean(1, keepdim=True) if k3.shape[1] else k3.sum(1, keepdim=True)  # smaller terms, more digits
+        index = nearest_operator(q3 - shift, k3 - shift, b2, pairs.offset, pairs.no_self, pairs.excluded)
+    with torch.autocast(q.device.type, enabled=False):
+        found = distances(q3, k3, index)
+    return Nearest(found.reshape(*batch, q.shape[-2]), index.reshape(*batch, q.shape[-2]))
 
 
 def column_mean(

@@ -67,6 +67,24 @@ def mean(each: Tensor, gather: bool = True) -> Tensor:
     return summed[0] / summed[1].detach().clamp(min=1)
 
 
+def mean_of_sets(each: Tensor, counts: Tensor, gather: bool = True) -> Tensor:
+    """Return the mean of one number per set (...) over the sets that count, those of all processes if gathered.
+
+    counts: (...) bool. Without any set that counts, the mean is 0.
+    """
+    summed = torch.stack([each.masked_fill(~counts, 0).sum(), counts.sum().to(each.dtype)])
+    summed = total(summed, gather)
+    return summed[0] / summed[1].detach().clamp(min=1)
+
+
+def from_first(x: Tensor, gather: bool = True) -> Tensor:
+    """Return x of the first process in all of them, which has the same shape there, without a gradient."""
+    if spans_ranks(gather):
+        x = x.detach().clone()
+        dist.broadcast(x, src=0)
+    return x
+
+
 def center(x: Tensor, mask: Tensor | None, gather: bool = True) -> Tensor:
     """Return x (n, d) minus the mean of all real rows, with those of other processes if gathered."""
     if not spans_ranks(gather):

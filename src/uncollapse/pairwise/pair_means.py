@@ -1,9 +1,10 @@
-"""Means over all pairs of rows: cosine and Gaussian potential (arXiv 2005.10242); distances of positive pairs.
+"""Means over all pairs of rows: cosine, Gaussian potential (arXiv 2005.10242) and any function of dot products.
 
-The metrics `mean_cosine`, `uniformity` and `alignment` and the losses on them share these functions.
+Metrics and losses share these functions; distances of positive pairs are among them.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from uncollapse.pairwise import Pairs, all_pairs, all_ranks, numerics
+from uncollapse.pairwise.grid import ABSENT
 
 
 def pair_distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
@@ -100,7 +102,7 @@ def _all_positive(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and x.device.type == "cpu" and x.amin().item() > 0
 
 
-TILE = 1 << 22  # largest number of cosines that are computed at once
+TILE = 1 << 22  # largest number of dot products that are computed at once
 
 
 def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool = False) -> Tensor:
@@ -110,41 +112,89 @@ def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool =
         x: rows (..., n, d); masked rows are zero.
         count: number of real rows (...).
         absolute: take |cos|, in O(n²d) time and memory linear in n; otherwise O(nd).
-        gather: take the rows (n, d) of all processes as one set; with `absolute` there is then no gradient.
+        gather: take the rows (n, d) of all processes as one set.
 
     Returns:
         (...); 0 with fewer than two real rows. A zero row has cosine 0 with every other.
     """
     inverse = numerics.inverse_norms(x)
-    selves, count = all_ranks.total((inverse > 0).sum(-1), gather), all_ranks.total(count, gather)
-    with torch.autocast(x.device.type, enabled=False):
-        if absolute:
-            total = (_absolute_sum(x * inverse[..., None], gather) - selves).clamp(min=0)
-        else:
+    count = all_ranks.total(count, gather)
+    if absolute:
+        total = 2 * reduce_pairs(torch.abs, x * inverse[..., None], gather=gather)
+    else:
+        selves = all_ranks.total((inverse > 0).sum(-1), gather)
+        with torch.autocast(x.device.type, enabled=False):
             total = all_ranks.total(inverse[..., None, :] @ x, gather).square().sum((-2, -1)) - selves  # O(nd)
     mean: Tensor = total / (count * (count - 1)).clamp(min=1)
     return mean.masked_fill(count < 2, 0)
 
 
-def _absolute_sum(unit: Tensor, gather: bool) -> Tensor:
-    """Return Σ_ij |u_i·u_j| of unit rows (..., n, d), in row tiles that the backward pass recomputes."""
-    n = unit.shape[-2]
-    height = max(1, TILE // max(1, unit.numel() // unit.shape[-1])) if unit.numel() else 1
-    total = unit.new_zeros(unit.shape[:-2])
-    for start in range(0, n, height):
-        rows, later = unit[..., start : start + height, :], unit[..., start:, :]
-        total = total + checkpoint(_tile_sum, rows, later, use_reentrant=False, preserve_rng_state=False)
+def pair_squares(x: Tensor, gather: bool = False) -> Tensor:
+    """Return Σ_{i≠j} (x_i·x_j)² = ‖XXᵀ‖² − Σ_i ‖x_i‖⁴ (...) of rows (..., n, d), from the smaller of XXᵀ and XᵀX."""
+    across = all_ranks.spans_ranks(gather)
+    with torch.autocast(x.device.type, enabled=False):
+        small = x.shape[-2] <= x.shape[-1] and not across
+        products = x @ x.mT if small else all_ranks.total(x.mT @ x, gather)
+    selves = all_ranks.total(x.square().sum(-1).square().sum(-1), gather)
+    return products.square().sum((-2, -1)) - selves
+
+
+def reduce_pairs(
+    term: Callable[..., Tensor], *rows: Tensor, mask: Tensor | None = None, log: bool = False, gather: bool = False
+) -> Tensor:
+    """Return Σ_{i<j} term(x_i·x_j, y_i·y_j, …) (...), or log Σ_{i<j} exp of it, in memory linear in n.
+
+    Args:
+        term: an elementwise function of dot products, one for each tensor in `rows`; backward recomputes its tiles.
+        rows: tensors (..., n, d), which may differ in d.
+        mask: (..., n) bool, True = real; masked rows must be finite.
+        log: return the logarithm of the sum of exponentials; without a pair, a very low number.
+        gather: take the rows (n, d) of all processes as one set. Not together with a mask.
+    """
+    n, parts = rows[0].shape[-2], []
+    height = max(1, TILE // max(1, rows[0].shape[:-1].numel()))
+    for a in range(0, n, height):
+        tile = [(x[..., a : a + height, :], x[..., a:, :]) for x in rows]
+        real = None if mask is None else mask[..., a : a + height, None] & mask[..., None, a:]
+        parts.append(_reduce_tile(term, tile, real, log, upper=True))
+    own = _combine(parts, rows[0], log)
     if not all_ranks.spans_ranks(gather):
-        return total
-    unit, total = unit.detach(), total.detach()
-    others = all_ranks.other_rows(unit)
-    height = max(1, TILE // max(1, len(others)))
-    for start in range(0, n, height):
-        total = total + (unit[start : start + height] @ others.mT).abs().sum()
-    return all_ranks.total(total)
+        return own
+    others, parts = [all_ranks.other_rows(x) for x in rows], []
+    height = max(1, TILE // max(1, len(others[0])))
+    for a in range(0, n, height):
+        tile = [(x[a : a + height], y) for x, y in zip(rows, others, strict=True)]
+        parts.append(_reduce_tile(term, tile, None, log, upper=False))
+    cross = _combine(parts, others[0], log)  # each of these pairs is counted by two processes
+    if log:
+        return all_ranks.log_total(torch.stack([own, cross - math.log(2)]))
+    return all_ranks.total(own + cross / 2)
 
 
-def _tile_sum(rows: Tensor, later: Tensor) -> Tensor:
-    """Return Σ |u_i·u_j| of rows with themselves, and twice with later rows: the matrix is symmetric."""
-    cosine = (rows @ later.mT).abs()
-    return 2 * cosine.sum((-2, -1)) - cosine[..., : rows.shape[-2]].sum((-2, -1))
+def _reduce_tile(
+    term: Callable[..., Tensor], tile: list[tuple[Tensor, Tensor]], real: Tensor | None, log: bool, upper: bool
+) -> Tensor:
+    """Return the sum over a tile (...); upper: only of pairs above its diagonal."""
+
+    def reduce() -> Tensor:
+        with torch.autocast(tile[0][0].device.type, enabled=False):
+            values = term(*(x @ y.mT for x, y in tile))
+        if upper:
+            lower = torch.ones(values.shape[-2:], dtype=torch.bool, device=values.device).tril()
+            values = values.masked_fill(lower, low)
+        if real is not None:
+            values = values.masked_fill(~real, low)
+        return torch.logsumexp(values.flatten(-2), -1) if log else values.sum((-2, -1))
+
+    low, (first, second) = ABSENT if log else 0.0, tile[0]
+    if first.shape[-2] == 0 or second.shape[-2] == 0:
+        return first.new_full(first.shape[:-2], low)
+    summed: Tensor = checkpoint(reduce, use_reentrant=False, preserve_rng_state=False)
+    return summed
+
+
+def _combine(parts: list[Tensor], x: Tensor, log: bool) -> Tensor:
+    """Return the sum of the tiles' sums, as a part of the graph of x also if there are none."""
+    nothing = 0 * x.sum((-2, -1)) + (ABSENT if log else 0.0)
+    each = torch.stack([nothing, *parts])
+    return torch.logsumexp(each, 0) if log else each.sum(0)
