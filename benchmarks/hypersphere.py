@@ -6,6 +6,7 @@ half each time, and both gradients are one product: two units. InfoNCE both ways
 in memory, and four in linear memory.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -54,6 +55,8 @@ def nt_xent(batch: int) -> Iterator[Result]:
 def plain_formulas(batch: int) -> Iterator[Result]:
     yield from beside(f"InfoNCE {batch}×{DIM} both ways, a cross entropy of x yᵀ", cross, dense_cross, batch)
     yield from beside(f"uniform_loss of two views {batch}×{DIM}, the authors' pdist", uniform, pdist, batch)
+    yield from beside(f"koleo_loss {batch}×{DIM}, the matrix of all dot products", koleo, dense_koleo, batch)
+    yield from beside(f"dispersion_loss {batch}×{DIM}, the matrix of all angles", disperse, dense_disperse, batch)
 
 
 def beside(name: str, ours: Loss, theirs: Loss, batch: int) -> Iterator[Result]:
@@ -122,6 +125,31 @@ def cross(x: Tensor, y: Tensor) -> Tensor:
 
 def uniform(x: Tensor, y: Tensor) -> Tensor:
     return uc.uniform_loss(x, y=y)
+
+
+def koleo(x: Tensor, y: Tensor) -> Tensor:
+    return uc.koleo_loss(x) + 0 * y.sum()
+
+
+def dense_koleo(x: Tensor, y: Tensor) -> Tensor:
+    """The nearest neighbour of each row from one matrix."""
+    unit = F.normalize(x, dim=-1)
+    with torch.no_grad():
+        nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)
+    distances: Tensor = (unit - unit[nearest]).norm(dim=-1)
+    return -(distances + 1e-8).log().mean() + 0 * y.sum()
+
+
+def disperse(x: Tensor, y: Tensor) -> Tensor:
+    return uc.dispersion_loss(x) + 0 * y.sum()
+
+
+def dense_disperse(x: Tensor, y: Tensor) -> Tensor:
+    """All angles of one sequence in one matrix."""
+    unit = F.normalize(x, dim=-1)
+    angle = (unit @ unit.T).clamp(-0.999, 0.999).arccos() / torch.pi
+    logits = (-angle).masked_fill(torch.eye(len(x), dtype=torch.bool), -torch.inf)
+    return logits.flatten().logsumexp(0) - math.log(len(x) * (len(x) - 1)) + 0 * y.sum()
 
 
 def dense_cross(x: Tensor, y: Tensor) -> Tensor:

@@ -104,3 +104,26 @@ def test_one_row_is_finite(entry) -> None:  # type: ignore[no-untyped-def]
     if value.requires_grad:
         value.backward()
         assert all(t.grad.isfinite().all() for t in given if t.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("uniform_loss", 0.1),
+        ("global_orthogonal_loss", 0.1),
+        ("koleo_loss", 10),
+        ("variance_loss", 0.1),
+        ("covariance_loss", 1e-3),
+        ("sigreg_loss", 0.1),
+        ("visreg_loss", 10),
+    ],
+)
+def test_gradient_near_collapse_is_as_documented(name: str, factor: float) -> None:
+    """The part that spreads rows, when they come ten times closer."""
+    noise, base = inputs(("tokens", "pairs"), torch.float64)
+    norms = []
+    for spread in (1e-3, 1e-4):
+        x = (base.detach()[0] + spread * noise.detach()).requires_grad_()
+        value_of(LOSSES[name], x).backward()
+        norms.append(float((x.grad - x.grad.mean(0)).norm()))
+    assert norms[1] / norms[0] == pytest.approx(factor, rel=0.15)

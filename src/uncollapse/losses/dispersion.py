@@ -1,9 +1,12 @@
 """The dispersion loss against embedding condensation in language models, in its four forms (arXiv 2602.00217)."""
 
 import math
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from uncollapse.pairwise import all_ranks
 from uncollapse.pairwise.numerics import check_rows, check_temperature, prepare, real_count, unit_rows
@@ -70,31 +73,52 @@ def dispersion_loss(
     if across and mask is not None:
         h, mask = h[mask], None
     count = all_ranks.total(real_count(h, mask), across)
-    pairs = (count * (count - 1)).clamp(min=1)  # ordered
+    pairs = (count * (count - 1)).clamp(min=1)  # in both orders
     if form == "decorrelation":
-        centered = h - h.mean(-1, keepdim=True)
-        each = pair_squares(unit_rows(centered), across) / pairs
+        each = pair_squares(unit_rows(h - h.mean(-1, keepdim=True)), across) / pairs
     elif form == "l2_repel":
         norms = all_ranks.total(h.square().sum((-2, -1)), across) / (count.clamp(min=1) * h.shape[-1])
         each = log_potential(h, 1 / temperature, mask, True, False, across) + norm_weight * norms
     elif form == "orthogonalization":
-        hinge = reduce_pairs(
-            lambda cosine: (0.5 - _angle(cosine, clamp)).relu().square(), unit_rows(h), mask=mask, gather=across
-        )
-        each = 2 * hinge / pairs
+        hinge = partial(_hinge, clamp=clamp)
+        each = 2 * reduce_pairs(hinge, unit_rows(h), mask=mask, gather=across) / pairs
     else:
-        spread = reduce_pairs(
-            lambda cosine: _angle(cosine, clamp) / -temperature, unit_rows(h), mask=mask, log=True, gather=across
-        )
-        each = spread - (pairs / 2).log()
+        logit = partial(_logit, clamp=clamp, temperature=temperature)
+        each = reduce_pairs(logit, unit_rows(h), mask=mask, log=True, gather=across) - (pairs / 2).log()
     return all_ranks.mean_of_sets(each, count > 1, gather and not across)
 
 
+def _hinge(cosine: Tensor, clamp: float) -> Tensor:
+    """Return max(0, ½ − D)²."""
+    return (0.5 - _angle(cosine, clamp)).relu().square()
+
+
+def _logit(cosine: Tensor, clamp: float, temperature: float) -> Tensor:
+    """Return −D/τ."""
+    return _angle(cosine, clamp) / -temperature
+
+
 def _angle(cosine: Tensor, clamp: float) -> Tensor:
-    """Return arccos/π, with its slope where |cos| ≤ 1 − clamp and the slope of that bound beyond it."""
-    given = cosine.detach()
-    slope = -(1 - given.clamp(clamp - 1, 1 - clamp).square()).rsqrt()
-    return (given.clamp(-1, 1).arccos() + slope * (cosine - given)) / math.pi
+    """Return D."""
+    angle: Tensor = _Angle.apply(cosine, clamp)  # type: ignore[no-untyped-call]
+    return angle
+
+
+class _Angle(torch.autograd.Function):
+    """arccos(c)/π, with its slope where |c| ≤ 1 − clamp and the slope of that bound beyond it."""
+
+    @staticmethod
+    def forward(ctx: Any, cosine: Tensor, clamp: float) -> Tensor:
+        ctx.save_for_backward(cosine)
+        ctx.most = 1 - clamp
+        return cosine.clamp(-1, 1).arccos_().div_(math.pi)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (cosine,) = ctx.saved_tensors
+        slope = cosine.clamp(-ctx.most, ctx.most).square_().neg_().add_(1).rsqrt_().div_(-math.pi)
+        return slope.mul_(gradient), None
 
 
 def _check(form: str, temperature: float, clamp: float) -> None:

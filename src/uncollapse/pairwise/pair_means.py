@@ -102,7 +102,7 @@ def _all_positive(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and x.device.type == "cpu" and x.amin().item() > 0
 
 
-TILE = 1 << 22  # largest number of dot products that are computed at once
+TILE = 1 << 19  # largest number of dot products that are computed at once: 2 MiB, which measured fastest
 
 
 def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool = False) -> Tensor:
