@@ -13,7 +13,10 @@ from uncollapse.pairwise.numerics import check_rows, check_temperature, prepare,
 from uncollapse.pairwise.pair_means import log_potential, pair_squares, reduce_pairs
 from uncollapse.registry import loss
 
-PAPER = "Dispersion Loss Counteracts Embedding Condensation in Small Language Models, ICML 2026, arXiv 2602.00217"
+PAPER = (
+    "Dispersion Loss Counteracts Embedding Condensation and Improves Generalization in Small Language Models, "
+    "ICML 2026, arXiv 2602.00217"
+)
 FORMS = ("angular_spread", "decorrelation", "l2_repel", "orthogonalization")
 
 

@@ -16,7 +16,7 @@ def gram_anchor_loss(x: Tensor, anchor: Tensor, *, normalize: bool = True, mask:
 
         (1/n²) ‖XXᵀ − GGᵀ‖_F²
 
-    DINOv3, arXiv 2508.10104, Eq. 2, as a mean over the n² pairs, which the released code takes. The features may move
+    DINOv3, arXiv 2508.10104, as a mean over the n² pairs, which the released code takes. The features may move
     as long as their similarities stay. It acts on dense features that decay in long training; it does not spread
     features, as `patch_cosine_loss` does, but returns to those of an earlier checkpoint. Memory is linear in n.
 

@@ -18,7 +18,7 @@ def koleo_loss(
 
         −(1/n) Σ_i log(ρ_i + ε),   ρ_i = min_{j≠i} ‖x_i − x_j‖
 
-    Sablayrolles et al., arXiv 1806.03198, Eq. 2; an estimate of minus the entropy of the rows (Kozachenko & Leonenko),
+    Sablayrolles et al., arXiv 1806.03198; an estimate of minus the entropy of the rows (Kozachenko & Leonenko),
     used by DINOv2 and DINOv3 on class tokens. `uniform_loss` pushes all pairs apart, this one only the nearest. The
     released code gives inf for close images in float16, where its ε of 1e-8 is 0, and for a batch of one; here
     distances are computed in float32, and a row without neighbour does not count. Memory is linear in n.
