@@ -39,8 +39,7 @@ def board(name: str) -> str:
     laid_out = RECIPE.tables[name]
     mine = [r for r in records() if all(field_of(r, key) == value for key, value in laid_out.where.items())]
     mine = _with_papers_data(laid_out, mine) if laid_out.published else mine
-    shown = _with_samples(mine) if name == "sample" else mine
-    return boards.board(laid_out, shown)
+    return boards.board(laid_out, _run_with(name, mine) if name in ("sample", "residual") else mine)
 
 
 def _with_papers_data(laid_out: PaperTable, mine: Sequence[Record]) -> list[Record]:
@@ -49,10 +48,10 @@ def _with_papers_data(laid_out: PaperTable, mine: Sequence[Record]) -> list[Reco
     return [r for r in mine if field_of(r, laid_out.groups) in there]
 
 
-def _with_samples(mine: Sequence[Record]) -> list[Record]:
-    """Those of the networks that were run with a sample: the others have nothing to be compared with."""
-    sampled = {(field_of(r, "data"), field_of(r, "layers")) for r in mine if field_of(r, "sample")}
-    return [r for r in mine if (field_of(r, "data"), field_of(r, "layers")) in sampled]
+def _run_with(field: str, mine: Sequence[Record]) -> list[Record]:
+    """Those of the networks that were run with this setting: the others have nothing to be compared with."""
+    there = {(field_of(r, "data"), field_of(r, "layers")) for r in mine if field_of(r, field)}
+    return [r for r in mine if (field_of(r, "data"), field_of(r, "layers")) in there]
 
 
 def depth_pictures() -> str:

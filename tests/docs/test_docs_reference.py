@@ -54,8 +54,8 @@ def concepts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 def test_pictures_of_concepts_have_the_colours_of_light_and_dark_pages(concepts: ModuleType) -> None:
     pytest.importorskip("matplotlib")
     drawn = list(concepts.draw())
-    names = ["concepts_spheres.svg", "concepts_pairs.svg", "concepts_step.svg", "concepts_depth.svg"]
-    assert [path.name for path in drawn] == names
+    names = ["spheres", "pairs", "step", "depth", "propositions"]
+    assert [path.name for path in drawn] == [f"concepts_{name}.svg" for name in names]
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     for path in drawn:
         assert f"images/{path.name}" in page
