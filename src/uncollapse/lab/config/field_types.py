@@ -8,9 +8,10 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+if TYPE_CHECKING:  # imported where a value is checked: the help of the command line needs no checks
+    from pydantic import TypeAdapter
 
 TRUE, FALSE, NONE = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), ("none", "null")
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none"}
@@ -32,7 +33,7 @@ def parse(
     """
     try:
         return _adapter(union_members(annotation), choices, minimum, maximum).validate_python(value)
-    except (ValidationError, OverflowError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
         raise ValueError(f"{quote(value)} is not {describe_type(annotation, choices)}") from error
 
 
@@ -106,8 +107,10 @@ def _describe_member(member: Any, choices: Sequence[Any] | None) -> str:
 @cache
 def _adapter(
     members: tuple[Any, ...], choices: tuple[Any, ...] | None, minimum: float | None, maximum: float | None
-) -> TypeAdapter[Any]:
+) -> "TypeAdapter[Any]":
     """Return the pydantic adapter of a field; the first member of a union that accepts a value is taken."""
+    from pydantic import BeforeValidator, Field, TypeAdapter
+
     types = [_member_type(member, choices, minimum, maximum) for member in members if member is not NoneType]
     union: Any = Annotated[Union[tuple(types)], Field(union_mode="left_to_right")] if len(types) > 1 else types[0]  # noqa: UP007
     if NoneType in members:
@@ -117,6 +120,8 @@ def _adapter(
 
 def _member_type(member: Any, choices: tuple[Any, ...] | None, minimum: float | None, maximum: float | None) -> Any:
     """Return the pydantic type of a member of a union. Bounds and choices of a tuple are those of its elements."""
+    from pydantic import AfterValidator, BeforeValidator, Field
+
     if get_origin(member) is tuple:
         types = get_args(member)
         elements = [t if t is Ellipsis else _member_type(t, choices, minimum, maximum) for t in types]
