@@ -3,6 +3,7 @@
 CI kills 5 times; `UNCOLLAPSE_KILLS=50` kills more often.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -27,19 +28,27 @@ from uncollapse.lab.engine.task import Task, TrainingOptions
 
 pytest.importorskip("accelerate")
 KILLS = int(os.environ.get("UNCOLLAPSE_KILLS", "5"))
-CHILD = """
-import sys, torch
+SERVER = """
+import json, os, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from uncollapse.lab.experiments.gcn.config import Config
 from uncollapse.lab.experiments.gcn.training import run
 from uncollapse.lab.engine.runtime import Runtime
+import torch_geometric, uncollapse.diagnosis.run
 config = Config(layers=4, epochs=60, dropout=0.5, select="loss", norm="contra_norm", sample=64, drop_edge=0.1)
-def told(done, total, figures):
+def show(done, total, figures):
     print(done, flush=True)
-record = run(config, Runtime(checkpoints=Path(sys.argv[1]), save_seconds=0.0, device="cpu", progress=told))
-import json
-print("END", json.dumps({key: record[key] for key in ("epochs", "figures", "ended", "diagnosis")}), flush=True)
+def train(folder):
+    record = run(config, Runtime(checkpoints=Path(folder), save_seconds=0.0, device="cpu", progress=show))
+    print("END", json.dumps({key: record[key] for key in ("epochs", "figures", "ended", "diagnosis")}), flush=True)
+for line in sys.stdin:  # a child per line: imports take seconds, a fork takes none
+    child = os.fork()
+    if child == 0:
+        train(line.strip())
+        os._exit(0)
+    print("PID", child, flush=True)
+    print("EXIT", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -211,46 +220,59 @@ def test_without_resume_it_starts_anew(tmp_path: Path) -> None:
     assert seen[0] == 1
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
+class Trainings:
+    """Trainings that can be killed, each in a process of its own."""
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self.server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=pipe, stdout=pipe, text=True)
+
+    def run(self, folder: Path, kill_after: float | None = None) -> tuple[int, int, dict[str, Any] | None]:
+        """Train; kill it so many seconds after its first step. The exit code, the last step, the record."""
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        print(folder, file=self.server.stdin, flush=True)
+        pid, code, step, record = 0, None, 0, None
+        while code is None or pid == 0:
+            word, _, rest = self.server.stdout.readline().strip().partition(" ")
+            if word == "PID":
+                pid = int(rest)
+            elif word == "END":
+                record = json.loads(rest)
+            elif word == "EXIT":
+                code = int(rest)
+            else:
+                step = int(word)
+            if kill_after is not None and pid and step:
+                time.sleep(kill_after)
+                with contextlib.suppress(ProcessLookupError):  # it may have ended
+                    os.kill(pid, signal.SIGKILL)
+                kill_after = None
+        return code, step, record
+
+    def close(self) -> None:
+        self.server.communicate(timeout=60)
 
 
-def outcome(process: subprocess.Popen[str]) -> tuple[list[int], dict[str, Any] | None]:
-    """The steps that it told of, and its end, if it came to one."""
-    steps, end = [], None
-    assert process.stdout is not None
-    for text in process.stdout:
-        if text.startswith("END"):
-            end = json.loads(text[4:])
-        elif text.strip().isdigit():
-            steps.append(int(text))
-    process.wait()
-    return steps, end
-
-
-def killed(process: subprocess.Popen[str], after: float) -> tuple[int, bool]:
-    """Kill it so many seconds after its first step: the last step that it told of, and whether the kill met it."""
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    time.sleep(after)
-    process.send_signal(signal.SIGKILL)
-    steps, _ = outcome(process)
-    reached = [int(first), *steps] if first.strip().isdigit() else [0]
-    return reached[-1], process.returncode == -signal.SIGKILL
-
-
-def test_kill_9_at_random_moments(tmp_path: Path) -> None:
+@pytest.fixture
+def trainings() -> Iterator[Trainings]:
     pytest.importorskip("torch_geometric")
+    server = Trainings()
+    yield server
+    server.close()
+
+
+def test_kill_9_at_random_moments(trainings: Trainings, tmp_path: Path) -> None:
     began = time.monotonic()
-    steps, whole = outcome(start(tmp_path / "whole"))
+    code, steps, whole = trainings.run(tmp_path / "whole")
     assert whole is not None
-    assert steps == list(range(1, 61))
-    lasts = min(2.0, 0.2 * (time.monotonic() - began))
+    assert (code, steps) == (0, 60)
+    lasts = min(2.0, time.monotonic() - began)
     chance, survived, folder = random.Random(0), 0, tmp_path / "killed"
     while survived < KILLS:
-        reached, met = killed(start(folder), chance.uniform(0, lasts))
-        survived += met
+        code, reached, _ = trainings.run(folder, kill_after=chance.uniform(0, lasts / 2))
+        survived += code == -signal.SIGKILL
         if reached >= 50:  # nearly done: this one ends, and the next begins
-            assert outcome(start(folder))[1] == whole
+            assert trainings.run(folder)[2] == whole
             shutil.rmtree(folder)
-    assert outcome(start(folder))[1] == whole
+    assert trainings.run(folder)[2] == whole
