@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the same names as in _PUBLIC, for editors and type checkers
     from uncollapse.diagnosis.run import diagnose_activations as diagnose_activations
     from uncollapse.diagnosis.stats.moments import Moments as Moments
     from uncollapse.diagnosis.stats.reservoir import Reservoir as Reservoir
+    from uncollapse.embeddings.transform import EmbeddingTransform as EmbeddingTransform
     from uncollapse.losses import *  # noqa: F403
     from uncollapse.metrics import *  # noqa: F403
     from uncollapse.monitoring.monitor import CollapseWarning as CollapseWarning
@@ -63,6 +64,7 @@ _PUBLIC = {
     "uncollapse.diagnosis.run": "Plan diagnose diagnose_activations",
     "uncollapse.diagnosis.stats.moments": "Moments",
     "uncollapse.diagnosis.stats.reservoir": "Reservoir",
+    "uncollapse.embeddings.transform": "EmbeddingTransform",
     "uncollapse.losses": "PatchMix align_loss contra_uniform_loss covariance_loss cutmix_patches dispersion_loss "
     "global_orthogonal_loss gram_anchor_loss info_nce koleo_loss patch_contrastive_loss "
     "patch_cosine_loss patch_mixing_loss sigreg_loss uniform_loss variance_loss visreg_loss",

@@ -1,0 +1,1 @@
+"""Mend embeddings without training: transforms that are fitted to their geometry."""

@@ -1,0 +1,95 @@
+"""Gather what a transform of embeddings is fitted from: mean, covariance and Ledoit–Wolf shrinkage, in one pass."""
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
+from uncollapse.diagnosis.stats.moments import Moments
+from uncollapse.diagnosis.stats.streaming import check_keys, chunks, flat_rows, named_state, nested_state, read_tensor
+
+LARGEST = 1e70  # largest entry whose fourth powers can be summed without overflow
+EXTRA = ("fourth", "weighted")
+
+
+class Scatter:
+    """Moments of rows, and the fourth-order sums that Ledoit–Wolf shrinkage needs; parts can be merged exactly.
+
+        fourth = Σ_i ‖x_i‖⁴     weighted = Σ_i ‖x_i‖² x_i
+
+    With these and the `Moments`, Σ_i ‖x_i − mean‖⁴ follows without a second pass.
+
+    Args:
+        dim: The number of features d. Memory is that of a few (d, d) matrices in float64.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.moments = Moments(dim)
+        self._sums = {"fourth": CompensatedSum.zero(1), "weighted": CompensatedSum.zero(dim)}
+
+    @property
+    def dim(self) -> int:
+        """Return the number of features."""
+        return self.moments.dim
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return self.moments.count
+
+    def update(self, x: Tensor) -> None:
+        """Add rows (..., d). NaN, infinite and huge entries raise an error, and nothing is added."""
+        self.moments.update(x)
+        for rows in chunks(flat_rows(x, None, self.dim)):
+            each = rows.double()
+            squares = each.square().sum(-1)
+            self._sums["fourth"].add(squares.square().sum()[None])
+            self._sums["weighted"].add(squares @ each)
+
+    def merge(self, other: "Scatter") -> "Scatter":
+        """Return the sums over both sets of rows, as a new object."""
+        merged = Scatter.__new__(Scatter)
+        merged.moments = self.moments.merge(other.moments)
+        merged._sums = {name: self._sums[name].merge(other._sums[name]) for name in EXTRA}
+        return merged
+
+    def shrinkage(self) -> float:
+        """Return the weight, from 0 to 1, with which the covariance shrinks towards a multiple of the identity.
+
+        Ledoit & Wolf, A well-conditioned estimator for large-dimensional covariance matrices (2004): the weight that
+        minimises the expected squared error. 1 if all rows are equal.
+        """
+        covariance, n, d = self.moments.covariance(), self.count, self.dim
+        mu = float(covariance.trace()) / d
+        total = float(covariance.square().sum())
+        spread = total / d - mu**2  # squared distance of the covariance to mu·I, per feature
+        if spread <= 1e-12 * mu**2:
+            return 1.0
+        error = (self._centered_fourth() / n - total) / (d * n)
+        return min(max(error, 0.0), spread) / spread
+
+    def _centered_fourth(self) -> float:
+        """Return Σ_i ‖x_i − mean‖⁴, from ‖x − m‖² = ‖x‖² − 2x·m + ‖m‖²."""
+        moments, mean = self.moments, self.moments.mean()
+        c, squares = float(mean @ mean), float(moments.gram.trace())
+        along = float(mean @ moments.gram @ mean)  # Σ (x·m)²
+        fourth, weighted = float(self._sums["fourth"].value[0]), float(self._sums["weighted"].value @ mean)
+        return fourth - 4 * weighted + 4 * along + 2 * c * squares - 3 * self.count * c**2
+
+    def state(self) -> dict[str, Tensor | int]:
+        """Return a copy of everything, for storage."""
+        sums: dict[str, Tensor | int] = {name: total.parts.clone() for name, total in self._sums.items()}
+        return named_state({"moments": self.moments.state(), "sums": sums})
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
+        """Return what `state()` described. ValueError if it is invalid."""
+        moments, sums = Moments.from_state(nested_state(state, "moments")), nested_state(state, "sums")
+        check_keys(sums, EXTRA)
+        scatter = cls(moments.dim)
+        scatter.moments = moments
+        for name, size in (("fourth", 1), ("weighted", moments.dim)):
+            scatter._sums[name] = CompensatedSum(read_tensor(sums, name, torch.float64, (None, size)).clone())
+        return scatter
