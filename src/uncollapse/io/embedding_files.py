@@ -5,13 +5,12 @@ Files are read in parts. Memory-mapped files are opened again for each part, whi
 
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from uncollapse.errors import UsageError, file_errors, import_optional
+from uncollapse.errors import UsageError, file_errors
 from uncollapse.io import tensor_files
 from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
 
@@ -38,7 +37,8 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     words = f"{path.name or path}, {len(found)} files"
     paths = tuple(file for rows in found for file in rows.paths)
     count = sum(rows.count for rows in found)
-    return Rows(words, count, found[0].dim, lambda first, last: _read_all(found, first, last), paths)
+    facts = {"key": found[0].key, "dtype": found[0].dtype}
+    return Rows(words, count, found[0].dim, lambda first, last: _read_all(found, first, last), paths, **facts)
 
 
 def _files(path: Path) -> list[Path]:
@@ -95,7 +95,7 @@ def _npy(path: Path, key: str | None) -> Rows:
             with file_errors(path, kind):
                 yield numpy.array(numpy.load(path, mmap_mode="r", allow_pickle=False)[span])
 
-    return Rows(path.name, count, dim, read_mapped if by_column else read, (path,))
+    return Rows(path.name, count, dim, read_mapped if by_column else read, (path,), dtype=_float_name(dtype))
 
 
 def _npz(path: Path, key: str | None) -> Rows:
@@ -119,7 +119,7 @@ def _npz(path: Path, key: str | None) -> Rows:
                 numbers = (span.stop - span.start) * dim
                 yield numpy.frombuffer(file.read(numbers * dtype.itemsize), dtype, numbers).reshape(-1, dim).copy()
 
-    return Rows(words, count, dim, read, (path,))
+    return Rows(words, count, dim, read, (path,), key=key, dtype=_float_name(dtype))
 
 
 def _safetensors(path: Path, key: str | None) -> Rows:
@@ -138,7 +138,14 @@ def _safetensors(path: Path, key: str | None) -> Rows:
             with file_errors(path, "safetensors file"), open_file(path, framework="pt") as file:
                 yield file.get_slice(key)[span].clone()
 
-    return Rows(words, count, dim, read, (path,))
+    return Rows(words, count, dim, read, (path,), key=key, dtype=SAFETENSORS.get(kind, "float32"))
+
+
+SAFETENSORS = {"F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+def _float_name(dtype: Any) -> str:
+    return dtype.name if dtype.name in SAFETENSORS.values() else "float32"
 
 
 def _spans(first: int, last: int, dim: int) -> Iterator[slice]:
@@ -153,101 +160,10 @@ def _shape(words: str, shape: tuple[int, ...], numbers: bool) -> tuple[int, int]
     return shape[0], shape[1]
 
 
-def _parquet(path: Path, column: str | None) -> Rows:
-    """Open the embeddings of a column of lists; without one, of all floating-point columns together."""
-    types: Any = import_optional("pyarrow", "data").types
-    with _open_parquet(path) as file:
-        schema, count = file.schema_arrow, file.metadata.num_rows
-        _check_widths(path, file.metadata)
-    lists = [field.name for field in schema if _is_list(field.type, types)]
-    if column is None and not lists:
-        return _of_columns(path, count, [field.name for field in schema if types.is_floating(field.type)])
-    name = choose_key(path.name, column, lists)
-    words = f"{path.name}, {name}"
-    begin = next(_record_batches(path, [name], 0, min(1, count), 1), None)
-    dim = 0 if begin is None else len(_lists(begin[1].column(0), words, 0, None)[0])
+def _parquet(path: Path, key: str | None) -> Rows:
+    from uncollapse.io.parquet_files import read_rows  # needs pyarrow, which other files do not
 
-    def read(first: int, last: int) -> Iterator[Any]:
-        for row, batch in _record_batches(path, [name], first, last, part_size(dim)):
-            yield _lists(batch.column(0), words, row, dim)
-
-    return Rows(words, count, dim, read, (path,))
-
-
-@contextmanager
-def _open_parquet(path: Path) -> Iterator[Any]:
-    parquet: Any = import_optional("pyarrow.parquet", "data")
-    with file_errors(path, "parquet file"), parquet.ParquetFile(path) as file:
-        yield file
-
-
-def _is_list(kind: Any, types: Any) -> bool:
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-        return False
-    return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
-
-
-def _of_columns(path: Path, count: int, names: list[str]) -> Rows:
-    if len(names) < 2:
-        raise UsageError(f"{path.name} has neither a column of lists of numbers nor several floating-point columns.")
-    words = f"{path.name}, {len(names)} columns"
-
-    def read(first: int, last: int) -> Iterator[Any]:
-        for row, batch in _record_batches(path, names, first, last, part_size(len(names))):
-            _check_filled(words, row, *batch.columns)
-            yield numpy.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
-
-    return Rows(words, count, len(names), read, (path,))
-
-
-def _record_batches(path: Path, columns: list[str], first: int, last: int, size: int) -> Iterator[tuple[int, Any]]:
-    """Yield batches of at most `size` rows from row `first` to before `last`, each with the number of its first row."""
-    with _open_parquet(path) as file:
-        begin = 0
-        for group in range(file.metadata.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            if begin < last and begin + count > first:
-                yield from _slice_batches(file.iter_batches(size, [group], columns), begin, first, last)
-            begin += count
-
-
-def _slice_batches(batches: Any, row: int, first: int, last: int) -> Iterator[tuple[int, Any]]:
-    """Yield the parts of batches between two rows; the first batch begins with row `row`."""
-    for batch in batches:
-        start, end = max(first - row, 0), min(last - row, len(batch))
-        if start < end:
-            yield row + start, batch.slice(start, end - start)
-        row += len(batch)
-
-
-def _check_widths(path: Path, metadata: Any) -> None:
-    """Raise if a row has more numbers in a column than embeddings have: a few bytes can declare billions of them."""
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            if not 0 <= column.num_values <= FEATURES * max(group.num_rows, 1):
-                raise UsageError(
-                    f"{path.name} declares {column.num_values:,} numbers for {group.num_rows:,} rows in "
-                    f"{column.path_in_schema}; at most {FEATURES:,} features are allowed."
-                )
-
-
-def _lists(column: Any, words: str, first: int, dim: int | None) -> Any:
-    """Return a column of lists as an array (m, d); all lists must have the length `dim`, or that of the first one."""
-    _check_filled(words, first, column)
-    compute: Any = import_optional("pyarrow.compute", "data")
-    lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
-    dim = int(lengths[0]) if dim is None else dim
-    if (lengths != dim).any():
-        row = int((lengths != dim).nonzero()[0][0])
-        raise UsageError(f"{words}: row {first + row} has {lengths[row]} numbers, and the first row has {dim}.")
-    flat = column.flatten()
-    _check_filled(words, first, flat)
-    return numpy.array(flat.to_numpy(zero_copy_only=False)).reshape(-1, dim)
-
-
-def _check_filled(words: str, first: int, *columns: Any) -> None:
-    if any(column.null_count for column in columns):
-        raise UsageError(f"{words}: there are empty entries from row {first} on; remove rows without an embedding.")
+    return read_rows(path, key)
 
 
 READERS: dict[str, Callable[[Path, str | None], Rows]] = {

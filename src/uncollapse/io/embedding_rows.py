@@ -64,7 +64,8 @@ class Rows:
     """The embeddings of one or several files.
 
     words: name of the file and the array, for messages. read: yields arrays (m, d), of any m, from one row to before
-    another. paths: the files. first: the number of the first row.
+    another. paths: the files. first: the number of the first row. key: the array or column, None for a file of one
+    array. dtype: of its numbers, as NumPy names it; float32 where they are not of a floating-point type of NumPy.
     """
 
     words: str
@@ -73,6 +74,8 @@ class Rows:
     read: Callable[[int, int], Iterator[Any]]
     paths: tuple[Path, ...]
     first: int = 0
+    key: str | None = None
+    dtype: str = "float32"
 
     def parts(self, size: int | None = None) -> Iterator[Tensor]:
         """Yield tensors (size, d), the last one shorter, in float32, or float64 if the file has that."""

@@ -57,13 +57,21 @@ def write(path: Path, content: str | bytes) -> Path:
     write the same file: the last one wins. Partial files of killed processes in this folder are removed. Characters
     that UTF-8 cannot encode, which file names may have, become question marks.
     """
+    with open_new(path) as file:
+        file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+    return path
+
+
+@contextmanager
+def open_new(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write as `write` does, for content that comes in parts. It gets its name when all is written."""
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_parts(path.parent)
         part, file = _new_part(path.parent)
         try:
             with file:
-                file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
                 if fcntl is not None:  # while it is locked, so that no process takes it for a leftover
@@ -74,7 +82,6 @@ def write(path: Path, content: str | bytes) -> Path:
             part.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-    return path
 
 
 def expand_user(path: str | Path) -> Path:
