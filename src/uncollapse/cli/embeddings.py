@@ -1,5 +1,8 @@
-"""The command `uncollapse embeddings`: measure a file of embeddings."""
+"""The command `uncollapse embeddings`: measure a file of embeddings, and mend it."""
 
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,15 +10,19 @@ import typer
 
 from uncollapse import distributed
 from uncollapse.cli import console
-from uncollapse.cli.options import AsJson, FailOnCollapse, Name, Out, option
+from uncollapse.cli.options import OUTPUT, AsJson, FailOnCollapse, Name, flag, option
 from uncollapse.cli.progress import ProgressBar, count_steps
-from uncollapse.errors import UsageError
+from uncollapse.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from uncollapse.diagnosis.result import Diagnosis
+    from uncollapse.embeddings.transform import EmbeddingTransform
     from uncollapse.io.embedding_rows import Rows
 
 INTERVALS = "Alignment and uniformity"
+MEND = "Mend"
 
 
 def embeddings(
@@ -34,8 +41,26 @@ def embeddings(
     draws: Annotated[int, option("N", "Bootstrap resamples for the intervals; 0 for none.", INTERVALS)] = 1000,
     t: Annotated[float, option("T", "Sharpness of the potential in uniformity.", INTERVALS)] = 2.0,
     alpha: Annotated[float, option("A", "Exponent of the distances in alignment.", INTERVALS)] = 2.0,
+    mend: Annotated[
+        str | None,
+        option(
+            "METHOD",
+            "Write changed embeddings to --out: auto, center, all_but_the_top[:K], whiten[:SHRINKAGE] or pca:DIMS. "
+            "auto chooses one of them, or none.",
+            MEND,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Only say what --mend would do.", MEND)] = False,
+    force: Annotated[bool, flag("--force", "Mend also where no gain is expected.", MEND)] = False,
     name: Name = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "PATH",
+            "Folder for diagnosis.json and report.html, by default named after the file; with --mend the new file.",
+            OUTPUT,
+        ),
+    ] = None,
     as_json: AsJson = False,
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
@@ -44,6 +69,11 @@ def embeddings(
 
     distributed.join_group("cpu")  # first: errors are then printed once, not by each process
     name = name or file.stem
+    if mend is not None:
+        asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
+        return _mend(open_rows(file, key), mend, name, asked, Mending(out, dry_run, force, as_json))
+    if dry_run or force:
+        raise UsageError("--dry-run and --force go with --mend METHOD.")
     if out is not None or not as_json:
         console.check_writable(console.output_folder(out, name))
     rows = open_rows(file, key)
@@ -56,9 +86,14 @@ def embeddings(
 
 
 def _measure(
-    rows: "Rows", second: "Rows | None", name: str, asked: dict[str, Any], waiting: ProgressBar
+    rows: "Rows",
+    second: "Rows | None",
+    name: str,
+    asked: dict[str, Any],
+    waiting: ProgressBar,
+    transform: "EmbeddingTransform | None" = None,
 ) -> "Diagnosis":
-    """Diagnose all rows. Each process reads its share, in a thread of its own."""
+    """Diagnose all rows, and fit a transform to them. Each process reads its share, in a thread of its own."""
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.embedding_rows import prefetch
@@ -68,9 +103,9 @@ def _measure(
     beside = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
     done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
-        return diagnose_rows(
-            count_steps(prefetch(own.parts()), done), pairs=beside, labels=labels, gather=True, **asked
-        )
+        parts = count_steps(prefetch(own.parts()), done)
+        given = parts if transform is None else _fitted(parts, transform)
+        return diagnose_rows(given, pairs=beside, labels=labels, gather=True, **asked)
     except ValueError as error:  # the content of the file cannot be measured
         raise UsageError(str(error)) from error
 
@@ -85,3 +120,98 @@ def _open_pairs(rows: "Rows", path: Path, key: str | None) -> "Rows":
             f"got ({second.count}, {second.dim}) in {path}."
         )
     return second
+
+
+@dataclass(frozen=True)
+class Mending:
+    """How to mend: where to, whether only to advise, whether also without an expected gain, and whether as JSON."""
+
+    out: Path | None
+    dry_run: bool
+    force: bool
+    as_json: bool
+
+
+def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mending) -> None:
+    """Fit a transform while the rows are measured; write the changed rows, and compare both."""
+    from uncollapse.io.embedding_writer import check_target, write_changed
+
+    if distributed.launch_size() > 1:
+        raise UsageError("--mend runs in one process; start it without a launcher.")
+    if how.out is None and not how.dry_run:
+        raise UsageError("--mend writes a new file: name it with --out NEW, or use --dry-run.")
+    if how.out is not None:
+        check_target(rows, how.out)
+    transform = parse_method(method)
+    with ProgressBar() as waiting:
+        before = _measure(rows, None, name, asked, waiting, transform)
+        advice, used = transform.advice_, transform.method_
+        declined = advice.method == "none" and not how.force
+        outcome = {"method": used, "advice": advice.method, "reason": advice.reason, "written": None}
+        if how.dry_run or declined or how.out is None or used == "none":
+            return _report_mending(outcome, [before], how)
+        done = waiting.stage(f"Writing {how.out.name}", rows.part_count())
+        source = replace(rows, read=lambda first, last: count_steps(rows.read(first, last), done))
+        outcome["written"] = str(write_changed(source, how.out, transform.transform, transform.n_features_out_))
+        from uncollapse.io.embedding_files import open_rows
+
+        after = _measure(open_rows(how.out, rows.key), None, f"{name}, {used}", asked, waiting)
+    _report_mending(outcome, [before, after], how)
+
+
+def parse_method(text: str) -> "EmbeddingTransform":
+    """Return the transform that --mend names, such as whiten or pca:128."""
+    from uncollapse.embeddings.transform import METHODS, EmbeddingTransform
+
+    method, colon, number = text.partition(":")
+    names = {"all_but_the_top": ("k", int), "pca": ("dims", int), "whiten": ("shrinkage", float)}
+    if method not in METHODS:
+        raise UsageError(f"--mend takes one of {', '.join(METHODS)}, got {text!r}.{did_you_mean(method, METHODS)}")
+    if not colon:
+        return EmbeddingTransform(method)
+    argument, kind = names.get(method, ("", int))
+    try:
+        return EmbeddingTransform(method, **{argument: kind(number)})
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--mend {text} is not valid; a number follows {', '.join(names)} only.") from error
+
+
+def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: Mending) -> None:
+    """Print what was done and why, and write the report of both diagnoses next to the new file."""
+    from uncollapse import report
+    from uncollapse.cli.compare import print_comparison
+
+    if outcome["written"] is not None and how.out is not None:
+        outcome["report"] = str(report.write(diagnoses, how.out.with_suffix(".html")))
+    if how.as_json:
+        facts = [{"name": d.model} | {key: m.mean for key, m in d.layers[0].measures.items()} for d in diagnoses]
+        typer.echo(json.dumps(outcome | {"measures": facts}, ensure_ascii=False))
+        return
+    terminal = console.stdout_console()
+    if len(diagnoses) > 1:
+        print_comparison(diagnoses)
+    console.print_paragraph(terminal, _describe(outcome, how), style="bold")
+    for path in (outcome["written"], outcome.get("report")):
+        if path is not None:
+            typer.echo(f"Written: {path}")
+
+
+def _describe(outcome: dict[str, Any], how: Mending) -> str:
+    used, reason = outcome["method"], outcome["reason"]
+    if outcome["written"] is not None:
+        return (
+            f"{used} was applied: {reason}."
+            if outcome["advice"] != "none"
+            else f"{used} was applied, although {reason}."
+        )
+    if outcome["advice"] == "none":
+        rest = "" if how.dry_run or used == "none" else " --force mends them all the same."
+        return f"Leave these embeddings as they are: {reason}. Nothing was written.{rest}"
+    return f"{used} is advised: {reason}. Nothing was written."
+
+
+def _fitted(parts: "Iterable[Tensor]", transform: "EmbeddingTransform") -> "Iterator[Tensor]":
+    """Yield the parts, and fit a transform to each."""
+    for part in parts:
+        transform.partial_fit(part)
+        yield part

@@ -11,6 +11,7 @@ from torch import Tensor
 from uncollapse.embeddings import choice, storage
 from uncollapse.embeddings.choice import Advice, Geometry
 from uncollapse.embeddings.scatter import Scatter
+from uncollapse.embeddings.sentence_module import TransformModule
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.pairwise.numerics import check_positive
 
@@ -146,6 +147,10 @@ class EmbeddingTransform:
     def advice_(self) -> Advice:
         """Return what "auto" would do with these rows, and why."""
         return choice.advise(self.geometry_)
+
+    def as_module(self) -> TransformModule:
+        """Return a module for a sentence-transformers model: `SentenceTransformer(modules=[*model, module])`."""
+        return TransformModule(self._solved(), self.get_params())
 
     def save(self, folder: str | Path) -> Path:
         """Write a folder with config.json and model.safetensors, which `load` reads back."""

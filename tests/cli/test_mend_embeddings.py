@@ -1,0 +1,74 @@
+"""uncollapse embeddings --mend."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from typer.testing import Result
+
+import uncollapse as uc
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def files(run: Run, tmp_path: Path) -> torch.Tensor:
+    """alike.npy has rows that share a direction, apart.npy has not."""
+    x = torch.randn(3000, 20, generator=torch.Generator().manual_seed(0))
+    numpy.save(tmp_path / "apart.npy", x.numpy())
+    numpy.save(tmp_path / "alike.npy", (x + 2).numpy())
+    return x
+
+
+def test_alike_rows_are_mended_and_both_are_compared(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
+    result = run("embeddings", "alike.npy", "--mend", "auto", "--out", "new.npy")
+    assert result.exit_code == 0, result.output
+    assert "all_but_the_top was applied" in " ".join(result.stdout.split())
+    new = torch.from_numpy(numpy.load(tmp_path / "new.npy"))
+    expected = uc.EmbeddingTransform("all_but_the_top", k=1).fit(files + 2).transform(files + 2)
+    torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "new.html").stat().st_size > 10_000
+
+
+def test_rows_that_are_not_alike_are_left_alone(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
+    for method in ("auto", "whiten"):
+        result = run("embeddings", "apart.npy", "--mend", method, "--out", "new.npy")
+        assert result.exit_code == 0
+        assert "Leave these embeddings as they are" in " ".join(result.stdout.split())
+        assert not (tmp_path / "new.npy").exists()
+    forced = run("embeddings", "apart.npy", "--mend", "whiten", "--out", "new.npy", "--force", "--json")
+    found = json.loads(forced.stdout)
+    assert (found["method"], found["advice"], Path(found["written"]).name) == ("whiten", "none", "new.npy")
+    assert found["measures"][1]["effective_rank"] > 15
+
+
+def test_a_dry_run_only_advises(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
+    result = run("embeddings", "alike.npy", "--mend", "auto", "--dry-run")
+    assert "is advised" in " ".join(result.stdout.split())
+    assert not list(tmp_path.glob("*.html")) and len(list(tmp_path.glob("*.npy"))) == 2
+
+
+def test_numbers_after_a_method(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
+    assert run("embeddings", "alike.npy", "--mend", "pca:4", "--out", "new.npy").exit_code == 0
+    assert numpy.load(tmp_path / "new.npy").shape == (3000, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mend", "auto"], "--out"),
+        (["--mend", "wihten", "--out", "new.npy"], "whiten"),
+        (["--mend", "center:3", "--out", "new.npy"], "number"),
+        (["--mend", "pca:x", "--out", "new.npy"], "number"),
+        (["--mend", "auto", "--out", "new.npz"], "kind"),
+        (["--mend", "auto", "--out", "alike.npy"], "another name"),
+        (["--dry-run"], "--mend"),
+    ],
+)
+def test_what_cannot_be_done(run: Run, files: torch.Tensor, words: list[str], said: str) -> None:
+    result = run("embeddings", "alike.npy", *words)
+    assert result.exit_code == 2
+    assert said in result.output
