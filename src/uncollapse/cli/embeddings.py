@@ -163,6 +163,7 @@ def parse_method(text: str) -> "EmbeddingTransform":
     """Return the transform that --mend names, such as whiten or pca:128."""
     from uncollapse.embeddings.transform import METHODS, EmbeddingTransform
 
+    method: Any
     method, colon, number = text.partition(":")
     names = {"all_but_the_top": ("k", int), "pca": ("dims", int), "whiten": ("shrinkage", float)}
     if method not in METHODS:

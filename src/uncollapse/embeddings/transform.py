@@ -109,7 +109,8 @@ class EmbeddingTransform:
 
     def transform(self, X: Rows) -> Rows:
         """Return rows (..., d) transformed, of the same kind and type; half precision is computed in float32."""
-        return self._solved().apply(X)
+        mapped: Rows = self._solved().apply(X)
+        return mapped
 
     __call__ = transform
 
@@ -189,7 +190,8 @@ class EmbeddingTransform:
             raise UsageError(
                 f"method must be one of {', '.join(METHODS)}, got {self.method!r}.{did_you_mean(self.method, METHODS)}"
             )
-        method, k = self.method, self.k
+        method: str = self.method
+        k = self.k
         if method == "auto":
             advice = choice.advise(choice.measure(scatter))
             method, k = advice.method, k or advice.k
