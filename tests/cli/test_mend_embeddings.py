@@ -48,7 +48,8 @@ def test_rows_that_are_not_alike_are_left_alone(run: Run, files: torch.Tensor, t
 def test_a_dry_run_only_advises(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
     result = run("embeddings", "alike.npy", "--mend", "auto", "--dry-run")
     assert "is advised" in " ".join(result.stdout.split())
-    assert not list(tmp_path.glob("*.html")) and len(list(tmp_path.glob("*.npy"))) == 2
+    assert not list(tmp_path.glob("*.html"))
+    assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
 def test_numbers_after_a_method(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
