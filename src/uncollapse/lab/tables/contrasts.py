@@ -50,7 +50,7 @@ def _pairs(board: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[Tabl
 
 def contrast_rows(board: PaperTable, found: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head and the rows of a table of comparisons, as text."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for each in found:
         pair, interval = each.paired, each.paired.interval
         texts = (
