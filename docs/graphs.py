@@ -181,8 +181,15 @@ def _layers_image() -> Path:
     return IMAGES / "graphs_layers.svg"
 
 
+def arxiv(name: str) -> str:
+    """The tables of a board of the recipe `arxiv`."""
+    return boards.board(RECIPES["arxiv"].tables[name], boards.records("arxiv"))
+
+
 TEXTS: dict[str, Callable[[], str]] = {
     **{f"graphs_{name}": partial(board, name) for name in RECIPE.tables},
+    "graphs_arxiv": partial(arxiv, "accuracy"),
+    "graphs_arxiv_teacher": partial(arxiv, "teacher"),
     "graphs_depth": depth_pictures,
     "graphs_layers": layers_picture,
 }

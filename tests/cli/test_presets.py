@@ -179,4 +179,4 @@ def test_quick_runs_are_short_and_need_no_data(name: str) -> None:
     recipe = RECIPES[name]
     config = build(recipe.config, dict(recipe.quick or {}))
     assert recipe.cost(config) < 120
-    assert getattr(config, "data", "csbm") in ("digits", "csbm", "pydoc", "rendered")
+    assert getattr(config, "data", "csbm") in ("digits", "csbm", "arxiv_like", "pydoc", "rendered")

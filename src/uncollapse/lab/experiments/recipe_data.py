@@ -133,6 +133,7 @@ class _Table(_Section):
     row_protocol: dict[str, Settings] = {}
     protocol: Settings | str | None = None
     open: list[str] = []
+    command_only: dict[str, str] = {}
     published: _Published | None = None
 
 
@@ -307,6 +308,9 @@ def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], r
         fresh_seeds=table.fresh_seeds,
         row_name=table.row_name,
         row_protocol={row: file.settings(at, values) for row, values in table.row_protocol.items()},
+        command_only={
+            file.value(at, table.groups, group, text=True): command for group, command in table.command_only.items()
+        },
     )
 
 

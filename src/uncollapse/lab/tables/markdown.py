@@ -8,7 +8,7 @@ from uncollapse.lab.tables import contrasts
 from uncollapse.lab.tables.paper_table import CLOSE, PaperTable, Published, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 
-NOTHING = "–"
+NOTHING, COMMAND_ONLY = "–", "command only"
 REACHED, TIED, NEAR = "✓", "=", "≈"
 DIFFERENCES = "Differences by seed"  # heading of the comparisons
 
@@ -44,7 +44,7 @@ def format_result(board: PaperTable, cell: TableCell) -> str:
     """What came: mean ± standard deviation and the number of seeds."""
     failed = f"{len(cell.failed)} not finite"
     if cell.mean is None:
-        return failed if cell.failed else NOTHING
+        return failed if cell.failed else COMMAND_ONLY if cell.group in board.command_only else NOTHING
     seeds = f"{len(cell.figures)}{f', {failed}' if cell.failed else ''}"
     return f"{_number(board, cell.mean, cell.std)} ({seeds})"
 
@@ -124,10 +124,13 @@ def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
             said.append(f"nothing tells which {' or '.join(board.choose)} to choose, as no {board.by} was measured")
         if said:
             places[cell.group, cell.row, "; ".join(said)].append(str(cell.column))
-    return [
+    unusual = [
         f"{group}, {row}, {board.columns} {', '.join(columns)}: {said}."
         for (group, row, said), columns in places.items()
     ]
+    left = {cell.group for cell in made} - {cell.group for cell in made if cell.run}
+    commands = [f"{group}, {COMMAND_ONLY}: {line}." for group, line in board.command_only.items() if group in left]
+    return unusual + commands
 
 
 def contrast_table(board: PaperTable, found: Sequence[contrasts.Comparison]) -> str:

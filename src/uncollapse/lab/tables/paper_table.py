@@ -60,6 +60,7 @@ class PaperTable:
     hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the protocol
     in single rows. row_name: heading of rows in words. names: what plots call values of the axes and the metric.
     fresh_seeds: seeds that took part in a choice do not count.
+    command_only: groups that are too large to be run here, and the command that would run them.
     """
 
     title: str
@@ -82,6 +83,7 @@ class PaperTable:
     row_name: str = ""
     row_protocol: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    command_only: Mapping[Any, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.choose and self.by == self.metric:

@@ -12,10 +12,19 @@ from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.io import graphs
 from uncollapse.io.files import expand_user, user_cache
 from uncollapse.lab.data.graph import graph_files
-from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_count
+from uncollapse.lab.data.graph.random_graphs import arxiv_like, csbm
+from uncollapse.lab.data.graph.splits import (
+    SPLITS,
+    OwnSplits,
+    Split,
+    choose_split,
+    split_by_class,
+    split_by_count,
+)
 from uncollapse.lab.runs.results import fingerprint
 
 __all__ = [
+    "DRAWN",
     "NAMES",
     "NORMALISATIONS",
     "SELF_LOOPS",
@@ -23,6 +32,8 @@ __all__ = [
     "WITH_SELF_LOOPS",
     "Graph",
     "GraphSource",
+    "arxiv_like",
+    "csbm",
     "load_graph",
     "to_undirected",
 ]
@@ -74,15 +85,15 @@ def load_graph(
     """Return a graph by name, with a split by name.
 
     Args:
-        name: One of `NAMES`; csbm and karate need no files.
+        name: One of `NAMES`; karate and the random graphs `DRAWN` need no files.
         split: One of `SPLITS`, see `splits.choose_split`.
-        split_index: Which of several splits; also the seed of random splits, missing features and csbm.
+        split_index: Which of several splits; also the seed of random splits, missing features and graphs.
         normalise: One of `NORMALISATIONS`, see `normalise_features`.
         missing: Share of the nodes outside training whose features are set to zero.
         self_loops: One of `SELF_LOOPS`: "published" keeps those that the files of `WITH_SELF_LOOPS` have, as
             ContraNorm's code does; "none" drops them. Self-loops in other files are always dropped.
         root: Folder that has the data sets, or gets them.
-        drawn: Arguments of `csbm`, for that graph.
+        drawn: Arguments of the random graph, for `DRAWN`.
 
     >>> graph = load_graph("csbm")
     >>> graph.x.shape, graph.classes, int(graph.train.sum()), int(graph.validation.sum()), int(graph.test.sum())
@@ -93,7 +104,7 @@ def load_graph(
             hint = did_you_mean(value, choices)
             raise UsageError(f"{field} must be one of {', '.join(choices)}, got {value!r}.{hint}")
     folder = expand_user(root or user_cache())
-    source = _csbm(split_index, drawn or {}) if name == "csbm" else SOURCES[name](name, folder, split_index)
+    source = DRAWN[name](split_index, drawn or {}) if name in DRAWN else SOURCES[name](name, folder, split_index)
     masks = choose_split(split, split_index, source.y, source.own, name=name, root=folder)
     x = normalise_features(source.x, normalise)
     x = hide_features(x, ~masks.train, missing, split_index)
@@ -117,6 +128,13 @@ def to_undirected(edges: Tensor, nodes: int, self_loops: bool = False) -> Tensor
 def _csbm(seed: int, drawn: Mapping[str, Any]) -> GraphSource:
     x, edges, y = csbm(**drawn, seed=seed)
     own = (split_by_count(y, 20, 140, seed),)
+    return GraphSource(x, edges, y, OwnSplits(own, own))
+
+
+def _arxiv_like(seed: int, drawn: Mapping[str, Any]) -> GraphSource:
+    """Return a random graph with the shares of ogbn-arxiv's split, 54/18/28, drawn within each class."""
+    x, edges, y = arxiv_like(**drawn, seed=seed)
+    own = (split_by_class(y, (0.54, 0.18), seed),)
     return GraphSource(x, edges, y, OwnSplits(own, own))
 
 
@@ -153,7 +171,8 @@ SOURCES: dict[str, Callable[[str, Path, int], GraphSource]] = {
     **dict.fromkeys(graph_files.LOADERS, _heterophilous),
     "arxiv": _arxiv,
 }
-NAMES = ("csbm", *SOURCES)
+DRAWN: dict[str, Callable[[int, Mapping[str, Any]], GraphSource]] = {"csbm": _csbm, "arxiv_like": _arxiv_like}
+NAMES = ("csbm", *SOURCES, "arxiv_like")
 WITH_SELF_LOOPS = ("chameleon", "squirrel")
 SELF_LOOPS = ("published", "none")
 
@@ -199,60 +218,3 @@ def hide_features(x: Tensor, nodes: Tensor, share: float, seed: int) -> Tensor:
     candidates = nodes.nonzero().squeeze(1)
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
     return x.index_fill(0, candidates[order[: round(share * len(candidates))]], 0.0)
-
-
-def csbm(
-    nodes: int = 600,
-    classes: int = 3,
-    *,
-    degree: float = 8.0,
-    homophily: float = 0.7,
-    features: int = 32,
-    signal: float = 1.5,
-    seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a graph: features (nodes, features), edges (2, E) in one direction, and classes (nodes,).
-
-    Classes have the same size, within one node. Nodes have `degree` edges on average, a share of `homophily` of them
-    within their class; a few are self-loops or duplicates. Features are x = μ_y + ε, with standard normal ε and a mean
-    μ of length `signal` for each class, in a random direction. Time and memory are linear in nodes and edges.
-
-    With the defaults and 20 labels per class, features alone give about 70 % accuracy, with those of neighbours 90 %. A
-    plain GCN is best with two or four layers, and at chance with sixteen.
-
-    Deshpande et al., Contextual stochastic block models (NeurIPS 2018), for any number of classes.
-
-    >>> x, edges, y = csbm(1000, 4, degree=6)
-    >>> x.shape, edges.shape, y.bincount()
-    (torch.Size([1000, 32]), torch.Size([2, 3000]), tensor([250, 250, 250, 250]))
-    """
-    _check(nodes, classes, degree, homophily, features)
-    random = torch.Generator().manual_seed(seed)
-    y = (torch.arange(nodes) % classes)[torch.randperm(nodes, generator=random)]
-    means = torch.nn.functional.normalize(torch.randn(classes, features, generator=random), dim=1) * signal
-    x = torch.randn(nodes, features, generator=random).add_(means[y])
-    start = torch.randint(nodes, (round(nodes * degree / 2),), generator=random)
-    inside = torch.rand(len(start), generator=random) < homophily
-    step = torch.randint(1, max(2, classes), (len(start),), generator=random)
-    goal = torch.where(inside, y[start], (y[start] + step) % classes)
-    return x, torch.stack([start, _members(y, goal, random)]), y
-
-
-def _members(y: Tensor, goal: Tensor, random: torch.Generator) -> Tensor:
-    """Return a random node of each wanted class."""
-    order = y.argsort(stable=True)  # nodes of class 0, then of class 1, and so on
-    counts = y.bincount()
-    place = (torch.rand(len(goal), generator=random, dtype=torch.float64) * counts[goal]).long()
-    return order[(counts.cumsum(0) - counts)[goal] + place]
-
-
-def _check(nodes: int, classes: int, degree: float, homophily: float, features: int) -> None:
-    if not 1 <= classes <= nodes or features < 1:
-        raise UsageError(
-            f"csbm needs at least one feature, one class and a node for each class, got {features} features, "
-            f"{classes} classes and {nodes} nodes."
-        )
-    if not 0.0 <= homophily <= 1.0 or not 0.0 <= degree < float("inf"):
-        raise UsageError(
-            f"csbm needs a homophily between 0 and 1 and a degree of 0 or more, got {homophily}, {degree}."
-        )

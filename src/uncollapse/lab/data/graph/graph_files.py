@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uncollapse.errors import UsageError, import_optional
+from uncollapse.errors import UsageError, file_errors, import_optional
 from uncollapse.io import download
 from uncollapse.io.download import cause, missing_files
 from uncollapse.io.loading import silence_libraries
-from uncollapse.io.tensor_files import check_unpacked, read_npz
+from uncollapse.io.tensor_files import check_unpacked, read_header, read_npz, read_torch_file
 from uncollapse.lab.data.graph.splits import Split, split_from_masks
 
 ARRAYS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
@@ -161,6 +161,28 @@ def read_arxiv(root: Path) -> Arxiv:
     places = [numpy.isin(numpy.arange(nodes), _numbers(folder / file, "i8")) for file in FILES[3:]]
     split = split_from_masks(places, nodes, folder)
     return Arxiv(torch.from_numpy(x), torch.from_numpy(edges).T, torch.from_numpy(y).squeeze(1), split)
+
+
+def read_features(path: Path, nodes: int) -> Tensor:
+    """Return features (nodes, d) from a .npy file or a tensor in a .pt file, such as GIANT's; nothing in it can run."""
+    if path.suffix not in (".npy", ".pt"):
+        raise UsageError(f"{path} must be a .npy or .pt file of features.")
+    if not path.is_file():
+        raise UsageError(f"{path} is not there. Name a file of features below --data-root, with a row per node.")
+    x = read_torch_file(path) if path.suffix == ".pt" else _read_npy(path)
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != nodes or not x.is_floating_point():
+        got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise UsageError(f"{path} must have floats ({nodes}, d), a row for each node, got {got}.")
+    if not bool(x.isfinite().all()):
+        raise UsageError(f"{path} must have finite features; some are NaN or infinite.")
+    return x.float()
+
+
+def _read_npy(path: Path) -> Tensor:
+    with file_errors(path, ".npy file of numbers"):
+        with path.open("rb") as file:
+            read_header(file, path.stat().st_size)
+        return torch.from_numpy(numpy.load(path, allow_pickle=False))
 
 
 def _numbers(path: Path, kind: str) -> NDArray[Any]:

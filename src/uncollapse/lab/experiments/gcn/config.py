@@ -13,7 +13,7 @@ from uncollapse.lab.models import deep_gcn
 from uncollapse.lab.models.deep_gcn import GCNII, DeepGCN
 
 SHARE: dict[str, Any] = {"minimum": 0, "maximum": 1}
-BUILT_IN = ("csbm", "karate")  # graphs without files
+BUILT_IN = (*datasets.DRAWN, "karate")  # graphs without files
 CONTRA_NORMS = ("contra_norm", "contra_norm_features")
 
 
@@ -35,9 +35,9 @@ class Config:
         "Self-loops of Chameleon and Squirrel: published adds them to each node's own, none drops them.",
         choices=datasets.SELF_LOOPS,
     )
-    nodes: int = config_field(600, "csbm: number of nodes.", minimum=180)
-    degree: float = config_field(8.0, "csbm: mean degree.", minimum=0)
-    homophily: float = config_field(0.7, "csbm: share of the edges within a class.", **SHARE)
+    nodes: int = config_field(600, "Random graphs: number of nodes.", minimum=180)
+    degree: float = config_field(8.0, "Random graphs: mean degree.", minimum=0)
+    homophily: float = config_field(0.7, "Random graphs: share of the edges within a class.", **SHARE)
     model: str = config_field(
         "gcn", "gcn: as published; gcnii: initial residual and identity mapping.", choices=("gcn", "gcnii")
     )

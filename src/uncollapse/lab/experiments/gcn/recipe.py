@@ -7,6 +7,7 @@ neighbors, and all layers share its LayerNorm.
 
 import math
 
+from uncollapse.lab.data.graph.datasets import DRAWN
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.gcn.config import CONTRA_NORMS, Config, data_fingerprint
 from uncollapse.lab.experiments.gcn.training import NAME, run
@@ -31,7 +32,7 @@ def name_of(config: Config) -> str:
 
 def cost(config: Config) -> float:
     """Return an estimate of a run's seconds on one core."""
-    nodes = (config.nodes if config.data == "csbm" else NODES.get(config.data, 5000)) / 2708
+    nodes = (config.nodes if config.data in DRAWN else NODES.get(config.data, 5000)) / 2708
     width = config.hidden / 32
     layer = 2e-3 * nodes * width * (1 + 0.3 * width)
     pairs = min(1.0, config.sample / (nodes * 2708)) if config.sample else 1.0

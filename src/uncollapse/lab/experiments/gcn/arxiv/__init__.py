@@ -1,0 +1,1 @@
+"""RevGAT with D-ContraNorm, label reuse and self-distillation on ogbn-arxiv."""

@@ -1,0 +1,180 @@
+"""Training and evaluation of the recipe `arxiv`: label reuse, the losses, the teacher and its student.
+
+As in the code that ContraNorm published for ogbn-arxiv, which follows RevGAT (arXiv 2106.07476) and GIANT
+(arXiv 2111.00064).
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.lab.config.fields import identity
+from uncollapse.lab.data.graph.datasets import Graph
+from uncollapse.lab.engine.checkpoints import Checkpoints
+from uncollapse.lab.engine.loop import fit
+from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
+from uncollapse.lab.engine.task import History, Task, TrainingOptions
+from uncollapse.lab.experiments.gcn.arxiv.config import Config, build, load
+from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads
+from uncollapse.lab.runs import saved_models
+from uncollapse.lab.runs.results import summarize_diagnosis
+
+NAME = "arxiv"
+TEACHER = "teacher"  # folder of its checkpoints, within those of the run
+EPSILON = 1 - math.log(2)
+
+
+def draw_inputs(train: Tensor, rate: float) -> Tensor:
+    """Return which nodes (n,) have their label as input in a step: a random share of the training nodes, never all."""
+    known = train & (torch.rand(train.shape, device=train.device) < rate)
+    return known if bool((known != train).any()) else torch.zeros_like(train)
+
+
+def predict(model: nn.Module, x: Tensor, edge_index: Tensor, y: Tensor, known: Tensor, passes: int) -> Tensor:
+    """Return logits (n, classes) with label reuse: the labels of known nodes are inputs, in columns after the features.
+
+    The columns of the other nodes are 0 in the first of `passes` passes, which have no gradients, and then the
+    probabilities that the pass before has given them. So the label of a node that is not known never is an input.
+    """
+    classes = int(y.max()) + 1
+    labels = F.one_hot(y, classes).to(x.dtype) * known.unsqueeze(1)
+    for _ in range(passes):
+        with torch.no_grad():
+            probabilities = model(torch.cat([x, labels], 1), edge_index).softmax(1)
+        labels = torch.where(known.unsqueeze(1), labels, probabilities)
+    logits: Tensor = model(torch.cat([x, labels], 1), edge_index)
+    return logits
+
+
+def robust_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of log(ε + c) − log ε over nodes with cross entropy c, where ε = 1 − log 2.
+
+    It grows slower than c, so that nodes with a wrong label count less.
+    """
+    return (EPSILON + F.cross_entropy(logits, y, reduction="none")).log().mean() - math.log(EPSILON)
+
+
+def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return T² Σ p log(p/q)/(n·classes) with p, q = softmax(logits/T) of teacher and student (n, classes).
+
+    As published, it is the mean over nodes and classes, not over nodes.
+    """
+    student = (logits / temperature).log_softmax(1)
+    target = (teacher / temperature).log_softmax(1)
+    return temperature**2 * F.kl_div(student, target, reduction="sum", log_target=True) / logits.numel()
+
+
+@with_threads
+def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
+    """Train the teacher and then the student; return the student in evaluation mode, and the record of the run."""
+    graph = load(config, runtime)
+    experiment = f"{identity(NAME, config)}-{graph.fingerprint()}"
+    taught = _train_teacher(config, graph, runtime, experiment) if config.teacher_epochs else None
+    with use_seed(config.seed):
+        model = build(config, graph, config.norm)
+    before = _diagnose(model, graph)
+    task, options = _task(model, graph, config, None if taught is None else taught[0]), _options(config, config.epochs)
+    history = fit(task, options, runtime, experiment, vars(config))
+    figures = accuracies(_logits(model, graph, config), graph) | {"epoch": history.kept}
+    if taught is not None:
+        logits, past = taught
+        history = replace(history, seconds=history.seconds + past.seconds)
+        figures |= {f"{TEACHER}_{name}": value for name, value in accuracies(logits, graph).items()}
+        _teacher_checkpoints(runtime, experiment, clear=True)
+    saved_models.save_weights(runtime, model, config)
+    return model, training_record(
+        NAME,
+        config,
+        history,
+        ("torch_geometric", "accelerate"),
+        data={
+            "name": graph.name,
+            "fingerprint": graph.fingerprint(),
+            "nodes": len(graph.y),
+            "edges": graph.edge_index.shape[1],
+        },
+        figures=figures,
+        diagnosis={"before": before, "after": _diagnose(model, graph)},
+    )
+
+
+run = record_of(train)
+
+
+def _train_teacher(config: Config, graph: Graph, runtime: Runtime, experiment: str) -> tuple[Tensor, History]:
+    """Return the logits of a trained network without norm, and the history of its training."""
+    runtime.report_stage("training the teacher")
+    with use_seed(config.seed):
+        teacher = build(config, graph, "none")
+    runtime = _teacher_checkpoints(runtime, experiment)
+    options = _options(config, config.teacher_epochs)
+    history = fit(_task(teacher, graph, config, None), options, runtime, f"{experiment}-{TEACHER}", vars(config))
+    return _logits(teacher, graph, config), history
+
+
+def _teacher_checkpoints(runtime: Runtime, experiment: str, *, clear: bool = False) -> Runtime:
+    """Return the runtime of the teacher, whose checkpoints are in a folder of their own; clear: remove them."""
+    places = {"checkpoints": runtime.checkpoints, "tracker_folder": runtime.tracker_folder}
+    own: dict[str, Any] = {name: folder / TEACHER for name, folder in places.items() if folder is not None}
+    if clear and "checkpoints" in own:
+        Checkpoints(own["checkpoints"], f"{experiment}-{TEACHER}").clear()
+    return replace(runtime, should_prune=None, **own)
+
+
+def _options(config: Config, epochs: int) -> TrainingOptions:
+    return TrainingOptions(epochs=epochs, seed=config.seed, select="validation_loss", better="lower")
+
+
+def _task(model: nn.Module, graph: Graph, config: Config, teacher: Tensor | None) -> Task:
+    whole = {"x": graph.x, "edge_index": graph.edge_index, "y": graph.y, "train": graph.train}
+    whole |= {} if teacher is None else {TEACHER: teacher}
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        known = draw_inputs(batch["train"], config.label_rate)
+        logits = predict(model, batch["x"], batch["edge_index"], batch["y"], known, config.label_passes)
+        asked = batch["train"] & ~known
+        value = robust_cross_entropy(logits[asked], batch["y"][asked])
+        if TEACHER not in batch:
+            return value
+        taught = distillation_loss(logits, batch[TEACHER], config.distill_temperature)
+        return (1 - config.distill) * value + config.distill * taught
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        logits = _logits(model, graph, config)
+        held_out = graph.validation
+        found = float(robust_cross_entropy(logits[held_out], graph.y[held_out]))
+        return {"validation": accuracies(logits, graph)["validation"], "validation_loss": found}
+
+    def schedule(step: int) -> float:
+        return min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=config.lr)
+    return Task(model, optimizer, lambda epoch: [whole], loss, evaluate, schedule, sharding="none")
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, graph: Graph, config: Config) -> Tensor:
+    """Return the logits (n, classes) of a model in evaluation mode, where all training labels are inputs."""
+    device = next(model.parameters()).device
+    x, edges, y, known = (t.to(device) for t in (graph.x, graph.edge_index, graph.y, graph.train))
+    return predict(model, x, edges, y, known, config.label_passes).cpu()
+
+
+def accuracies(logits: Tensor, graph: Graph) -> dict[str, float]:
+    """Return the accuracy on validation and test; training nodes have their own labels as inputs."""
+    right = (logits.argmax(1) == graph.y).float()
+    return {"validation": float(right[graph.validation].mean()), "test": float(right[graph.test].mean())}
+
+
+def _diagnose(model: nn.Module, graph: Graph) -> dict[str, Any]:
+    """Measure the hidden layers after their norm, with the training labels as inputs."""
+    labels = F.one_hot(graph.y, graph.classes) * graph.train.unsqueeze(1)
+    batch = {"x": torch.cat([graph.x, labels.to(graph.x.dtype)], 1), "edge_index": graph.edge_index}
+    plan = Plan(baseline=0, rank_samples=1, embed=False)
+    return summarize_diagnosis(diagnose(model, [batch], modules="norms.*", plan=plan))
