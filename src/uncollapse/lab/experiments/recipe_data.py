@@ -27,6 +27,7 @@ A second recipe in the same folder names its own files: ``read(__package__, Conf
         { rival = "layer_norm" },           # every other row, in all columns
     ]
     names = { cora = "Cora" }               # what plots call it
+    command_only = { pubmed = "uncollapse …" }  # groups too large to be run here; the table says so
 
     [tables.table3.published]
     source = "ContraNorm, Table 3"

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from tests.lab.data.graph import made_up_graphs
 
 from uncollapse.io import UsageError
@@ -73,3 +75,49 @@ def test_why_arxiv_was_not_fetched(
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", library)
     with pytest.raises(UsageError, match=f"{words}.*--data-root"):
         graph_files.read_arxiv(tmp_path)
+
+
+def test_features_of_a_file_have_a_row_per_node(tmp_path: Path) -> None:
+    x = torch.randn(5, 3, dtype=torch.float64)
+    numpy.save(tmp_path / "x.npy", x.numpy())
+    torch.save(x, tmp_path / "x.pt")
+    for name in ("x.npy", "x.pt"):
+        assert torch.equal(graph_files.read_features(tmp_path / name, 5), x.float())
+
+
+class Harmful:
+    """Pickles into a call."""
+
+    def __reduce__(self) -> Any:
+        return print, ("loaded",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("x.npy", numpy.zeros((4, 3)), "row"),
+        ("x.npy", numpy.zeros(5), "row"),
+        ("x.npy", numpy.zeros((5, 3), dtype=int), "floats"),
+        ("x.npy", numpy.full((5, 3), numpy.nan), "finite"),
+        ("x.npy", numpy.array([[Harmful()]] * 5, dtype=object), "valid"),
+        ("x.npy", b"torn", "valid"),
+        ("x.pt", torch.zeros(4, 3), "row"),
+        ("x.pt", {"x": torch.zeros(5, 3)}, "dict"),
+        ("x.pt", Harmful(), "code"),
+        ("x.pt", b"torn", "valid"),
+        ("x.csv", b"0,1", "npy"),
+    ],
+)
+def test_features_that_do_not_fit(
+    tmp_path: Path, name: str, content: Any, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif name == "x.npy":
+        numpy.save(path, content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(UsageError, match=word):
+        graph_files.read_features(path, 5)
+    assert capsys.readouterr().out == ""  # nothing in a file runs

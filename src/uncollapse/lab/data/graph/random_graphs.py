@@ -45,22 +45,22 @@ def arxiv_like(
     degree: float = 2 * 1_166_243 / 169_343,
     homophily: float = 0.65,
     features: int = 128,
-    signal: float = 3.0,
+    signal: float = 1.0,
     tail: float = 2.5,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a citation graph shaped like ogbn-arxiv: features (nodes, features), edges (2, E) from citing to cited, y.
+    """Draw a citation graph shaped like ogbn-arxiv: features (nodes, features), edges (2, E), and classes (nodes,).
 
     The mean degree, the number of classes and that of features are ogbn-arxiv's (169,343 nodes, 1,166,243 edges, 40
-    classes, 128 features). Papers cite about equally often. They are cited in proportion to a popularity w with
-    p(w) ∝ (1 + w)^−tail, so in-degrees have a power-law tail with that exponent: most papers are rarely or never cited,
-    and the most cited one has about nodes^(1/(tail − 1)) citations. The exponent, the homophily and the signal are
-    assumptions, not measured on ogbn-arxiv. Otherwise it is `csbm`. Time and memory are linear in nodes and edges, up
-    to a logarithm.
+    classes, 128 features). Edges go from the citing to the cited paper. All papers cite equally often on average, and
+    they are cited in proportion to a popularity w with density ∝ (1 + w)^−tail: in-degrees have a power-law tail with
+    that exponent, many papers are never cited, and the largest in-degree grows as nodes^(1/(tail − 1)). The exponent,
+    the homophily and the signal are assumptions, not measured on ogbn-arxiv. Otherwise it is `csbm`. Time and memory
+    are linear in nodes and edges, up to a logarithm.
 
     >>> x, edges, y = arxiv_like(4000)
     >>> x.shape, edges.shape, y.bincount().unique()
-    (torch.Size([4000, 128]), torch.Size([2, 27548]), tensor([100]))
+    (torch.Size([4000, 128]), torch.Size([2, 27547]), tensor([100]))
     """
     _check("arxiv_like", nodes, classes, degree, homophily, features)
     if not 2.0 < tail < float("inf"):
