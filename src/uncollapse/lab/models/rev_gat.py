@@ -122,8 +122,8 @@ class RevGAT(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits (n, classes) of nodes (n, features) and edges (2, E) in both directions without self-loops."""
-        receiver, sender = edges = sorted_edges(edge_index, len(x))
-        root_degree = receiver.bincount(minlength=len(x)).to(x.dtype).sqrt().unsqueeze(1)
+        edges = sorted_edges(edge_index, len(x))
+        root_degree = edges[0].bincount(minlength=len(x)).to(x.dtype).sqrt().unsqueeze(1)
         x = self.enter(F.dropout(x, self.input_drop, self.training), self.neighbours(edges, x), root_degree)
         x = self.norms[0](x)
         mask = F.dropout(torch.ones_like(x), self.dropout) if self.training else None

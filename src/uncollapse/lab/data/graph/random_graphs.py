@@ -73,18 +73,14 @@ def arxiv_like(
     return x, torch.stack([start, _popular_members(y, goal, popularity, random)]), y
 
 
-def _features(
-    nodes: int, classes: int, features: int, signal: float, random: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _features(nodes: int, classes: int, features: int, signal: float, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return features (nodes, features) around the mean of their class, and classes (nodes,) of equal size."""
     y = (torch.arange(nodes) % classes)[torch.randperm(nodes, generator=random)]
     means = torch.nn.functional.normalize(torch.randn(classes, features, generator=random), dim=1) * signal
     return torch.randn(nodes, features, generator=random).add_(means[y]), y
 
 
-def _citing(
-    y: Tensor, classes: int, degree: float, homophily: float, random: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _citing(y: Tensor, classes: int, degree: float, homophily: float, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the start of each edge, and the class of its end."""
     start = torch.randint(len(y), (round(len(y) * degree / 2),), generator=random)
     inside = torch.rand(len(start), generator=random) < homophily

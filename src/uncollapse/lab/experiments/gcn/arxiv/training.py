@@ -19,7 +19,7 @@ from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
-from uncollapse.lab.engine.task import History, Task, TrainingOptions
+from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.experiments.gcn.arxiv.config import Config, build, load
 from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads
 from uncollapse.lab.runs import saved_models
@@ -74,32 +74,23 @@ def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Te
 def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
     """Train the teacher and then the student; return the student in evaluation mode, and the record of the run."""
     graph = load(config, runtime)
-    experiment = f"{identity(NAME, config)}-{graph.fingerprint()}"
-    taught = _train_teacher(config, graph, runtime, experiment) if config.teacher_epochs else None
+    fingerprint, edges = graph.fingerprint(), graph.edge_index.shape[1]
+    experiment = f"{identity(NAME, config)}-{fingerprint}"  # so that a checkpoint on other data is not resumed
+    teacher, taught = _train_teacher(config, graph, runtime, experiment) if config.teacher_epochs else (None, {})
     with use_seed(config.seed):
         model = build(config, graph, config.norm)
     before = _diagnose(model, graph)
-    task, options = _task(model, graph, config, None if taught is None else taught[0]), _options(config, config.epochs)
+    task, options = _task(model, graph, config, teacher), _options(config, config.epochs)
     history = fit(task, options, runtime, experiment, vars(config))
-    figures = accuracies(_logits(model, graph, config), graph) | {"epoch": history.kept}
-    if taught is not None:
-        logits, past = taught
-        history = replace(history, seconds=history.seconds + past.seconds)
-        figures |= {f"{TEACHER}_{name}": value for name, value in accuracies(logits, graph).items()}
-        _teacher_checkpoints(runtime, experiment, clear=True)
+    _clear_teacher(runtime, experiment)
     saved_models.save_weights(runtime, model, config)
     return model, training_record(
         NAME,
         config,
-        history,
+        replace(history, seconds=history.seconds + taught.pop("seconds", 0.0)),
         ("torch_geometric", "accelerate"),
-        data={
-            "name": graph.name,
-            "fingerprint": graph.fingerprint(),
-            "nodes": len(graph.y),
-            "edges": graph.edge_index.shape[1],
-        },
-        figures=figures,
+        data={"name": graph.name, "fingerprint": fingerprint, "nodes": len(graph.y), "edges": edges},
+        figures={**accuracies(_logits(model, graph, config), graph), "epoch": history.kept, **taught},
         diagnosis={"before": before, "after": _diagnose(model, graph)},
     )
 
@@ -107,24 +98,25 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
 run = record_of(train)
 
 
-def _train_teacher(config: Config, graph: Graph, runtime: Runtime, experiment: str) -> tuple[Tensor, History]:
-    """Return the logits of a trained network without norm, and the history of its training."""
+def _train_teacher(config: Config, graph: Graph, runtime: Runtime, experiment: str) -> tuple[Tensor, dict[str, float]]:
+    """Return the logits of a trained network without norm, its accuracies, and the seconds of its training."""
     runtime.report_stage("training the teacher")
     with use_seed(config.seed):
-        teacher = build(config, graph, "none")
-    runtime = _teacher_checkpoints(runtime, experiment)
-    options = _options(config, config.teacher_epochs)
-    history = fit(_task(teacher, graph, config, None), options, runtime, f"{experiment}-{TEACHER}", vars(config))
-    return _logits(teacher, graph, config), history
-
-
-def _teacher_checkpoints(runtime: Runtime, experiment: str, *, clear: bool = False) -> Runtime:
-    """Return the runtime of the teacher, whose checkpoints are in a folder of their own; clear: remove them."""
+        model = build(config, graph, "none")
     places = {"checkpoints": runtime.checkpoints, "tracker_folder": runtime.tracker_folder}
     own: dict[str, Any] = {name: folder / TEACHER for name, folder in places.items() if folder is not None}
-    if clear and "checkpoints" in own:
-        Checkpoints(own["checkpoints"], f"{experiment}-{TEACHER}").clear()
-    return replace(runtime, should_prune=None, **own)
+    runtime = replace(runtime, should_prune=None, **own)
+    task, options = _task(model, graph, config, None), _options(config, config.teacher_epochs)
+    history = fit(task, options, runtime, f"{experiment}-{TEACHER}", vars(config))
+    logits = _logits(model, graph, config)
+    found = {f"{TEACHER}_{name}": value for name, value in accuracies(logits, graph).items()}
+    return logits, found | {"seconds": history.seconds}
+
+
+def _clear_teacher(runtime: Runtime, experiment: str) -> None:
+    """Remove the checkpoints of the teacher, once the student is trained."""
+    if runtime.checkpoints is not None:
+        Checkpoints(runtime.checkpoints / TEACHER, f"{experiment}-{TEACHER}").clear()
 
 
 def _options(config: Config, epochs: int) -> TrainingOptions:
