@@ -26,9 +26,9 @@ def cost(config: Config) -> float:
     """Return an estimate of a run's seconds on one core."""
     nodes, features = (config.nodes, 128) if config.data in DRAWN else SIZES.get(config.data, (20_000, 500))
     width = config.heads * config.hidden
-    inner = (config.layers - 2) * 1.5 * width + 0.3 * width * (config.norm == D_CONTRA)
+    inner = (config.layers - 2) * 3 * width + 0.3 * width * (config.norm == D_CONTRA)
     passes = config.epochs + config.teacher_epochs
-    return passes * (0.01 + nodes * width * (3e-10 * (features + 40 + inner) + 1.5e-7) * (1 + config.label_passes))
+    return passes * (0.01 + nodes * width * (1.2e-10 * (features + 40 + inner) + 1e-7) * (1 + config.label_passes))
 
 
 DATA = recipe_data.read(__package__, Config)
