@@ -95,7 +95,7 @@ class Recipe:
 RECIPES: Registry[Recipe] = Registry("recipe")
 MODULES = {  # recipe -> the module of `uncollapse.lab.experiments` whose `RECIPE` it is
     "gcn-depth": "gcn.recipe",
-    "arxiv": "gcn.arxiv.recipe",
+    "arxiv": "arxiv.recipe",
     "vit-digits": "vit.digits",
     "vit": "vit.recipe",
     "glue": "glue.recipe",

@@ -53,8 +53,8 @@ class SenderAttention(nn.Module):
         scores = F.leaky_relu((values * self.score).sum(-1), SLOPE)
         weights = (scores - scores.detach().amax(0)).clamp(min=-SPREAD).exp()
         sums = neighbours @ torch.cat([(weights.unsqueeze(-1) * values).flatten(1), weights], 1)
-        total, norm = sums.split([sums.shape[1] - self.heads, self.heads], 1)
-        mean = total.view_as(values) / norm.where(norm > 0, 1.0).unsqueeze(-1)
+        total, norm = sums[:, : -self.heads], sums[:, -self.heads :]
+        mean = total.reshape(values.shape) / norm.where(norm > 0, 1.0).unsqueeze(-1)
         out: Tensor = mean.flatten(1) * root_degree + self.skip(x)
         return out
 
@@ -127,7 +127,8 @@ class RevGAT(nn.Module):
         x = self.enter(F.dropout(x, self.input_drop, self.training), self.neighbours(edges, x), root_degree)
         x = self.norms[0](x)
         mask = F.dropout(torch.ones_like(x), self.dropout) if self.training else None
-        for block, norm in zip(self.blocks, list(self.norms)[1:], strict=True):
+        blocks: Any = zip(self.blocks, list(self.norms)[1:], strict=True)
+        for block, norm in blocks:
             block.disable = not torch.is_grad_enabled()  # else it frees its input, which hooks may still read
             x = norm(block(x, self.neighbours(edges, x), root_degree, mask))
         x = F.dropout(self.last_norm(x).relu(), self.dropout, self.training)

@@ -20,7 +20,7 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task, TrainingOptions
-from uncollapse.lab.experiments.gcn.arxiv.config import Config, build, load
+from uncollapse.lab.experiments.arxiv.config import Config, build, load
 from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads
 from uncollapse.lab.runs import saved_models
 from uncollapse.lab.runs.results import summarize_diagnosis

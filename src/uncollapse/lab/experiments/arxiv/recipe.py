@@ -8,8 +8,8 @@ published teacher was trained is not known; here it is the network without norm,
 
 from uncollapse.lab.data.graph.datasets import DRAWN
 from uncollapse.lab.experiments import recipe_data
-from uncollapse.lab.experiments.gcn.arxiv.config import D_CONTRA, Config, data_fingerprint
-from uncollapse.lab.experiments.gcn.arxiv.training import NAME, run
+from uncollapse.lab.experiments.arxiv.config import D_CONTRA, Config, data_fingerprint
+from uncollapse.lab.experiments.arxiv.training import NAME, run
 from uncollapse.lab.recipe import Recipe
 from uncollapse.registry import CURES
 
