@@ -189,6 +189,7 @@ def arxiv(name: str) -> str:
 TEXTS: dict[str, Callable[[], str]] = {
     **{f"graphs_{name}": partial(board, name) for name in RECIPE.tables},
     "graphs_arxiv": partial(arxiv, "accuracy"),
+    "graphs_arxiv_temperature": partial(arxiv, "temperature"),
     "graphs_arxiv_teacher": partial(arxiv, "teacher"),
     "graphs_depth": depth_pictures,
     "graphs_layers": layers_picture,

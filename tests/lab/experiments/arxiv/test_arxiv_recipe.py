@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse.cures import ContraNorm
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.arxiv.config import Config, data_fingerprint, load
@@ -247,6 +248,17 @@ def test_the_table_has_the_published_numbers_and_says_command_only() -> None:
     assert "- arxiv, command only: uncollapse sweep arxiv --grid paper" in shown
     run_there = [*records, records[0] | {"config": {**vars(Config(**RECIPE.preset("paper")))}}]
     assert "- arxiv, command only" not in markdown.to_markdown(board, run_there)
+
+
+def test_d_contra_norm_is_the_identity_where_nodes_are_many_times_its_features() -> None:
+    def change(nodes: int, temperature: float) -> float:
+        x = torch.randn(nodes, 16, generator=torch.Generator().manual_seed(0))
+        moved = ContraNorm.preset("arxiv", 16, 1.0, temperature=temperature)(x) - x
+        return float(moved.norm() / x.norm())
+
+    assert change(32, 1.0) > 0.5
+    assert change(1600, 1.0) < 1e-6
+    assert change(1600, 100.0) > 0.5
 
 
 def test_settings_without_effect_make_no_other_run() -> None:
