@@ -69,9 +69,10 @@ _PUBLIC = {
     "global_orthogonal_loss gram_anchor_loss info_nce koleo_loss patch_contrastive_loss "
     "patch_cosine_loss patch_mixing_loss sigreg_loss uniform_loss variance_loss visreg_loss",
     "uncollapse.metrics": "Interval alignment alignment_interval alpha_req attention_entropy attention_similarity "
-    "attention_std dirichlet_energy effective_rank feature_correlation feature_variance group_distance_ratio lidar "
-    "mean_average_distance mean_cosine outlier_share pairwise_potential participation_ratio rankme singular_values "
-    "stable_rank token_variance uniformity uniformity_gap uniformity_interval uniformity_optimum",
+    "attention_std dense_structure dirichlet_energy effective_rank feature_correlation feature_variance gram_drift "
+    "group_distance_ratio lidar mean_average_distance mean_cosine outlier_share pairwise_potential "
+    "participation_ratio rankme singular_values stable_rank token_variance uniformity uniformity_gap "
+    "uniformity_interval uniformity_optimum",
     "uncollapse.monitoring.monitor": "CollapseWarning Monitor Rule",
     "uncollapse.registry": "CURES LOSSES METRICS",
     "uncollapse.tuning.tune_model": "Tuned tune",

@@ -17,7 +17,7 @@ from uncollapse.errors import did_you_mean
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")
 
-Need = Literal["tokens", "pairs", "attention", "edges", "labels", "views"]
+Need = Literal["tokens", "pairs", "attention", "edges", "labels", "views", "patches"]
 ActsOn = Literal["tokens", "values", "attention", "edges"]
 FIXED_PLACES: Mapping[str, tuple[str, ...]] = {
     "values": ("attention.values",),
@@ -32,7 +32,7 @@ class Metric:
     """A metric: a pure function on tensors.
 
     needs: what it takes, in the order of its arguments: `tokens` (..., n, d), `pairs` (a second x of the same shape),
-    `attention` (..., heads, n, n), `edges` (2, E), `labels` (n,), `views` (n, q, d).
+    `attention` (..., heads, n, n), `edges` (2, E), `labels` (n,), `views` (n, q, d), `patches` (b, n, d).
     better: the direction away from collapse, None if there is none. bounds: smallest and largest possible value.
     """
 

@@ -35,6 +35,7 @@ def make(need: str, generator: torch.Generator, n: int = 8, d: int = 5) -> Tenso
         "edges": lambda: torch.randint(0, n, (2, 3 * n), generator=generator),
         "labels": lambda: torch.arange(n) % 3,
         "views": lambda: normal(n, 4, d),
+        "patches": lambda: normal(4, n, d),
     }
     return makers[need]()
 

@@ -92,6 +92,8 @@ Measure = Callable[[Tensor, Tensor, bool], Tensor]
 METRICS: dict[str, Measure] = {
     "alignment": lambda x, y, g: uc.alignment(x, y, gather=g),
     "alignment masked": lambda x, y, g: uc.alignment(x, y, mask=x[:, 0] > 0, gather=g),
+    "gram_drift": lambda x, y, g: uc.gram_drift(x, y, gather=g),
+    "gram_drift masked": lambda x, y, g: uc.gram_drift(x, y, mask=x[:, 0] > 0, gather=g),
     "uniformity": lambda x, y, g: uc.uniformity(x, gather=g),
     "uniformity masked": lambda x, y, g: uc.uniformity(x, mask=x[:, 0] > 0, gather=g),
     "pairwise_potential": lambda x, y, g: uc.pairwise_potential(x, normalize=False, gather=g),
@@ -215,7 +217,7 @@ def test_every_process_learns_of_the_others(several: list[dict[str, Any]]) -> No
 
 def test_each_loss_with_negatives_and_each_metric_of_rows_gathers() -> None:
     gathering = {name for name, entry in uc.METRICS.items() if "gather" in inspect.signature(entry.function).parameters}
-    whole = {name for name, entry in uc.METRICS.items() if not {"edges", "attention"} & set(entry.needs)}
+    whole = {name for name, entry in uc.METRICS.items() if not {"edges", "attention", "patches"} & set(entry.needs)}
     assert gathering == whole == {name.split()[0] for name in METRICS}
     losses = {name for name, entry in uc.LOSSES.items() if "gather" in inspect.signature(entry.function).parameters}
     own = {"patch_cosine_loss", "patch_contrastive_loss", "patch_mixing_loss", "gram_anchor_loss"}  # an image at a time

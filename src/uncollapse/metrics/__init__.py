@@ -2,6 +2,7 @@
 
 from uncollapse.metrics.attention import attention_entropy, attention_similarity, attention_std
 from uncollapse.metrics.bootstrap import Interval, alignment_interval, uniformity_interval
+from uncollapse.metrics.dense import dense_structure, gram_drift
 from uncollapse.metrics.graph import dirichlet_energy, group_distance_ratio, mean_average_distance
 from uncollapse.metrics.hypersphere import alignment, pairwise_potential, uniformity, uniformity_gap, uniformity_optimum
 from uncollapse.metrics.similarity import (
@@ -23,10 +24,12 @@ __all__ = [
     "attention_entropy",
     "attention_similarity",
     "attention_std",
+    "dense_structure",
     "dirichlet_energy",
     "effective_rank",
     "feature_correlation",
     "feature_variance",
+    "gram_drift",
     "group_distance_ratio",
     "lidar",
     "mean_average_distance",
