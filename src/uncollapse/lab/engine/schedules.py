@@ -38,6 +38,21 @@ def cosine(total: int, warmup: float = 0.0, floor: float = 0.0) -> Schedule:
     return factor
 
 
+def epoch_cosine(epochs: int, steps: int) -> Schedule:
+    """Return half a cosine that falls after each epoch, from 1 in the first one (MoCo, https://arxiv.org/abs/1911.05722).
+
+    Args:
+        epochs: Number of epochs; the factor of the last is that of (epochs − 1) / epochs, not 0.
+        steps: Steps per epoch.
+
+    Example:
+        >>> [round(factor, 3) for factor in map(epoch_cosine(3, steps=2), range(6))]
+        [1.0, 1.0, 0.75, 0.75, 0.25, 0.25]
+    """
+    _check(epochs * steps, 0.0)
+    return lambda step: 0.5 + 0.5 * math.cos(math.pi * min(1.0, step // steps / epochs))
+
+
 def linear(total: int, warmup: float = 0.0, *, at_start: bool = False) -> Schedule:
     """Return a linear warm-up, then a linear decay to 0.
 

@@ -44,6 +44,8 @@ class LayeredEncoder(nn.Module):
 CONVOLUTIONS, HIDDEN = (96, 192, 384, 384, 192), 4096  # channels and features at full width
 POOLED = (1, 2, 5)  # convolutions that a max pooling of 3×3 with stride 2 follows
 ALEXNET_LAYERS = (*(f"conv{number}" for number in range(1, 6)), "fc6", "fc7", "output")
+INITS = ("kaiming", "normal")
+INIT_STD = 0.02  # of "normal"
 LEAST_SIDE = 15  # pixels: three poolings leave nothing of a smaller image
 
 
@@ -58,11 +60,15 @@ class SmallAlexNet(LayeredEncoder):
         side: Height and width of the images in pixels.
         width: Factor of all channels and features but the output's.
         channels: Channels of the images.
+        init: Initial weights, one of `INITS`. "kaiming" keeps the variance through ReLUs; "normal" is the authors'
+            N(0, 0.02²), whatever the size of a layer.
     """
 
     names = ALEXNET_LAYERS
 
-    def __init__(self, dim: int = 128, side: int = 64, width: float = 1.0, channels: int = 3) -> None:
+    def __init__(
+        self, dim: int = 128, side: int = 64, width: float = 1.0, channels: int = 3, init: str = "kaiming"
+    ) -> None:
         super().__init__()
         if side < LEAST_SIDE:
             raise UsageError(f"A small AlexNet takes images of at least {LEAST_SIDE} pixels, got {side}.")
@@ -76,7 +82,7 @@ class SmallAlexNet(LayeredEncoder):
         self.fc7 = nn.Sequential(*_linear_block(hidden, hidden))
         self.output = nn.Linear(hidden, dim)
         self.penultimate = hidden
-        _init_weights(self)
+        _init_weights(self, init)
 
 
 def scale_size(size: int, width: float) -> int:
@@ -97,11 +103,14 @@ def _linear_block(inputs: int, outputs: int) -> Iterator[nn.Module]:
 
 
 @torch.no_grad()
-def _init_weights(model: nn.Module) -> None:
-    """Draw all weights by Kaiming's rule, which keeps the variance through ReLUs; biases are 0."""
+def _init_weights(model: nn.Module, init: str) -> None:
+    """Draw all weights; biases are 0."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if init == "normal":
+                nn.init.normal_(module.weight, std=INIT_STD)
+            else:
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
@@ -177,39 +186,69 @@ class MomentumEncoder(nn.Module):
     """An encoder, its follower (an exponential moving average without gradients) and the queue of follower outputs.
 
     Queue and pointer are buffers, so checkpoints contain them. With several processes every queue gets the outputs of
-    all ranks in the order of the whole batch, so all queues are equal. The encoder's BatchNorm sees the first views of
-    a batch, the follower's the second ones. MoCo shuffles a batch among devices for the follower, so that the
-    statistics of one device do not reveal which views belong together. Here, GPUs synchronize the statistics over the
-    whole batch, as one process has them, and nothing needs to be shuffled. On CPUs, where torch cannot synchronize
-    them, each process has its own statistics, and nothing is shuffled either.
+    all ranks in the order of the whole batch, so all queues are equal.
+
+    BatchNorm leaks: the first and the second views of a batch have nearly the same statistics, since they show the same
+    images, while rows of the queue were normalized with those of other batches. So the statistics mark the partner of
+    a view among the rows of the queue. MoCo (arXiv 1911.05722) computes them per device and shuffles the batch among
+    devices for the follower. `groups` does so in one process: both encoders see a batch in groups, each with statistics
+    of its own, and the follower's groups are drawn at random. With several processes each splits its share; on GPUs,
+    where statistics are synchronized, the groups of the same number count as one.
 
     Args:
         encoder: Encoder with an attribute `dim`, which is trained.
         queue: Number of outputs in the queue. It starts with random ones.
         ema: Decay of the moving average in a step.
+        groups: Number of groups of a batch. 1: the whole batch has the same statistics.
     """
 
     queue: Tensor
     pointer: Tensor
 
-    def __init__(self, encoder: Any, queue: int, ema: float = 0.999) -> None:
+    def __init__(self, encoder: Any, queue: int, ema: float = 0.999, groups: int = 1) -> None:
         super().__init__()
-        if queue < 1 or not 0 <= ema < 1:
-            raise UsageError(f"queue must be at least 1 and ema in [0, 1), got {queue} and {ema}.")
-        self.encoder, self.ema = encoder, ema
+        if queue < 1 or groups < 1 or not 0 <= ema < 1:
+            raise UsageError(f"queue and groups must be at least 1 and ema in [0, 1), got {queue}, {groups} and {ema}.")
+        self.encoder, self.ema, self.groups = encoder, ema, groups
         self.follower = copy.deepcopy(encoder).requires_grad_(False)
         self.register_buffer("queue", F.normalize(torch.randn(queue, encoder.dim), dim=-1))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))  # the oldest row, which is replaced next
 
     def forward(self, first: Tensor, second: Tensor) -> MomentumOutput:
         """Encode two views (b, 3, h, w) as unit rows. The follower is updated before it encodes, the queue after."""
-        x = F.normalize(self.encoder(first).float(), dim=-1)
+        x = self.queries(first)
         with torch.no_grad():
             self.follow()
-            y = F.normalize(self.follower(second).float(), dim=-1)
+            y = self.keys(second)
             before = self.queue.clone()  # the backward pass still needs the rows that are overwritten now
             self.enqueue(distributed.gather_rows(y))
         return MomentumOutput(x, y, before)
+
+    def queries(self, images: Tensor) -> Tensor:
+        """Encode images (b, 3, h, w) as unit rows (b, d), in groups as they come."""
+        return self._encode(self.encoder, images)
+
+    @torch.no_grad()
+    def keys(self, images: Tensor, order: Tensor | None = None) -> Tensor:
+        """Encode images (b, 3, h, w) by the follower as unit rows (b, d). order: of the images in the groups."""
+        if self.groups == 1:
+            return self._encode(self.follower, images)
+        order = self.draw_order(len(images)) if order is None else order
+        return self._encode(self.follower, images[order])[order.argsort()]
+
+    def draw_order(self, count: int) -> Tensor:
+        """Return the order (count,) of the images in the follower's groups: random, unless there is one group."""
+        device = self.queue.device
+        return torch.arange(count, device=device) if self.groups == 1 else torch.randperm(count, device=device)
+
+    def _encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
+        if len(images) < 2 * self.groups and self.groups > 1:
+            raise UsageError(
+                f"Each of the {self.groups} groups needs at least two images, but the batch of this process has "
+                f"{len(images)}; use fewer groups or a larger batch."
+            )
+        rows = torch.cat([encoder(part) for part in images.tensor_split(self.groups)])
+        return F.normalize(rows.float(), dim=-1)
 
     @torch.no_grad()
     def follow(self) -> None:

@@ -8,6 +8,7 @@ from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.data.image.image_batches import Transform
 
 SHARE = 0.875  # of the side that the centre crop of an evaluation keeps
+SHARES = {"resized": SHARE, "published": 64 / 70, "padded": 1.0}
 BORDER = 8  # padded crops have a border of an eighth of the side
 POLICY = "rand-m9-mstd0.5-inc1"  # DeiT's
 
@@ -68,14 +69,18 @@ def training_transform(
 
 
 def evaluation_transform(spec: InputSpec, *, crop: str) -> Transform:
-    """Return a centre crop, or the whole image for models trained with padded crops."""
+    """Return a centre crop, or the whole image for models trained with padded crops.
+
+    crop: "resized" keeps seven eighths of the side, "published" 64 of 70 pixels, as Wang & Isola on STL-10, and
+    "padded" all of it.
+    """
     transform: Transform = _data().create_transform(
         spec.side,
         interpolation=spec.interpolation,
         mean=spec.mean,
         std=spec.std,
-        crop_pct=SHARE if crop == "resized" else 1.0,
-        crop_mode="center" if crop == "resized" else "squash",
+        crop_pct=SHARES[crop],
+        crop_mode="squash" if crop == "padded" else "center",
     )
     return transform
 

@@ -115,12 +115,14 @@ def _supervised_loss(encoder: Any, x: Tensor, y: Tensor, labels: Tensor) -> Tens
 def _evaluate(training: EncoderTraining) -> tuple[dict[str, float], dict[str, Any]]:
     """Return metrics, and what the plots show: the angle of each image and the distances between two views."""
     encoder = training.encoder.eval()
-    x, y = training.pairs(encoder, "validation")
+    measured = training.data.measured
+    x, y = training.pairs(encoder, measured)
     training.runtime.report_stage("evaluating the features")
-    splits = {split: training.features(encoder, split, (OUTPUT,)) for split in ("train", "validation", "test")}
+    splits = {split: training.features(encoder, split, (OUTPUT,)) for split in training.data.splits}
     labelled = {split: (rows[OUTPUT], rows["labels"]) for split, rows in splits.items()}
-    metrics = hypersphere_metrics(x, y) | linear_probe(labelled.pop("train"), labelled)
-    shown = splits["validation"]
+    train_rows = training.probe_rows(encoder, OUTPUT, labelled.pop("train"))
+    metrics = hypersphere_metrics(x, y) | linear_probe(train_rows, labelled)
+    shown = splits[measured]
     angles = torch.atan2(shown[OUTPUT][:, 1], shown[OUTPUT][:, 0])
     distances = torch.histc((x - y).norm(dim=1).clamp(max=2), BINS, 0, 2)  # rounding exceeds 2
     return metrics, {

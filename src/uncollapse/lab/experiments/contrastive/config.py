@@ -15,9 +15,9 @@ from uncollapse.lab.data.image.two_views import ViewAugmentation
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig
-from uncollapse.lab.models.image_encoder import LEAST_SIDE, SmallAlexNet
+from uncollapse.lab.models.image_encoder import INITS, LEAST_SIDE, SmallAlexNet
 
-FEWEST = {"train": 5, "validation": 2}  # images: five neighbours vote, and uniformity needs a pair
+FEWEST = {"train": 5, "validation": 2, "test": 2}  # images: five neighbours vote, and uniformity needs a pair
 SPLIT_SEED = 0  # every seed of a run has the same held-out images and the same subset
 DATA, MODEL, TRAINING, VIEWS = "Data", "Encoder", "Training", "Views"  # panels of the help
 IMAGES = {
@@ -27,13 +27,32 @@ IMAGES = {
     "cifar100": 45_000,
     "fashion-mnist": 54_000,
 }  # training images, with a tenth held out
-OF_TRAINING = {"batch", "lr", "momentum", "weight_decay", "falls", "precision", "unlabelled"}  # unused without training
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, for all images
+OF_TRAINING = {
+    "batch",
+    "partial_batch",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "falls",
+    "precision",
+    "unlabelled",
+}  # unused without training
+PIXELS = {  # mean and standard deviation per channel
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "stl10": (
+        (0.44087801806139126, 0.42790631331699347, 0.3867879370752931),
+        (0.26826768628079806, 0.2610450402318512, 0.26866836876860795),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What the recipes with a small AlexNet share. The defaults are those of Wang & Isola for STL-10."""
+    """What the recipes with a small AlexNet share.
+
+    The defaults of the training and of the views are those of Wang & Isola for STL-10; the presets named `paper…` also
+    have their initial weights, pixel statistics, last batches and evaluation.
+    """
 
     data: str = config_field(
         "stl10",
@@ -47,8 +66,9 @@ class EncoderConfig:
     )
     holdout: float = config_field(
         0.1,
-        "Share of the training images that is held out, to choose settings on.",
-        minimum=0.001,
+        "Share of the training images that is held out, to choose settings on; 0: none, and the test images are "
+        "measured instead, at the end.",
+        minimum=0,
         maximum=0.9,
         group=DATA,
     )
@@ -56,6 +76,9 @@ class EncoderConfig:
         1.0, "Factor of the small AlexNet's channels; 0.25: a quarter.", minimum=0.001, group=MODEL
     )
     dim: int = config_field(128, "Output features.", minimum=1, group=MODEL)
+    init: str = config_field(
+        "kaiming", "Initial weights: by Kaiming's rule, or all from N(0, 0.02²).", choices=INITS, group=MODEL
+    )
     side: int = config_field(
         64, "Side in pixels to which images and views are resized.", minimum=LEAST_SIDE, group=MODEL
     )
@@ -63,6 +86,9 @@ class EncoderConfig:
         200, "Passes over the training images; 0: the encoder stays as it is initialised.", minimum=0, group=TRAINING
     )
     batch: int = config_field(768, "Images per step; each has two views.", minimum=2, group=TRAINING)
+    partial_batch: bool = config_field(
+        False, "Also train on the last images of an epoch, which are fewer than a batch.", group=TRAINING
+    )
     lr: float = config_field(
         0.12, "Learning rate of SGD for a batch of 256; it scales with the batch.", minimum=0, group=TRAINING
     )
@@ -87,9 +113,13 @@ class EncoderConfig:
     blur: float = config_field(0.0, "Probability that a view is blurred.", minimum=0, maximum=1, group=VIEWS)
     judged: str = config_field(
         "centre",
-        "What the encoder sees of an image in evaluation: seven eighths of its side, or all of it.",
-        choices=("centre", "whole"),
+        "Evaluation on seven eighths of an image's side, on all of it, or as published for STL-10: on 64 of 70 pixels, "
+        "with linear classifiers that are trained on random crops.",
+        choices=("centre", "whole", "published"),
         group=VIEWS,
+    )
+    pixel_stats: str = config_field(
+        "imagenet", "Mean and standard deviation by which pixels are normalised.", choices=tuple(PIXELS), group=VIEWS
     )
     seed: int = config_field(
         0, "Seed of the weights, the order of the images and their views.", minimum=0, maximum=2**31, group=TRAINING
@@ -102,7 +132,7 @@ class EncoderConfig:
     @property
     def input_spec(self) -> InputSpec:
         """Return the size and normalisation of the encoder's input."""
-        return InputSpec(self.side, MEAN, STD, "bilinear")
+        return InputSpec(self.side, *PIXELS[self.pixel_stats], "bilinear")
 
     @property
     def augmentation(self) -> ViewAugmentation:
@@ -130,12 +160,17 @@ class Data:
     Args:
         set: The image set as it was loaded.
         learned: Images that the encoder is trained on, with or without labels.
-        splits: Labelled images: train, validation and, if there are any, test.
+        splits: Labelled images: train and, if there are any, validation and test.
     """
 
     set: ImageSet
     learned: Images
     splits: Mapping[str, Images]
+
+    @property
+    def measured(self) -> str:
+        """Return the split on which the encoder is measured: the held-out images or, without any, the test images."""
+        return "validation" if "validation" in self.splits else "test"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -161,10 +196,7 @@ def load_data(config: EncoderConfig, runtime: Runtime, labelled: bool = True) ->
         found = image_sets.load_image_set(config.data, runtime.data_root, config.class_list, config.unlabelled)
     is_labelled = found.train.labels >= 0
     splits = split_images(found.train.select(is_labelled.nonzero()[:, 0]), config.examples, config.holdout, SPLIT_SEED)
-    if any(len(splits[name]) < fewest for name, fewest in FEWEST.items()):  # reported before the training
-        wanted = " and ".join(f"{fewest} {name}" for name, fewest in FEWEST.items())
-        got = " and ".join(str(len(splits[name])) for name in FEWEST)
-        raise UsageError(f"Evaluation needs at least {wanted} images, got {got}; change examples or holdout.")
+    _check_sizes(splits | {"test": found.test})
     learned = splits["train"]
     if config.unlabelled:
         numbers = torch.cat([learned.numbers, found.train.numbers[~is_labelled]])
@@ -173,10 +205,19 @@ def load_data(config: EncoderConfig, runtime: Runtime, labelled: bool = True) ->
     return Data(found, learned, splits | ({"test": found.test} if len(found.test) else {}))
 
 
+def _check_sizes(splits: Mapping[str, Images]) -> None:
+    """Raise an error, before the training, if there are too few images to train or to measure an encoder on."""
+    needed = ("train", "validation" if "validation" in splits else "test")
+    if any(len(splits[name]) < FEWEST[name] for name in needed):
+        wanted = " and ".join(f"{FEWEST[name]} {name}" for name in needed)
+        got = " and ".join(str(len(splits[name])) for name in needed)
+        raise UsageError(f"Evaluation needs at least {wanted} images, got {got}; change examples or holdout.")
+
+
 def build_encoder(config: EncoderConfig, dim: int | None = None) -> SmallAlexNet:
     """Return the untrained encoder. The same seed gives the same weights for every objective. dim: output features."""
     with use_seed(config.seed):
-        return SmallAlexNet(config.dim if dim is None else dim, config.side, config.width)
+        return SmallAlexNet(config.dim if dim is None else dim, config.side, config.width, init=config.init)
 
 
 def data_fingerprint(config: EncoderConfig, runtime: Runtime) -> str:

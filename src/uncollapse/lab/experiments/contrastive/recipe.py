@@ -1,7 +1,7 @@
 """Recipe contrast: train a small image encoder with InfoNCE, alignment and uniformity in any weights.
 
-The defaults are those of Wang & Isola (arXiv 2005.10242) for STL-10. The encoder is evaluated on frozen features.
-Settings are compared on images held out from training; the test images are read once, at the end.
+The preset `paper-stl10` follows Wang & Isola (arXiv 2005.10242). The encoder is evaluated on frozen features. Settings
+are compared on images held out from training; the test images are read once, at the end.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
 
     training = EncoderTraining(encoder, config, data, runtime, loss)
     history = fit_encoder(training, f"{identity(NAME, config)}-{data.fingerprint()}")
-    pair = training.pairs(encoder, "validation")
+    pair = training.pairs(encoder, data.measured)
     metrics = hypersphere_metrics(*pair) | infonce_metrics(*pair) | training.probes(encoder)
     diagnosis = summarize_diagnosis(training.diagnosis(encoder))
     saved_models.save_weights(runtime, encoder, config)

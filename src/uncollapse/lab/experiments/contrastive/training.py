@@ -12,7 +12,7 @@ from uncollapse.diagnosis.build import Labels
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.diagnosis.run import diagnose_activations
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
-from uncollapse.lab.data.image.augmentation import evaluation_transform
+from uncollapse.lab.data.image.augmentation import evaluation_transform, training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches
 from uncollapse.lab.data.image.two_views import MemoryBatches, TwoViews
 from uncollapse.lab.engine.loop import fit
@@ -28,29 +28,35 @@ from uncollapse.metrics.hypersphere import alignment, uniformity, uniformity_opt
 Labelled = tuple[Tensor, Tensor]  # features (n, d) and labels (n,)
 EPOCHS, BATCH, RATE, BETAS = 100, 128, 1e-3, (0.5, 0.999)  # of the paper's linear classifier
 MILESTONES, DROP = (60, 80), 0.2  # epochs after which its learning rate is multiplied by this factor
+LEAST_AREA = 0.08  # of the random crops that it may be trained on
 
 
 def linear_probe(
-    train: Labelled, evaluated: Mapping[str, Labelled], seed: int = 0, epochs: int = EPOCHS
+    train: Labelled | Callable[[int], Labelled],
+    evaluated: Mapping[str, Labelled],
+    seed: int = 0,
+    epochs: int = EPOCHS,
 ) -> dict[str, float]:
     """Return accuracies of a linear classifier trained as in the paper: Adam, 100 epochs, ×0.2 after 60 and 80.
 
-    Wang & Isola (arXiv 2005.10242) augment the images in each epoch; here the features are fixed.
-
     Args:
-        train: Training features and labels.
+        train: Training features and labels, or a function that returns those of an epoch, counted from 0. Wang & Isola
+            (arXiv 2005.10242) have new random crops of the images in each epoch.
         evaluated: Features and labels to evaluate on, by name.
         seed: Seed of the weights and of the order.
         epochs: Number of epochs; the milestones scale with it.
     """
-    features, labels = _check_features(train)
+    rows_of = train if callable(train) else lambda epoch: train
+    features, labels = _check_features(rows_of(0))
     classes = int(labels.max()) + 1
     with use_seed(seed), torch.enable_grad():
         head = nn.Linear(features.shape[1], classes).to(features.device)
         optimizer = torch.optim.Adam(head.parameters(), lr=RATE, betas=BETAS)
         milestones = [at * epochs // EPOCHS for at in MILESTONES]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, DROP)
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            if epoch and callable(train):
+                features, labels = _check_features(train(epoch))
             for chosen in torch.split(torch.randperm(len(labels)), BATCH):
                 optimizer.zero_grad()
                 torch.autograd.backward(F.cross_entropy(head(features[chosen]), labels[chosen]))
@@ -83,6 +89,7 @@ def _accuracy(correct: Tensor) -> float:
 
 PENULTIMATE, OUTPUT = "fc7", "output"
 EVALUATION_BATCH = 500  # images per batch
+CROPS = {"centre": "resized", "whole": "padded", "published": "published"}  # of `evaluation_transform`, by `judged`
 ALPHA, SHARPNESS = 2.0, 2.0  # of the two metrics, whatever the objective has
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # candidates for InfoNCE's tightest bound
 BASE = 256  # batch size that a learning rate refers to
@@ -116,7 +123,8 @@ class EncoderTraining:
             weight_decay=config.weight_decay,
         )
         schedule = step_schedule([round(fraction * total) for fraction in config.falls], 0.1)
-        return Task(self.encoder, optimizer, self.batches, self.loss, self.evaluate, schedule, "images", "gathered")
+        evaluate = self.evaluate if "validation" in self.data.splits else None  # test images are read at the end
+        return Task(self.encoder, optimizer, self.batches, self.loss, evaluate, schedule, "images", "gathered")
 
     @property
     def views(self) -> TwoViews:
@@ -132,7 +140,8 @@ class EncoderTraining:
                 f"A batch of {self.config.batch} is larger than the {len(self.views)} training images; "
                 f"use a smaller one, for example --batch {max(2, len(self.views) // 8)}."
             )
-        return self.views.batches(1_000_003 * self.config.seed + epoch, self.config.batch)
+        whole = self.config.partial_batch and len(self.views) % self.config.batch != 1  # one image has no negatives
+        return self.views.batches(1_000_003 * self.config.seed + epoch, self.config.batch, whole)
 
     def loss(self, encoder: nn.Module, batch: ImageBatch) -> Tensor:
         """Return the loss of a batch, with two new views of each image."""
@@ -166,15 +175,18 @@ class EncoderTraining:
         return both[0], both[1]
 
     @torch.no_grad()
-    def features(self, encoder: Any, split: str, layers: Sequence[str] = (PENULTIMATE, OUTPUT)) -> dict[str, Tensor]:
-        """Return features (n, d) of some layers for the images of a split without augmentation, and their "labels".
+    def features(
+        self, encoder: Any, split: str, layers: Sequence[str] = (PENULTIMATE, OUTPUT), crops: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return features (n, d) of some layers for the images of a split, and their "labels".
 
-        Feature maps of convolutions are averaged over the image; outputs have length one.
+        Feature maps of convolutions are averaged over the image; outputs have length one. crops: the seed of random
+        crops and flips; None shows the images without augmentation.
         """
         encoder.eval()
         device = next(encoder.parameters()).device
         found: dict[str, list[Tensor]] = {name: [] for name in (*layers, "labels")}
-        for batch in self._evaluation_batches(split):
+        for batch in self._evaluation_batches(split, crops):
             for name, values in encoder.layers(batch.images.to(device), layers).items():
                 rows = values.float().mean((-2, -1)) if values.dim() == 4 else values.float()
                 found[name].append(F.normalize(rows, dim=-1).cpu() if name == OUTPUT else rows.cpu())
@@ -189,7 +201,7 @@ class EncoderTraining:
         if len(self.data.set.train.classes) < 2:
             return {}
         splits = {}
-        for split in ("train", "validation", "test"):
+        for split in self.data.splits:
             self.runtime.report_stage(f"encoding the {split} images")
             splits[split] = self.features(encoder, split)
         accuracies: dict[str, float] = {}
@@ -197,28 +209,42 @@ class EncoderTraining:
             self.runtime.report_stage(f"evaluating the features of {layer}")
             labelled = {split: (rows[layer], rows["labels"]) for split, rows in splits.items()}
             train = labelled.pop("train")
-            for name, probe in (("linear", linear_probe), ("knn", knn_probe)):
-                accuracies |= {f"{split}_{layer}_{name}": value for split, value in probe(train, labelled).items()}
+            linear = linear_probe(self.probe_rows(encoder, layer, train), labelled)
+            for name, found in (("linear", linear), ("knn", knn_probe(train, labelled))):
+                accuracies |= {f"{split}_{layer}_{name}": value for split, value in found.items()}
         return accuracies
 
+    def probe_rows(self, encoder: Any, layer: str, train: Labelled) -> Labelled | Callable[[int], Labelled]:
+        """Return what a linear probe of a layer is trained on: fixed features, or those of new crops in each epoch."""
+        if self.config.judged != "published":
+            return train
+
+        def cropped(epoch: int) -> Labelled:
+            rows = self.features(encoder, "train", (layer,), crops=epoch)
+            return rows[layer], rows["labels"]
+
+        return cropped
+
     def diagnosis(self, encoder: Any) -> Diagnosis:
-        """Diagnose the encoder layer by layer on the held-out images."""
+        """Diagnose the encoder layer by layer on the images that it is measured on."""
         self.runtime.report_stage("measuring the encoder layer by layer")
-        rows = self.features(encoder, "validation", encoder.names)
+        split = self.data.measured
+        rows = self.features(encoder, split, encoder.names)
         del rows["labels"]
         return diagnose_activations(
-            rows, labels=Labels(model=type(encoder).__name__, data=f"{self.config.data}, validation")
+            rows, labels=Labels(model=type(encoder).__name__, data=f"{self.config.data}, {split}")
         )
 
-    def _evaluation_batches(self, split: str) -> Iterator[ImageBatch]:
-        """Yield the images of a split without augmentation; unreadable ones are left out and counted."""
-        images = self.data.splits[split]
-        transform = evaluation_transform(
-            self.config.input_spec, crop="resized" if self.config.judged == "centre" else "padded"
-        )
+    def _evaluation_batches(self, split: str, crops: int | None = None) -> Iterator[ImageBatch]:
+        """Yield the images of a split; unreadable ones are left out and counted."""
+        images, spec = self.data.splits[split], self.config.input_spec
+        if crops is None:
+            transform = evaluation_transform(spec, crop=CROPS[self.config.judged])
+        else:
+            transform = training_transform(spec, least_area=LEAST_AREA, flip=self.config.flip)
         skipped, unread = 0, ""
         for batch in ImageBatches(
-            images, range(len(images)), EVALUATION_BATCH, transform, workers=self.runtime.workers
+            images, range(len(images)), EVALUATION_BATCH, transform, crops or 0, self.runtime.workers
         ):
             skipped, unread = skipped + batch.skipped, batch.unread or unread
             if len(batch):

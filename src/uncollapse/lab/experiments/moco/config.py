@@ -54,6 +54,13 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
     mlp: bool = config_field(False, "A hidden layer before the output, as in MoCo v2.", group=MODEL)
     width: float = config_field(1.0, "small_alexnet: factor of its channels.", minimum=0.001, group=MODEL)
     side: int = config_field(224, "Side of the images in pixels.", minimum=LEAST_SIDE, group=MODEL)
+    groups: int = config_field(
+        1,
+        "Groups of a batch, per process, with batch norm statistics of their own; the follower's are drawn at random. "
+        "1: no groups, so that the statistics mark which outputs belong together.",
+        minimum=1,
+        group=MODEL,
+    )
     queue: int = config_field(65_536, "Earlier outputs of the follower that the queue holds.", minimum=1, group=MODEL)
     ema: float = config_field(
         0.999, "Decay of the moving average that the follower is, per step.", minimum=0, maximum=0.99999, group=MODEL
@@ -68,7 +75,7 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
     )
     schedule: str = config_field(
         "steps",
-        "Schedule of the learning rate: drops at `falls`, or a cosine.",
+        "Schedule of the learning rate: drops at `falls`, or a cosine that falls after each epoch.",
         choices=("steps", "cosine"),
         group=TRAINING,
     )
@@ -77,6 +84,12 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
     )
     least_area: float = config_field(
         0.2, "Smallest share of an image's area that a view shows.", minimum=0.01, maximum=1, group=VIEWS
+    )
+    judged: str = config_field(
+        "centre",
+        "Evaluation on seven eighths of an image's side, or on all of it.",
+        choices=("centre", "whole"),
+        group=VIEWS,
     )
     neighbours: bool = config_field(
         True, "Also evaluate by five nearest neighbours, which needs the features of all images.", group=PROBE
@@ -87,6 +100,7 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
         ProbeConfig.__post_init__(self)
         idle = {
             "width": self.encoder != SMALL_ALEXNET,
+            "init": self.encoder != SMALL_ALEXNET,
             "stem": self.encoder == SMALL_ALEXNET,
             "within": not self.uniform,
             "falls": self.schedule == "cosine",
@@ -110,7 +124,7 @@ def build_momentum_encoder(config: MomentumConfig) -> MomentumEncoder:
     """Return the untrained encoder with its follower and its queue."""
     encoder = build_encoder(config)
     with use_seed(config.seed):
-        return MomentumEncoder(encoder, config.queue, config.ema)
+        return MomentumEncoder(encoder, config.queue, config.ema, config.groups)
 
 
 def cost(config: MomentumConfig) -> float:

@@ -42,7 +42,7 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
     saved_models.save_weights(runtime, encoder, config)
     diagnosis = summarize_diagnosis(training.diagnosis(encoder))
     probe = OnlineProbe(encoder, config, data.splits["train"], runtime, experiment)
-    metrics = training.evaluate(encoder) | training.accuracies(probe)
+    metrics = training.evaluate(encoder) | training.leak() | training.accuracies(probe)
     probe.clear()
     return encoder, training_record(
         NAME,

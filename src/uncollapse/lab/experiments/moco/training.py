@@ -1,6 +1,10 @@
 """Train MoCo and evaluate it: the task, and a linear classifier on new crops of the images."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +18,7 @@ from uncollapse.lab.data.image.image_source import Images
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.engine.schedules import cosine
+from uncollapse.lab.engine.schedules import epoch_cosine
 from uncollapse.lab.engine.schedules import steps as step_schedule
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task, TrainingOptions
@@ -28,6 +32,7 @@ FOLDER = "linear"  # of the classifier's checkpoints, within those of the run
 LEAST_AREA = 0.08  # of the classifier's crops
 MOMENTUM, INIT_STD = 0.9, 0.01  # of the classifier's SGD and initial weights
 TOP = 5
+LEAK_BATCHES = 16  # that the leak is measured on
 
 
 class OnlineProbe:
@@ -113,7 +118,7 @@ class MomentumTraining(EncoderTraining):
         task = super().task()
         if self.momentum.schedule == "steps":
             return task
-        return replace(task, schedule=cosine(self.config.epochs * len(self.batches(1))))
+        return replace(task, schedule=epoch_cosine(self.config.epochs, len(self.batches(1))))
 
     def loss(self, encoder: nn.Module, batch: ImageBatch) -> Tensor:
         """Return the loss of a batch: the encoder gets the first views, the follower the second ones."""
@@ -124,17 +129,39 @@ class MomentumTraining(EncoderTraining):
         """Return alignment and uniformity of the held-out images, with both views from the encoder."""
         return super().evaluate(encoder.encoder if isinstance(encoder, MomentumEncoder) else encoder)
 
+    @torch.no_grad()
+    def leak(self) -> dict[str, float]:
+        """Return "leak": how well batch norm statistics mark the partner of a view; 0.5 is not at all, 1 perfectly.
+
+        It is the share of other batches whose keys were normalised with statistics farther from those of the view than
+        its partner was, see `marked_share`. An epoch of a single batch has no leak.
+        """
+        model = copy.deepcopy(self.encoder).train()  # its running statistics change
+        queries, keys, places = [], [], []
+        with use_seed(self.config.seed):
+            for batch in islice(self.batches(self.config.epochs + 1), LEAK_BATCHES):
+                first, second = self.views.pair(batch, model.queue.device)
+                order = model.draw_order(len(batch))
+                queries.append(batch_statistics(model.encoder, partial(model.queries, first)))
+                keys.append(batch_statistics(model.follower, partial(model.keys, second, order)))
+                places.append(order.argsort())
+        if len(queries) < 2:
+            return {}
+        return {"leak": marked_share(torch.stack(queries), torch.stack(keys), torch.stack(places))}
+
     def accuracies(self, probe: OnlineProbe) -> dict[str, float]:
         """Train the classifier. Return validation and test accuracies, linear and by five nearest neighbours."""
         encoder, layer = self.encoder.encoder, probe.layer
         self.runtime.report_stage("training a linear classifier")
         probe.fit()
         splits = {}
-        for split in ("train", "validation", "test") if self.momentum.neighbours else ("validation", "test"):
+        for split in self.data.splits:
+            if split == "train" and not self.momentum.neighbours:
+                continue
             self.runtime.report_stage(f"encoding the {split} images")
             splits[split] = self.features(encoder, split, (layer, OUTPUT))
         accuracies: dict[str, float] = {}
-        for split in ("validation", "test"):
+        for split in (name for name in splits if name != "train"):
             tops = probe.evaluate(splits[split][layer], splits[split]["labels"])
             accuracies |= {split if name == "top1" else f"{split}_{name}": value for name, value in tops.items()}
         if not self.momentum.neighbours:
@@ -144,3 +171,47 @@ class MomentumTraining(EncoderTraining):
             near = knn_probe(labelled.pop("train"), labelled)
             accuracies |= {f"{split}_{name}_knn": value for split, value in near.items()}
         return accuracies
+
+
+def batch_statistics(encoder: nn.Module, encode: Callable[[], Tensor]) -> Tensor:
+    """Return the means (groups, channels) of the inputs of all batch norms of an encoder while it encodes."""
+    found: list[Tensor] = []
+
+    def read(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        found.append(inputs[0].float().transpose(0, 1).flatten(1).mean(1))
+
+    norms = [module for module in encoder.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(read) for norm in norms]
+    try:
+        encode()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(found).view(len(found) // max(1, len(norms)), -1)
+
+
+def marked_share(queries: Tensor, keys: Tensor, places: Tensor) -> float:
+    """Return the share of other batches' keys whose statistics are farther from a query's than its partner's are.
+
+    Args:
+        queries: Statistics (n, groups, c) of n batches of first views.
+        keys: Statistics (n, groups, c) of their second views.
+        places: Place (n, b) of each second view among the groups.
+    """
+    count, groups, _ = keys.shape
+    batch = torch.arange(count, device=keys.device).repeat_interleave(groups)
+    distances = torch.cdist(_standardize(queries), _standardize(keys))
+    sizes = [len(part) for part in places[0].tensor_split(groups)]
+    group_of = torch.arange(groups, device=keys.device).repeat_interleave(torch.tensor(sizes, device=keys.device))
+    shares = []
+    for number, order in enumerate(places):
+        rows, own = number * groups + group_of, number * groups + group_of[order]
+        partner, rest = distances[rows, own][:, None], distances[rows][:, batch != number]
+        shares.append(((rest > partner).double() + 0.5 * (rest == partner)).mean())
+    return float(torch.stack(shares).mean())
+
+
+def _standardize(statistics: Tensor) -> Tensor:
+    """Return rows (n · groups, c) with mean 0 and deviation 1 per channel: encoder and follower differ in both."""
+    rows = statistics.flatten(0, 1).double()
+    return (rows - rows.mean(0)) / rows.std(0).clamp(min=torch.finfo(torch.float32).tiny)

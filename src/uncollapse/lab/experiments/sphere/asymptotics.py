@@ -49,7 +49,7 @@ TRAINED: Mapping[str, Mapping[str, Any]] = {  # weights of the objective
 ENCODERS = (SPHERE, RANDOM, *TRAINED)
 MEASURE = "Measure"  # panel of the help
 OF_ENCODER = tuple(field.name for field in fields(EncoderConfig) if field.name not in ("dim", "seed"))
-OF_TRAINING = ("epochs", "batch", "lr", "momentum", "weight_decay", "falls", "precision")
+OF_TRAINING = ("epochs", "batch", "partial_batch", "lr", "momentum", "weight_decay", "falls", "precision")
 SMALL: Mapping[str, Any] = {"data": "cifar10", **contrast.DATA.presets["small"]}  # as in the sweep `all`
 
 
@@ -107,7 +107,7 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     runtime.report_stage("encoding two views of each image")
     training_config = trained_config(config)
     data = contrastive.load_data(training_config, runtime)
-    x, y = EncoderTraining(encoder, training_config, data, runtime, _no_training).pairs(encoder, "validation")
+    x, y = EncoderTraining(encoder, training_config, data, runtime, _no_training).pairs(encoder, data.measured)
     population = Population(x, y, config.temperature)
     pairs = list(population.pairs(population.anchors(config.anchors, config.seed)))
     measured = _measure(config, population.terms(), pairs, runtime)
