@@ -1,17 +1,23 @@
 """Plots of encoders on the hypersphere: what predicts accuracy, and features on the circle."""
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from uncollapse.errors import import_optional
-from uncollapse.lab.experiments.contrastive.objectives import information_bound
+from uncollapse.lab.experiments.contrastive.predictors import (
+    ACCURACY,
+    FEWEST,
+    INFOMAX,
+    SUM,
+    Correlation,
+    comparable_groups,
+    correlate_with_accuracy,
+    metric_column,
+    partial_correlations,
+)
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.table_page import ResultPlot
 from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below, new_figure
@@ -22,21 +28,6 @@ CONCENTRATION = 60.0  # of the von Mises kernel that smooths angles; about 7 deg
 STEPS = 360  # angles at which a density is drawn
 EVEN, HIGHEST = 0.25, 1.5  # height of the uniform density and largest height, outside the circle of radius 1
 GRID, BANDWIDTH = 96, 0.06  # of the Gaussian density in the plane
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """How well a metric predicts accuracy.
-
-    Args:
-        name: Name of the metric.
-        spearman: Rank correlation, −1 … 1.
-        r_squared: Share of the accuracy's variance that a linear fit explains, 0 … 1.
-    """
-
-    name: str
-    spearman: float
-    r_squared: float
 
 
 def scatter_plots(records: Iterable[Record]) -> Iterator[ResultPlot]:
@@ -51,9 +42,13 @@ def scatter_plots(records: Iterable[Record]) -> Iterator[ResultPlot]:
 
 
 def describe_correlations(records: Sequence[Record]) -> str:
-    """Return how well each metric predicts accuracy, in a sentence."""
+    """Return how well each metric predicts accuracy, alone and with the other one held fixed, in sentences."""
     parts = (f"{one.name} {one.spearman:.2f} (R² {one.r_squared:.2f})" for one in correlate_with_accuracy(records))
-    return f"Rank correlation with the accuracy of {len(records)} encoders: {'; '.join(parts)}."
+    whole = f"Rank correlation with the accuracy of {len(records)} encoders: {'; '.join(parts)}."
+    if not (partials := partial_correlations(records)):
+        return whole
+    given = (f"{one.name} {one.value:.2f} ({one.low:.2f} … {one.high:.2f})" for one in partials)
+    return f"{whole} Partial rank correlation, with 95 % intervals: {'; '.join(given)}."
 
 
 def scatter_figure(records: Sequence[Record]) -> Any:
@@ -229,76 +224,3 @@ def _set_titles(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y, color=INK, parse_math=False)
     axes.grid(color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
-
-
-ACCURACY = "validation_output_linear"
-FREE = frozenset(
-    ("contrast", "temperature", "negatives", "align", "alpha", "uniform", "t", "batch", "dim", "seed")
-)  # fields in which encoders of one plot may differ
-SUM, INFOMAX = "alignment + uniformity", "InfoMax: log(M + 1) − loss"
-FEWEST = 3  # encoders per plot
-
-
-def comparable_groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Return groups of encoders that differ only in objective, batch, output size and seed, the largest group first."""
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if {"alignment", "uniformity", "information", ACCURACY} <= record["figures"].keys():
-            fixed = {name: value for name, value in record["config"].items() if name not in FREE}
-            groups[json.dumps(fixed, sort_keys=True)].append(record)
-    return sorted(groups.values(), key=len, reverse=True)
-
-
-def correlate_with_accuracy(records: Sequence[Record], accuracy: str = ACCURACY) -> list[Correlation]:
-    """Return how well the paper's two metrics, their sum, and InfoNCE's bound predict accuracy, for 3 encoders or more.
-
-    The two metrics are added, and also weighted by a linear fit. InfoNCE's bound is taken at the temperature where it
-    is tightest and, if all encoders were trained with InfoNCE alone, also from their training loss.
-    """
-    target = metric_column(records, accuracy)
-    align, spread, tightest = (metric_column(records, name) for name in ("alignment", "uniformity", "information"))
-    readings: list[tuple[str, NDArray[Any]]] = [
-        ("alignment", align),
-        ("uniformity", spread),
-        (SUM, align + spread),
-        ("both, weighted", _linear_fit([align, spread], target)),
-        (INFOMAX, tightest),
-    ]
-    reached = [information_in_training(record) for record in records]
-    if None not in reached:
-        readings.append(("InfoMax, from the training loss", numpy.array(reached, dtype=float)))
-    return [Correlation(words, _spearman(values, target), _r_squared(values, target)) for words, values in readings]
-
-
-def information_in_training(record: Record) -> float | None:
-    """Return log(M + 1) − loss at the end of the training; None unless the objective was InfoNCE alone."""
-    config, epochs = record["config"], record.get("epochs")
-    if not epochs or not config["contrast"] or config["align"] or config["uniform"]:
-        return None
-    negatives = config["batch"] - 1 if config["negatives"] == "cross" else 2 * config["batch"] - 2
-    return information_bound(epochs[-1]["loss"] / config["contrast"], negatives)
-
-
-def metric_column(records: Sequence[Record], name: str) -> NDArray[Any]:
-    """Return one metric of all encoders."""
-    return numpy.array([record["figures"][name] for record in records], dtype=float)
-
-
-def _spearman(values: NDArray[Any], target: NDArray[Any]) -> float:
-    stats: Any = import_optional("scipy.stats", "train")
-    if min(values.std(), target.std()) == 0:  # a constant has no correlation
-        return 0.0
-    return float(stats.spearmanr(values, target).statistic)
-
-
-def _r_squared(values: NDArray[Any], target: NDArray[Any]) -> float:
-    """Return R² of the linear fit."""
-    spread = float(((target - target.mean()) ** 2).sum())
-    return 1 - float(((target - _linear_fit([values], target)) ** 2).sum()) / spread if spread else 0.0
-
-
-def _linear_fit(values: Sequence[NDArray[Any]], target: NDArray[Any]) -> NDArray[Any]:
-    """Return the prediction of the least-squares fit."""
-    design = numpy.column_stack([*values, numpy.ones_like(target)])
-    expected: NDArray[Any] = design @ numpy.linalg.lstsq(design, target, rcond=None)[0]
-    return expected
