@@ -47,6 +47,21 @@ def test_alexnet_does_not_start_collapsed() -> None:
     assert float(model(torch.rand(64, 3, 16, 16)).detach().std(0).mean()) > 0.1
 
 
+def test_initial_weights_are_those_of_their_rule() -> None:
+    """The authors draw all weights from N(0, 0.02²); Kaiming's deviation is √(2 / inputs), 0.272 for 27 of conv1."""
+    with use_seed(0):
+        normal, kaiming = (SmallAlexNet(dim=32, side=16, width=0.5, init=init) for init in ("normal", "kaiming"))
+    for name, module in normal.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            assert float(module.weight.detach().std()) == pytest.approx(0.02, rel=0.05), name
+            assert float(module.weight.detach().mean()) == pytest.approx(0.0, abs=0.002), name
+            assert module.bias is None or not bool(module.bias.any())
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+            assert bool((module.weight == 1).all())
+            assert not bool(module.bias.any())
+    assert float(kaiming.get_submodule("conv1")[0].weight.detach().std()) == pytest.approx((2 / 27) ** 0.5, rel=0.05)
+
+
 def test_resnet_is_torchvisions() -> None:
     with use_seed(0):
         plain = models.resnet18(num_classes=6).eval()

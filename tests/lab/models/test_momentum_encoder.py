@@ -13,9 +13,9 @@ from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.models.image_encoder import MomentumEncoder, SmallAlexNet, add_mlp
 
 
-def model(queue: int = 7, ema: float = 0.9) -> MomentumEncoder:
+def model(queue: int = 7, ema: float = 0.9, groups: int = 1) -> MomentumEncoder:
     with use_seed(0):
-        return MomentumEncoder(SmallAlexNet(4, 15, 0.03), queue, ema)
+        return MomentumEncoder(SmallAlexNet(4, 15, 0.03), queue, ema, groups)
 
 
 def views(seed: int, count: int = 3) -> Tensor:
@@ -110,6 +110,37 @@ def test_a_hidden_layer_before_the_output() -> None:
     assert hidden.weight.shape == (encoder.penultimate,) * 2
     torch.testing.assert_close(layers["output"], last(F.relu(hidden(layers["fc7"]))))
     assert isinstance(relu, torch.nn.ReLU)
+
+
+def test_each_group_has_statistics_of_its_own() -> None:
+    """A group is encoded as if it were the batch; the follower's groups are drawn, and its rows come back in order."""
+    moco, first, second = model(groups=3), views(0, 8), views(1, 8)
+    plain = copy.deepcopy(moco)
+    order = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
+    with torch.no_grad():
+        x, y = moco.queries(first), moco.keys(second, order)
+        for rows in ([0, 1, 2], [3, 4, 5], [6, 7]):
+            torch.testing.assert_close(x[rows], F.normalize(plain.encoder(first[rows]), dim=1))
+            alone = F.normalize(plain.follower(second[order[rows]]), dim=1)
+            torch.testing.assert_close(y[order[rows]], alone)
+        assert not torch.allclose(y, model().keys(second), atol=1e-3)
+
+
+def test_groups_are_drawn_anew_and_follow_the_seed() -> None:
+    moco = model(groups=2)
+    torch.manual_seed(3)
+    orders = [moco.draw_order(16).tolist() for _ in range(2)]
+    assert orders[0] != orders[1]
+    torch.manual_seed(3)
+    assert moco.draw_order(16).tolist() == orders[0]
+    before = torch.get_rng_state()
+    assert model().draw_order(5).tolist() == [0, 1, 2, 3, 4]  # nothing is drawn without groups
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_group_needs_two_images() -> None:
+    with pytest.raises(UsageError, match="groups"):
+        model(groups=2)(views(0), views(1))
 
 
 @pytest.mark.parametrize(("queue", "ema"), [(0, 0.9), (4, 1.0), (4, -0.1)])

@@ -62,6 +62,13 @@ def test_judging_otherwise_takes_the_middle() -> None:
     assert torch.allclose(found, values(picture(36, 18).crop((10, 1, 26, 17))), atol=1e-6)
 
 
+def test_judging_as_published_resizes_to_70_pixels_and_takes_64() -> None:
+    spec, given = InputSpec(64, LOOK.mean, LOOK.std, "bilinear"), picture(96, 96)
+    found = evaluation_transform(spec, crop="published")(given)
+    expected = values(given.resize((70, 70), Image.Resampling.BILINEAR).crop((3, 3, 67, 67)))
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -9,6 +9,7 @@ import torch
 from tests.lab.experiments.contrastive.tiny_images import pictures
 
 from uncollapse.errors import UsageError
+from uncollapse.lab.data.image.image_source import ImageSet
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import config as contrastive
@@ -198,3 +199,67 @@ def test_a_folder_of_nothing_but_pictures_is_learned_from_and_not_judged_by_clas
 def test_a_batch_beyond_the_pictures_is_told() -> None:
     with pytest.raises(UsageError, match="1347 training images"):
         run(batch=2000)
+
+
+def test_the_preset_of_stl10_is_the_authors() -> None:
+    """Weights from N(0, 0.02²), STL-10's pixels, all labels, the last images of an epoch, 64 of 70 pixels, crops."""
+    paper = contrast.Config(**contrast.RECIPE.presets["paper-stl10"])
+    assert (paper.init, paper.holdout, paper.partial_batch, paper.judged) == ("normal", 0.0, True, "published")
+    spec = paper.input_spec
+    assert spec.mean == pytest.approx((0.44088, 0.42791, 0.38679), abs=1e-5)
+    assert spec.std == pytest.approx((0.26827, 0.26105, 0.26867), abs=1e-5)
+    weight = contrastive.build_encoder(dataclasses.replace(paper, width=0.5)).conv1[0].weight
+    assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+    board = contrast.RECIPE.tables["output"]
+    record = {"config": dataclasses.asdict(paper), "seed": 0, "figures": {board.metric: 0.8}}
+    ours = [dataclasses.replace(paper, init=init) for init in ("normal", "kaiming")]
+    judged = [
+        next(cell.judged for cell in build_cells(board, [record | {"config": dataclasses.asdict(each)}]) if cell.run)
+        for each in ours
+    ]
+    assert judged == [True, False]
+
+
+def test_the_preset_of_the_circle_has_the_full_width_and_256_negatives() -> None:
+    paper = circle.Config(**circle.RECIPE.presets["paper"])
+    assert (paper.width, paper.temperature, paper.batch - 1, paper.dim) == (1.0, 0.5, 256, 2)
+    assert (paper.data, paper.init, paper.holdout, paper.learned) == ("cifar10", "normal", 0.0, "contrastive")
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(10, [4, 4, 2]), (9, [4, 4]), (8, [4, 4])])
+def test_the_last_images_of_an_epoch_are_a_batch_if_wanted(count: int, sizes: list[int]) -> None:
+    train = pictures(count)
+    data = contrastive.Data(ImageSet("made", train, train, {}), train, {"train": train, "test": train})
+
+    def batches(**settings: Any) -> list[int]:
+        config = contrast.Config(**TINY | {"batch": 4} | settings)
+        made = EncoderTraining(contrastive.build_encoder(config), config, data, Runtime(), lambda x, y, _: x.sum())
+        return [len(batch) for batch in made.batches(1)]
+
+    assert batches(partial_batch=True) == sizes  # one image has no negatives
+    assert batches() == [4, 4]
+
+
+def test_no_images_need_to_be_held_out() -> None:
+    record = run(holdout=0.0, judged="published", epochs=1, examples=100, batch=50)
+    sizes = {name: record["data"][name] for name in ("learned", "train", "test")}
+    assert sizes == {"learned": 100, "train": 100, "test": 300}
+    assert "validation" not in record["data"]
+    assert {"alignment", "uniformity", "test_output_linear", "test_fc7_knn"} <= record["figures"].keys()
+    assert not any("validation" in name for name in record["figures"])
+    assert "alignment" not in record["epochs"][0]  # test images are read at the end
+
+
+def test_a_linear_probe_as_published_sees_new_crops_in_each_epoch() -> None:
+    config = contrast.Config(**TINY | {"judged": "published"})
+    data = contrastive.load_data(config, Runtime())
+    training = EncoderTraining(contrastive.build_encoder(config), config, data, Runtime(), lambda x, y, _: x.sum())
+    fixed = training.features(training.encoder, "train", ("output",))
+    rows_of = training.probe_rows(training.encoder, "output", (fixed["output"], fixed["labels"]))
+    assert callable(rows_of)
+    (first, labels), (second, _), (again, _) = rows_of(0), rows_of(1), rows_of(0)
+    assert torch.equal(labels, fixed["labels"])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    whole = EncoderTraining(training.encoder, contrast.Config(**TINY), data, Runtime(), lambda x, y, _: x.sum())
+    assert whole.probe_rows(training.encoder, "output", (first, labels)) == (first, labels)

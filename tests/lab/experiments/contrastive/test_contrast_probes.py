@@ -59,3 +59,15 @@ def test_features_that_are_not_finite_and_too_few_rows_are_told() -> None:
         linear_probe(broken, {})
     with pytest.raises(UsageError, match="5 neighbours"):
         knn_probe(clusters(4, 0), {})
+
+
+def test_rows_may_differ_from_epoch_to_epoch() -> None:
+    train, judged = clusters(90, 0), {"test": clusters(90, 1)}
+    asked: list[int] = []
+
+    def rows_of(epoch: int) -> tuple[Tensor, Tensor]:
+        asked.append(epoch)
+        return train
+
+    assert linear_probe(rows_of, judged, epochs=5) == linear_probe(train, judged, epochs=5)
+    assert asked == [0, 1, 2, 3, 4]

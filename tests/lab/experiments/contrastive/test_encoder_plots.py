@@ -34,6 +34,7 @@ def test_a_group_of_encoders_has_a_picture_with_its_correlations() -> None:
     assert picture.title == "9 encoders on stl10"
     assert "alignment + uniformity" in picture.caption
     assert "both, weighted 1.00 (R² 1.00)" in picture.caption
+    assert "Partial rank correlation, with 95 % intervals: alignment given uniformity -" in picture.caption
     labels = [axes.get_xlabel() for axes in picture.figure.axes]
     assert labels[:3] == ["alignment, lower is better", "alignment + uniformity", "log(M + 1) − loss, nats"]
     assert "rank correlation" in picture.figure.axes[1].get_title(loc="left")

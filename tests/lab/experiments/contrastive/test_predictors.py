@@ -6,12 +6,13 @@ from typing import Any
 import numpy
 import pytest
 
-from uncollapse.lab.experiments.contrastive.encoder_plots import (
+from uncollapse.lab.experiments.contrastive.predictors import (
     ACCURACY,
     Correlation,
     comparable_groups,
     correlate_with_accuracy,
     information_in_training,
+    partial_correlations,
 )
 
 pytest.importorskip("scipy")
@@ -69,3 +70,55 @@ def test_infonce_is_read_by_its_own_loss_too() -> None:
     mixed = encoder(1, -1, 1, 1, **settings | {"align": 1.0}) | {"epochs": [{"loss": 2.0}]}
     assert information_in_training(mixed) is None
     assert len(correlate_with_accuracy([*records, mixed])) == 5
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Mean ranks, counted by hand."""
+    return [sum(other < value for other in values) + (values.count(value) + 1) / 2 for value in values]
+
+
+def residuals(y: list[float], z: list[float]) -> list[float]:
+    """What a line through z leaves of y."""
+    mean_y, mean_z = sum(y) / len(y), sum(z) / len(z)
+    slope = sum((a - mean_y) * (b - mean_z) for a, b in zip(y, z, strict=True)) / sum((b - mean_z) ** 2 for b in z)
+    return [a - mean_y - slope * (b - mean_z) for a, b in zip(y, z, strict=True)]
+
+
+def naive_partial(y: list[float], x: list[float], z: list[float]) -> float:
+    """Correlation of the residuals of ranks: the definition of a partial correlation."""
+    a, b = residuals(ranks(x), ranks(z)), residuals(ranks(y), ranks(z))
+    return sum(i * j for i, j in zip(a, b, strict=True)) / math.sqrt(sum(i * i for i in a) * sum(j * j for j in b))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_partial_correlations_are_those_of_residuals(ties: bool) -> None:
+    draw = numpy.random.default_rng(3).normal(size=(15, 3))
+    rows = draw.round(0) if ties else draw
+    records = [encoder(a, u, 0.0, 0.3 * a - u + noise) for a, u, noise in rows]
+    align, spread, accuracy = (
+        [record["figures"][name] for record in records] for name in ("alignment", "uniformity", ACCURACY)
+    )
+    first, second = partial_correlations(records)
+    assert (first.name, second.name) == ("alignment given uniformity", "uniformity given alignment")
+    assert first.value == pytest.approx(naive_partial(accuracy, align, spread), abs=1e-12)
+    assert second.value == pytest.approx(naive_partial(accuracy, spread, align), abs=1e-12)
+
+
+def test_intervals_are_percentiles_of_a_loop_over_resamples() -> None:
+    draw = numpy.random.default_rng(5).normal(size=(12, 3))
+    columns = {"alignment": draw[:, 0], "uniformity": draw[:, 1], ACCURACY: draw[:, 0] - draw[:, 1] + 0.5 * draw[:, 2]}
+    records = [encoder(a, u, 0.0, acc) for a, u, acc in zip(*columns.values(), strict=True)]
+    values = []
+    for places in numpy.random.default_rng(0).integers(0, 12, (4000, 12)):
+        y, x, z = (columns[name][places].tolist() for name in (ACCURACY, "alignment", "uniformity"))
+        values.append(naive_partial(y, x, z))
+    found = partial_correlations(records)[0]
+    assert (found.low, found.high) == pytest.approx(tuple(numpy.quantile(values, (0.025, 0.975))), abs=1e-9)
+    assert found.low < found.value < found.high
+    assert found == partial_correlations(records)[0]
+
+
+def test_partial_correlations_that_are_not_defined_are_left_out() -> None:
+    assert partial_correlations(made(4)) == []
+    assert partial_correlations([encoder(a, -a, a, a * a) for a in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]) == []
+    assert partial_correlations([encoder(a, a % 3, a, 0.5) for a in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]) == []

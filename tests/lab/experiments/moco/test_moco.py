@@ -99,6 +99,15 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path, whole: dict[str, Any], at
     assert not (tmp_path / "linear").exists()
 
 
+def test_groups_and_no_held_out_images() -> None:
+    config = replace(TINY, examples=40, holdout=0.0, groups=4, epochs=1, probe_epochs=1)
+    found = outcome(config)
+    assert "validation" not in found["data"]
+    assert {"test", "test_fc7_knn", "leak", "alignment"} <= found["figures"].keys()
+    assert 0 <= found["figures"]["leak"] <= 1
+    assert not any("validation" in name for name in found["figures"])
+
+
 def test_the_encoder_that_is_kept_is_the_one_that_was_judged(tmp_path: Path) -> None:
     config = replace(TINY, epochs=1, probe_epochs=1, mlp=True, neighbours=False)
     encoder, record = moco.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
@@ -137,6 +146,8 @@ def test_presets_are_the_papers() -> None:
     shared = {"encoder": "resnet50", "ema": 0.999, "align": 3.0, "uniform": 1.0, "t": 3.0, "contrast": 0.0, "side": 224}
     for config in (hundred, all_classes):
         assert asdict(config) | shared == asdict(config)
+    assert (hundred.batch // hundred.groups, all_classes.batch // all_classes.groups) == (32, 32)  # images per GPU
+    assert hundred.holdout == all_classes.holdout == 0.0
     falls = [round(share * hundred.epochs) for share in hundred.falls]
     assert (hundred.epochs, falls, hundred.batch, hundred.lr * 128 / 256) == (240, [120, 160, 200], 128, 0.03)
     probe = [round(share * hundred.probe_epochs) for share in hundred.probe_falls]

@@ -1,5 +1,6 @@
 """What a run of MoCo is told, and what it is trained for."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from uncollapse.lab.experiments.contrastive.config import Data
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, queue_objective
 from uncollapse.lab.experiments.moco import config as momentum
 from uncollapse.lab.experiments.moco.config import MomentumConfig
-from uncollapse.lab.experiments.moco.training import MomentumTraining
+from uncollapse.lab.experiments.moco.training import MomentumTraining, batch_statistics, marked_share
 from uncollapse.lab.models.image_encoder import ResNetEncoder
 
 TINY = MomentumConfig(encoder="small_alexnet", width=0.03, dim=4, side=15, queue=10, batch=6, epochs=3)
@@ -82,7 +83,8 @@ def test_how_the_learning_rate_falls() -> None:
     assert by_cosine is not None
     falls = [round(by_steps(step), 6) for step in range(steps)]
     assert falls == [1.0] * 5 + [0.1] * 2 + [0.01] * 2
-    assert by_cosine(0) > by_cosine(4) > by_cosine(steps - 1) == pytest.approx(0)
+    published = [0.5 * (1 + math.cos(math.pi * epoch / 3)) for epoch in range(3) for _ in range(3)]
+    assert [by_cosine(step) for step in range(steps)] == pytest.approx(published)
 
 
 def test_a_step_changes_the_encoder_and_the_queue() -> None:
@@ -118,3 +120,62 @@ def test_cost_grows_with_the_work() -> None:
     assert cost(data="imagenet100") < cost() / 5
     assert cost(encoder="resnet18", side=32) < cost(encoder="resnet18", side=32, stem="cifar")
     assert 0 < momentum.cost(TINY) < momentum.cost(replace(TINY, epochs=30))
+
+
+def naive_share(queries: Tensor, keys: Tensor, places: Tensor) -> float:
+    """Loops over batches, images, and the groups of other batches."""
+    count, groups, _ = keys.shape
+    moments = [(rows.flatten(0, 1).mean(0), rows.flatten(0, 1).std(0)) for rows in (queries, keys)]
+    sizes = [len(part) for part in torch.arange(places.shape[1]).tensor_split(groups)]
+    group_of = [group for group, size in enumerate(sizes) for _ in range(size)]
+    shares = []
+    for batch in range(count):
+        for image in range(places.shape[1]):
+            query = (queries[batch, group_of[image]] - moments[0][0]) / moments[0][1]
+            partner = (keys[batch, group_of[int(places[batch, image])]] - moments[1][0]) / moments[1][1]
+            for other in range(count):
+                for group in range(groups) if other != batch else ():
+                    stranger = (keys[other, group] - moments[1][0]) / moments[1][1]
+                    shares.append(float((query - stranger).norm() > (query - partner).norm()))
+    return sum(shares) / len(shares)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_leak_is_that_of_a_loop(groups: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    keys = torch.randn(4, groups, 5, generator=draw).double()
+    queries = 3 + 2 * keys + torch.randn(4, groups, 5, generator=draw).double()
+    places = torch.stack([torch.randperm(7, generator=draw) for _ in range(4)])
+    assert marked_share(queries, keys, places) == pytest.approx(naive_share(queries, keys, places))
+    assert groups > 1 or marked_share(5 - 2 * keys, -keys, places) == 1.0  # a shift and a scale hide nothing
+
+
+def test_statistics_are_the_means_that_batch_norms_subtract() -> None:
+    model = momentum.build_momentum_encoder(replace(TINY, groups=2))
+    images = torch.randn(6, 3, 15, 15, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = batch_statistics(model.encoder, lambda: model.queries(images))
+        convolution = model.encoder.conv1[0]
+        means = torch.stack([convolution(part).mean((0, 2, 3)) for part in (images[:3], images[3:])])
+    torch.testing.assert_close(found[:, : means.shape[1]], means)
+    assert not model.encoder.conv1[1]._forward_pre_hooks
+
+
+def test_groups_hide_which_views_belong_together() -> None:
+    """Two views of a batch have nearly the same statistics; groups of different images do not."""
+    config = replace(TINY, width=0.1, batch=24, least_area=0.8, flip=0.0, jitter=0.0, hue=0.0, grey=0.0)
+    whole, split = (training(replace(config, groups=groups), 240) for groups in (1, 4))
+    running = whole.encoder.encoder.conv1[1].running_mean.clone()
+    leaks = [made.leak()["leak"] for made in (whole, split)]
+    assert leaks[0] > 0.9
+    assert leaks[1] < 0.7
+    assert torch.equal(whole.encoder.encoder.conv1[1].running_mean, running)
+    assert training(replace(config, batch=20)).leak() == {}  # a single batch
+
+
+def test_without_held_out_images_the_test_images_are_measured() -> None:
+    made = training(TINY)
+    made.data = replace(made.data, splits={name: made.data.splits[name] for name in ("train", "test")})
+    assert made.task().evaluate is None
+    assert made.data.measured == "test"
+    assert len(made.pairs(made.encoder.encoder, made.data.measured)[0]) == 20

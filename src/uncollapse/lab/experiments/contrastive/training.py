@@ -152,8 +152,8 @@ class EncoderTraining:
         return self._loss(x, y, batch.labels.to(device))
 
     def evaluate(self, encoder: nn.Module) -> dict[str, float]:
-        """Return alignment and uniformity of the held-out images."""
-        x, y = self.pairs(encoder, "validation")
+        """Return alignment and uniformity of the held-out images or, without any, of the test images."""
+        x, y = self.pairs(encoder, self.data.measured)
         return hypersphere_metrics(x, y)
 
     @torch.no_grad()

@@ -106,11 +106,12 @@ class Config:
 
 
 class FrozenEncoder(NamedTuple):
-    """A frozen encoder in evaluation mode, the side of its images, and the fingerprint of its weights."""
+    """A frozen encoder in evaluation mode, the side and normalisation of its images, the fingerprint of its weights."""
 
     encoder: Any
     side: int
     fingerprint: str
+    pixel_stats: str = "imagenet"
 
 
 def load_frozen_encoder(config: Config) -> FrozenEncoder:
@@ -118,12 +119,12 @@ def load_frozen_encoder(config: Config) -> FrozenEncoder:
     if config.start == RANDOM:
         with use_seed(config.seed):
             encoder: Any = SmallAlexNet(side=config.side or SIDE, width=config.width)
-        side = SIDE
+        side, pixel_stats = SIDE, "imagenet"
     else:
         saved = load_encoder(config.start)
-        encoder, side = saved.encoder, saved.config.side
+        encoder, side, pixel_stats = saved.encoder, saved.config.side, saved.config.pixel_stats
     encoder.eval().requires_grad_(False)
-    return FrozenEncoder(encoder, config.side or side, fingerprint(encoder.state_dict().values()))
+    return FrozenEncoder(encoder, config.side or side, fingerprint(encoder.state_dict().values()), pixel_stats)
 
 
 def scene_file(config: Config, runtime: Runtime) -> Path:

@@ -41,7 +41,7 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     frozen = load_frozen_encoder(config)
     splits = load_scenes(config, runtime, frozen.side)
     digest = data_fingerprint(config, runtime)
-    training = DepthTraining(frozen.encoder, config, splits)
+    training = DepthTraining(frozen.encoder, config, splits, frozen.pixel_stats)
     options = TrainingOptions(config.epochs, config.seed)
     history = fit(training.task(), options, runtime, f"{identity(NAME, config)}-{digest}", asdict(config))
     saved_models.save_weights(runtime, training.head, config)

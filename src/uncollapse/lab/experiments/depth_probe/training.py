@@ -13,7 +13,7 @@ from uncollapse.lab.data.image.image_batches import epoch_order
 from uncollapse.lab.engine.schedules import cosine
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
-from uncollapse.lab.experiments.contrastive.config import MEAN, STD
+from uncollapse.lab.experiments.contrastive.config import PIXELS
 from uncollapse.lab.experiments.depth_probe.config import Config
 from uncollapse.lab.models.image_encoder import DepthHead
 
@@ -24,10 +24,18 @@ class DepthTraining:
     """Training and evaluation of a head on a layer of an encoder that does not change.
 
     The head predicts the deviation from the mean depth of the training scenes, in units of their standard deviation.
+
+    Args:
+        encoder: Frozen encoder.
+        config: Configuration of the run.
+        splits: Training and test scenes.
+        pixel_stats: Normalisation of the encoder's images, one of `PIXELS`.
     """
 
-    def __init__(self, encoder: Any, config: Config, splits: Mapping[str, Scenes]) -> None:
-        self.encoder, self.config, self.splits = encoder, config, splits
+    def __init__(
+        self, encoder: Any, config: Config, splits: Mapping[str, Scenes], pixel_stats: str = "imagenet"
+    ) -> None:
+        self.encoder, self.config, self.splits, self.pixel_stats = encoder, config, splits, pixel_stats
         depths = splits["train"].depths
         self.mean, self.std = float(depths.mean()), float(depths.std())
         if not self.std > 0:
@@ -67,7 +75,7 @@ class DepthTraining:
     def maps(self, images: Tensor, device: torch.device) -> Tensor:
         """Return the layer's feature maps (b, c, h, w) of images (b, 3, side, side) of bytes."""
         name = self.config.layer
-        mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (MEAN, STD))
+        mean, std = (torch.tensor(values, device=device)[:, None, None] for values in PIXELS[self.pixel_stats])
         maps: Tensor = self.encoder.to(device).layers((images.to(device) / 255 - mean) / std, (name,))[name]
         return maps
 

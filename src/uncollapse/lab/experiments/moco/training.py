@@ -1,7 +1,7 @@
 """Train MoCo and evaluate it: the task, and a linear classifier on new crops of the images."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -32,7 +32,7 @@ FOLDER = "linear"  # of the classifier's checkpoints, within those of the run
 LEAST_AREA = 0.08  # of the classifier's crops
 MOMENTUM, INIT_STD = 0.9, 0.01  # of the classifier's SGD and initial weights
 TOP = 5
-LEAK_BATCHES = 16  # that the leak is measured on
+LEAK_BATCHES = 64  # that the leak is measured on
 
 
 class OnlineProbe:
@@ -139,15 +139,20 @@ class MomentumTraining(EncoderTraining):
         model = copy.deepcopy(self.encoder).train()  # its running statistics change
         queries, keys, places = [], [], []
         with use_seed(self.config.seed):
-            for batch in islice(self.batches(self.config.epochs + 1), LEAK_BATCHES):
+            for batch in islice(self._later_batches(), LEAK_BATCHES):
                 first, second = self.views.pair(batch, model.queue.device)
                 order = model.draw_order(len(batch))
                 queries.append(batch_statistics(model.encoder, partial(model.queries, first)))
                 keys.append(batch_statistics(model.follower, partial(model.keys, second, order)))
                 places.append(order.argsort())
-        if len(queries) < 2:
+        if len(queries) < 2 or len(self.batches(1)) < 2:
             return {}
         return {"leak": marked_share(torch.stack(queries), torch.stack(keys), torch.stack(places))}
+
+    def _later_batches(self) -> Iterator[ImageBatch]:
+        """Yield the full batches of some epochs after the training."""
+        for epoch in range(self.config.epochs + 1, self.config.epochs + 1 + LEAK_BATCHES):
+            yield from (batch for batch in self.batches(epoch) if len(batch) == self.config.batch)
 
     def accuracies(self, probe: OnlineProbe) -> dict[str, float]:
         """Train the classifier. Return validation and test accuracies, linear and by five nearest neighbours."""
@@ -198,8 +203,8 @@ def marked_share(queries: Tensor, keys: Tensor, places: Tensor) -> float:
         keys: Statistics (n, groups, c) of their second views.
         places: Place (n, b) of each second view among the groups.
     """
-    count, groups, _ = keys.shape
-    batch = torch.arange(count, device=keys.device).repeat_interleave(groups)
+    batches, groups, _ = keys.shape
+    batch = torch.arange(batches, device=keys.device).repeat_interleave(groups)
     distances = torch.cdist(_standardize(queries), _standardize(keys))
     sizes = [len(part) for part in places[0].tensor_split(groups)]
     group_of = torch.arange(groups, device=keys.device).repeat_interleave(torch.tensor(sizes, device=keys.device))
