@@ -52,7 +52,6 @@ def test_tables_and_grids_name_fields_of_the_recipe(name: str) -> None:
 
 TINY: dict[str, dict[str, Any]] = {  # on top of the quick settings
     "gcn-depth": {"layers": 3, "hidden": 8, "epochs": 2},
-    "arena": {"depth": 3, "longer": 0.01},
     "arxiv": {"nodes": 180, "layers": 3, "hidden": 4, "epochs": 2, "teacher_epochs": 1},
     "vit-digits": {"depth": 2, "dim": 16, "heads": 2, "epochs": 1, "batch": 400},
     "vit": {"depth": 1, "width": 24, "heads": 2, "examples": 60, "epochs": 2, "batch": 20},
