@@ -93,7 +93,7 @@ class Quiet:
 
     def finished(self, sweep: Sweep, config: Any) -> None:
         """A trial is over."""
-        print(time.strftime("%H:%M:%S"), sweep.agenda.label(config), flush=True)
+        print(time.strftime("%H:%M:%S"), sweep.queue.label(config), flush=True)
 
     def note(self, words: str) -> None:
         """Something should be known."""
@@ -125,8 +125,9 @@ def by_search(recipe: Recipe, task: Comparison, folder: Path, session: Runtime, 
     search = recipe.search
     assert search is not None
     plan = build_search(search, config, [*task.settings, "seed"], task.vary)
-    most = TrialLimits(ENOUGH, trainings)
-    return tune_recipe(recipe, plan, folder, session, Quiet(), most=most, limits=Limits(1))
+    return tune_recipe(
+        recipe, plan, folder, session, Quiet(), trial_limits=TrialLimits(ENOUGH, trainings), limits=Limits(1)
+    )
 
 
 def compared(task: Comparison, folder: Path, session: Runtime) -> dict[str, Any]:
@@ -147,13 +148,13 @@ def compared(task: Comparison, folder: Path, session: Runtime) -> dict[str, Any]
             "cost": {"trainings": trainings, "seconds": sum(trial["seconds"] for trial in hand)},
         },
         "search": {
-            "best": {"settings": dict(won.settings), "validation": won.value, **made.judged(won)},
-            "baseline": {"validation": base.value, **made.judged(base)},
+            "best": {"settings": dict(won.settings), "validation": won.value, **made.unseen_metrics(won)},
+            "baseline": {"validation": base.value, **made.unseen_metrics(base)},
             "cost": {"trainings": made.trainings, "seconds": made.seconds},
             "line": made.line,
             "command": made.command,
             "mattered": dict(made.shares),
-            "trials": [tried.facts() for tried in made.tried],
+            "trials": [tried.facts() for tried in made.trials],
         },
     }
 

@@ -40,7 +40,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, answer: str, why: str = "") -> None:
 
     def run(self: Sweep) -> str:
         if why:
-            self.agenda.fail(self.agenda.take(), why)
+            self.queue.fail(self.queue.take(), why)
         return answer
 
     monkeypatch.setattr(Sweep, "run", run)
@@ -163,7 +163,7 @@ def test_folders_are_looked_at_before_workers_start(
         (["--grid", "size=1, 2"], "--grid 'size=1, 2': leave out the spaces next to commas: 'size=1,2'."),
         (["--grid", "size=1,2", "--choose", "scale"], "--choose scale: no grid has several values of it"),
         (["--grid", "size=1,2", "--set", "scale"], "--set takes key=value"),
-        (["--grid", "size=1,2", "--set", "size=3"], "size is in the grid and fixed too"),
+        (["--grid", "size=1,2", "--set", "size=3"], "size is both in the grid and fixed"),
     ],
 )
 def test_what_cannot_be_swept_is_said(run: Run, tiny: ModuleType, arguments: list[str], words: str) -> None:
@@ -207,12 +207,12 @@ def test_failures_are_counted_and_one_is_shown(run: Run, tiny: ModuleType, monke
 def test_bars_show_what_runs_and_what_is_left(tiny: ModuleType, tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    agenda = RunQueue(tiny.RECIPE, Grid({"size": (60, 120)}).cells(tiny.Config), Results(tmp_path))
+    queue = RunQueue(tiny.RECIPE, Grid({"size": (60, 120)}).cells(tiny.Config), Results(tmp_path))
     first, second = (type("Worker", (), {"steps": steps})() for steps in ((30, 200), (0, 0)))
-    sweep = SimpleNamespace(agenda=agenda, running={first: agenda.take()}, seconds_left=lambda: 240.0)
+    sweep = SimpleNamespace(queue=queue, running={first: queue.take()}, seconds_left=lambda: 240.0)
     with SweepBars(console) as bars:
         bars.changed(sweep)
-        sweep.running[second] = agenda.take()
+        sweep.running[second] = queue.take()
         bars.changed(sweep)
         del sweep.running[first]
         bars.changed(sweep)
@@ -240,5 +240,5 @@ def test_pictures_are_drawn_where_the_recipe_has_some(
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, recipe)
     save_result(tiny, tiny.RECIPE.config(size=1))
     result = run("sweep", tiny.NAME, "--grid", "size=1")
-    assert result.stdout.endswith("Drawn: results/tiny-sweep/pictures.html\n")
-    assert "1 dots." in (tmp_path / "results" / tiny.NAME / "pictures.html").read_text(encoding="utf-8")
+    assert result.stdout.endswith("Drawn: results/tiny-sweep/plots.html\n")
+    assert "1 dots." in (tmp_path / "results" / tiny.NAME / "plots.html").read_text(encoding="utf-8")

@@ -58,9 +58,9 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
 @pytest.mark.parametrize(("ended", "tells"), [("done", True), ("interrupted", False), ("time", False)])
 def test_test_figures_are_told_at_the_end_only(ended: str, tells: bool) -> None:
     tried = TrialResult(0, {}, 0.25, "done", 3, 12.0)
-    searched = SimpleNamespace(search=SimpleNamespace(by="validation"))
+    plan = SimpleNamespace(search=SimpleNamespace(by="validation"))
     made = SimpleNamespace(
-        best=tried, baseline=tried, searched=searched, ended=ended, shares={}, judged=lambda tried: {"test": 0.5}
+        best=tried, baseline=tried, plan=plan, ended=ended, shares={}, unseen_metrics=lambda trial: {"test": 0.5}
     )
     lines = tune._findings(made)  # type: ignore[arg-type]
     assert lines == [
@@ -87,7 +87,7 @@ def test_failures(run: Run, tiny: ModuleType) -> None:
         (["tiny-tune", "--budget", "soon"], "--budget takes a time such as 90s, 45min or 2h, got 'soon'."),
         (["tiny-tune", "--pruner", "often"], "--pruner is one of median, hyperband, none, got 'often'."),
         (["tiny-tune", "--vary", "scale"], "--vary takes FIELD=LOW..HIGH or FIELD=A,B,…"),
-        (["tiny-tune", "--scale", "1", "--vary", "scale=1,2"], "scale is given and varies too"),
+        (["tiny-tune", "--scale", "1", "--vary", "scale=1,2"], "scale is both fixed and varied"),
         (["tiny-tune", "--holdout", "0"], "Nothing is held out to choose on: --holdout 0.1."),
         (["tiny-tune", "--study", "models.py"], "models.py is a file"),
         (["potentials"], "potentials has no search space. Recipes that can be tuned: gcn-depth, "),
@@ -108,16 +108,16 @@ def test_under_a_launcher(run: Run, tiny: ModuleType, monkeypatch: pytest.Monkey
 
 def test_bars() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    tried = (
+    trials = (
         TrialResult(0, {}, 0.25, "done", 3, 12.0, key="a"),
         TrialResult(2, {"scale": 0.5}, None, "pruned", 2, 3.0, key="b"),
         TrialResult(3, {"scale": 9.0}, None, "failed", 1, 3.0, key="c", why="its figure is nan"),
     )
-    agenda = SimpleNamespace(
-        tried=tried, key=str, label=lambda config: f"trial {config}", done=3, total=5, failed={},
-        searched=SimpleNamespace(search=SimpleNamespace(by="validation")),
+    queue = SimpleNamespace(
+        trials=trials, key=str, label=lambda config: f"trial {config}", done=3, total=5, failed={},
+        plan=SimpleNamespace(search=SimpleNamespace(by="validation")),
     )  # fmt: skip
-    sweep = SimpleNamespace(agenda=agenda, running={}, seconds_left=lambda: 60.0)
+    sweep = SimpleNamespace(queue=queue, running={}, seconds_left=lambda: 60.0)
     with TrialBars(console, "Trials") as bars:
         bars.changed(sweep)  # type: ignore[arg-type]
         for config in "abc":

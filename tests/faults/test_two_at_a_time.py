@@ -110,8 +110,8 @@ def test_two_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prop
         made = []
         for _ in range(2):
             cells = Grid({"size": (1, 2, 3, 4), "steps": (20,), "slow": (9,)}).cells(tiny.Config)
-            agenda = RunQueue(tiny.RECIPE, cells, Results(tmp_path / "results"))
-            made.append(Sweep(agenda, tmp_path / "runs", Runtime(tmp_path), Limits(1), Silent()))
+            queue = RunQueue(tiny.RECIPE, cells, Results(tmp_path / "results"))
+            made.append(Sweep(queue, tmp_path / "runs", Runtime(tmp_path), Limits(1), Silent()))
         ends: list[str] = []
         threads = [threading.Thread(target=lambda sweep=sweep: ends.append(sweep.run())) for sweep in made]
         for thread in threads:
@@ -120,6 +120,6 @@ def test_two_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_prop
             thread.join(120)
     assert ends == ["done", "done"]
     assert len((tmp_path / "log").read_text().splitlines()) == 4
-    assert [len(sweep.agenda.records) for sweep in made] == [4, 4]
+    assert [len(sweep.queue.records) for sweep in made] == [4, 4]
     assert litter(tmp_path) == []
     record_property("cases", 1)

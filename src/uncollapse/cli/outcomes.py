@@ -164,8 +164,8 @@ def _class_lists(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _skipped_images(outcomes: Sequence[Outcome]) -> list[str]:
     """Return how many images could not be read, where the records say so."""
-    told = (outcome.record.get("data", {}).get("skipped") for outcome in outcomes)
-    parts = [{part: count for part, count in each.items() if count} for each in told if isinstance(each, dict)]
+    skipped = (outcome.record.get("data", {}).get("skipped") for outcome in outcomes)
+    parts = [{part: count for part, count in each.items() if count} for each in skipped if isinstance(each, dict)]
     lines = (
         ", ".join(f"{part} {count}{' times' * (part == 'train')}" for part, count in each.items()) for each in parts
     )
@@ -174,13 +174,13 @@ def _skipped_images(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _throughput(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the mean training rate and the share of time spent waiting for data, where the records have them."""
-    told = [outcome.record["pace"] for outcome in outcomes if outcome.record.get("pace")]
-    units = dict.fromkeys(name for pace in told for name in pace if name.endswith(PER_SECOND))
+    paces = [outcome.record["pace"] for outcome in outcomes if outcome.record.get("pace")]
+    units = dict.fromkeys(name for pace in paces for name in pace if name.endswith(PER_SECOND))
     lines = []
     for unit in units:
-        paces = [pace for pace in told if unit in pace]
-        fast = statistics.fmean(pace[unit] for pace in paces)
-        waiting = statistics.fmean(pace.get("waiting", 0.0) for pace in paces)
+        measured = [pace for pace in paces if unit in pace]
+        fast = statistics.fmean(pace[unit] for pace in measured)
+        waiting = statistics.fmean(pace.get("waiting", 0.0) for pace in measured)
         name = unit.removesuffix(PER_SECOND)
         lines.append(
             f"Trained at {format_rate(fast)} {name}/s; {100 * waiting:.0f} % of that time was spent waiting for data."
@@ -214,32 +214,32 @@ def _finite(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in numbers if math.isfinite(value)]
 
 
-def format_metric(name: str, figures: Sequence[Any]) -> str:
+def format_metric(name: str, values: Sequence[Any]) -> str:
     """Return the mean and, for several values, the deviation (n−1); in percent for a split; a dash without numbers.
 
     >>> format_metric("test", [0.8125]), format_metric("rank", [12.0, 14.0]), format_metric("test", [None])
     ('81.25 %', '13 ± 1.414', '–')
     """
-    values = _finite(figures)
-    if not values:
+    numbers = _finite(values)
+    if not numbers:
         return "–"
     part, _, what = name.partition("_")
-    share = part in ACCURACIES and what != "loss" and all(-1 <= value <= 1 for value in values)
+    share = part in ACCURACIES and what != "loss" and all(-1 <= value <= 1 for value in numbers)
     factor, form, unit = (100, ".2f", " %") if share else (1, ".4g", "")
-    spread = f" ± {factor * statistics.stdev(values):{form}}" if len(values) > 1 else ""
-    return f"{factor * statistics.fmean(values):{form}}{spread}{unit}"
+    spread = f" ± {factor * statistics.stdev(numbers):{form}}" if len(numbers) > 1 else ""
+    return f"{factor * statistics.fmean(numbers):{form}}{spread}{unit}"
 
 
 def _ending(outcome: Outcome) -> str:
     """Return the last epoch, why a run stopped early, and which epoch's weights were tested."""
     record, parts = outcome.record, []
-    epochs, kept = record.get("epochs"), record["figures"].get(SELECTED_EPOCH)
+    epochs, selected = record.get("epochs"), record["figures"].get(SELECTED_EPOCH)
     last = epochs[-1]["epoch"] if epochs else None
     if last is not None:
         early = last != record["config"].get("epochs") and record.get("ended")
         parts.append(f"after epoch {last}" + (f": {early}" if early else ""))
-    if kept not in (None, last):
-        parts.append(f"epoch {kept} was tested")
+    if selected not in (None, last):
+        parts.append(f"epoch {selected} was tested")
     if not outcome.new:
         parts.append("already done")
     return ", ".join(parts)

@@ -140,12 +140,12 @@ class SweepLines:
 
     def finished(self, sweep: "Sweep", config: Any) -> None:
         """Print the number of the run, its name, metrics and time."""
-        agenda = sweep.agenda
-        record = agenda.records[agenda.key(config)]
+        queue = sweep.queue
+        record = queue.records[queue.key(config)]
         figures = record["figures"]
         words = [f"{name} {format_metric(name, [figures[name]])}" for name in ACCURACIES if name in figures]
         words += [format_duration(record["seconds"])] if "seconds" in record else []
-        self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {', '.join(words)}")
+        self.note(f"{queue.done}/{queue.total} {queue.label(config)}: {', '.join(words)}")
 
     def note(self, words: str) -> None:
         """Print a line on stderr."""
@@ -179,15 +179,15 @@ class SweepBars(SweepLines):
 
     def changed(self, sweep: "Sweep") -> None:
         """Update the bars."""
-        agenda = sweep.agenda
-        left = f"about {format_duration(sweep.seconds_left())} left" if agenda.done < agenda.total else ""
-        details = ", ".join([left] + [f"{len(agenda.failed)} failed"] * bool(agenda.failed))
-        self._bar.update(self._all, completed=agenda.done, total=agenda.total, details=details)
+        queue = sweep.queue
+        left = f"about {format_duration(sweep.seconds_left())} left" if queue.done < queue.total else ""
+        details = ", ".join([left] + [f"{len(queue.failed)} failed"] * bool(queue.failed))
+        self._bar.update(self._all, completed=queue.done, total=queue.total, details=details)
         for config in [config for config in self._tasks if config not in sweep.running.values()]:
             self._bar.remove_task(self._tasks.pop(config))
         for worker, config in sweep.running.items():
             if config not in self._tasks:
-                name = f"  {agenda.label(config)}"
+                name = f"  {queue.label(config)}"
                 self._tasks[config] = self._bar.add_task(name, total=None, details="starting")
             done, total = worker.steps
             if total:
@@ -209,12 +209,12 @@ class TrialLines(SweepLines):
 
     def finished(self, sweep: "Sweep", config: Any) -> None:
         """Print how many trials are done, what was tried, and its metric or where it stopped."""
-        agenda: Any = sweep.agenda
-        tried = next(tried for tried in agenda.tried if tried.key == agenda.key(config))
-        by = agenda.searched.search.by
-        metric = f"{by} {format_metric(by, [tried.value])}, {format_duration(tried.seconds)}"
-        ends = {"done": metric, "pruned": f"stopped after epoch {tried.steps}", "failed": f"failed: {tried.why}"}
-        self.note(f"{agenda.done}/{agenda.total} {agenda.label(config)}: {ends.get(tried.state, 'not done')}")
+        queue: Any = sweep.queue
+        trial = next(trial for trial in queue.trials if trial.key == queue.key(config))
+        by = queue.plan.search.by
+        metric = f"{by} {format_metric(by, [trial.value])}, {format_duration(trial.seconds)}"
+        ends = {"done": metric, "pruned": f"stopped after epoch {trial.steps}", "failed": f"failed: {trial.why}"}
+        self.note(f"{queue.done}/{queue.total} {queue.label(config)}: {ends.get(trial.state, 'not done')}")
 
 
 class TrialBars(TrialLines, SweepBars):

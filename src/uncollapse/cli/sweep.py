@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from uncollapse.lab.runs.sweep import StopReason, Sweep
 
 BLANKS = r"\s+,\s*|\s*,\s+"  # next to a comma
-PLOTS = "pictures.html"  # beside the results
+PLOTS = "plots.html"  # next to the results
 WHAT, HOW = "Experiments", "Run"  # panels of the help
 GRID = "A grid of the recipe by name, or fields with values: 'data=cora,citeseer layers=2,4 seed=0-4'; repeatable."
 
@@ -36,7 +36,7 @@ def sweep(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="See: uncollapse list complete_recipe.",
+            help="See: uncollapse list recipes.",
             show_default=False,
             autocompletion=complete_recipe,
         ),
@@ -78,55 +78,55 @@ def sweep(
         raise UsageError(error_sentence(error)) from error
     console.check_folders(results, runs, data_root)
     given = {} if preset is None else wanted.preset(preset)
-    agenda = RunQueue(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or [], given), Results(results))
+    queue = RunQueue(wanted, _cells(wanted, grids or [], tuple(choose or ()), pairs or [], given), Results(results))
     limits = Limits(jobs or os.cpu_count() or 1, None if budget_minutes is None else 60 * budget_minutes)
     if dry_run:
-        _show_plan(agenda, runs, limits.jobs, as_json)
+        _show_plan(queue, runs, limits.jobs, as_json)
         return
-    if agenda.open:
+    if queue.open:
         console.make_folders(results / wanted.name, runs)
-    with sweep_progress() as telling:
-        sweeping = Sweep(agenda, runs, Runtime(data_root), limits, telling)
-        ended = sweeping.run()
-    _show(sweeping, ended, as_json)
-    raise typer.Exit(130 if ended == "interrupted" else 1 if agenda.failed else 0)
+    with sweep_progress() as listener:
+        running = Sweep(queue, runs, Runtime(data_root), limits, listener)
+        ended = running.run()
+    _show(running, ended, as_json)
+    raise typer.Exit(130 if ended == "interrupted" else 1 if queue.failed else 0)
 
 
-def _show_plan(agenda: "RunQueue", runs: Path, jobs: int, as_json: bool) -> None:
+def _show_plan(queue: "RunQueue", runs: Path, jobs: int, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_facts(agenda), ensure_ascii=False))
+        typer.echo(json.dumps(_facts(queue), ensure_ascii=False))
     else:
-        print_sweep_plan(agenda, runs, jobs)
+        print_sweep_plan(queue, runs, jobs)
 
 
 def _show(sweep: "Sweep", ended: "StopReason", as_json: bool) -> None:
     """Print the outcome."""
-    agenda = sweep.agenda
+    queue = sweep.queue
     if as_json:
-        typer.echo(json.dumps(_facts(agenda) | {"ended": ended}, ensure_ascii=False))
+        typer.echo(json.dumps(_facts(queue) | {"ended": ended}, ensure_ascii=False))
         return
-    typer.echo(_summary(agenda, ended))
-    for key in list(agenda.failed)[:1]:
-        typer.echo(_failures(agenda, sweep.error_file(agenda.config(key))))
+    typer.echo(_summary(queue, ended))
+    for key in list(queue.failed)[:1]:
+        typer.echo(_failures(queue, sweep.error_file(queue.config(key))))
     if ended == "done":
-        for line in _choices(agenda):
+        for line in _choices(queue):
             typer.echo(line)
-    if ended == "done" and agenda.records:
-        typer.echo(_results_hint(agenda))
-        if drawn := _write_plots(agenda):
+    if ended == "done" and queue.records:
+        typer.echo(_results_hint(queue))
+        if drawn := _write_plots(queue):
             typer.echo(f"Drawn: {drawn}")
 
 
-def _write_plots(agenda: "RunQueue") -> Path | None:
+def _write_plots(queue: "RunQueue") -> Path | None:
     """Write the page with the plots of all results, if the recipe has plots and they can be drawn."""
-    recipe = agenda.recipe
+    recipe = queue.recipe
     if recipe.plots is None:
         return None
     from uncollapse.lab.tables.table_page import write_page
 
-    records = agenda.results.all(recipe)
+    records = queue.results.all(recipe)
     try:
-        path = agenda.results.folder / recipe.name / PLOTS
+        path = queue.results.folder / recipe.name / PLOTS
         return write_page(next(iter(recipe.tables.values())), records, path, recipe.plots(records))
     except (ImportError, OSError):  # without matplotlib, or on a full disk: the results are saved anyway
         return None
@@ -169,37 +169,37 @@ MOST = 10  # lines of a list
 RESULTS = Path("results")  # where they are unless another folder is named
 
 
-def print_sweep_plan(agenda: "RunQueue", runs: Path, jobs: int) -> None:
+def print_sweep_plan(queue: "RunQueue", runs: Path, jobs: int) -> None:
     """Print the first runs, and the number and duration of all."""
     terminal = console.stdout_console()
-    if agenda.open:
-        due = agenda.missing()
-        terminal.print(plan_table([_planned_run(agenda, config, runs) for config in due[:MOST]]))
+    if queue.open:
+        due = queue.missing()
+        terminal.print(plan_table([_planned_run(queue, config, runs) for config in due[:MOST]]))
         if len(due) > MOST:
             console.print_paragraph(terminal, f"… and {len(due) - MOST} more.")
-    console.print_paragraph(terminal, _plan_summary(agenda, jobs))
+    console.print_paragraph(terminal, _plan_summary(queue, jobs))
 
 
-def _planned_run(agenda: "RunQueue", config: Any, runs: Path) -> PlannedRun:
+def _planned_run(queue: "RunQueue", config: Any, runs: Path) -> PlannedRun:
     from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.runs.run_one import checkpoint_step, with_run_folder
 
-    recipe = agenda.recipe
+    recipe = queue.recipe
     begun = checkpoint_step(with_run_folder(Runtime(), recipe, config, runs), recipe, config) is not None
-    path = agenda.results.path(recipe, config)
-    return PlannedRun(agenda.label(config), path, there=False, seconds=agenda.seconds(config), begun=begun)
+    path = queue.results.path(recipe, config)
+    return PlannedRun(queue.label(config), path, there=False, seconds=queue.seconds(config), begun=begun)
 
 
-def _plan_summary(agenda: "RunQueue", jobs: int) -> str:
-    if not agenda.open:
-        return "The only run has a result." if agenda.total == 1 else f"All {agenda.total} runs have results."
-    later = f", and {agenda.later} more once the best values are known" if agenda.later else ""
-    seconds = agenda.seconds_open()
+def _plan_summary(queue: "RunQueue", jobs: int) -> str:
+    if not queue.open:
+        return "The only run has a result." if queue.total == 1 else f"All {queue.total} runs have results."
+    later = f", and {queue.later} more once the best values are known" if queue.later else ""
+    seconds = queue.seconds_open()
     several = f" in {jobs} processes, {format_duration(seconds)} in one" if jobs > 1 else ""
-    there, missing = _are(len(agenda.records)), _are(len(agenda.open))
-    takes = "It takes" if len(agenda.open) + agenda.later == 1 else "They take"
+    there, missing = _are(len(queue.records)), _are(len(queue.open))
+    takes = "It takes" if len(queue.open) + queue.later == 1 else "They take"
     return (
-        f"{_runs(agenda.total)}: {there} there, {missing} missing{later}. "
+        f"{_runs(queue.total)}: {there} there, {missing} missing{later}. "
         f"{takes} about {format_duration(seconds / jobs)}{several}. Nothing was run."
     )
 
@@ -212,10 +212,10 @@ def _runs(count: int) -> str:
     return f"{count} {'run' if count == 1 else 'runs'}"
 
 
-def _summary(agenda: "RunQueue", ended: "StopReason") -> str:
+def _summary(queue: "RunQueue", ended: "StopReason") -> str:
     """Return how many runs are done, and why not all."""
-    done = len(agenda.records)
-    counts = f"{done} of {_runs(agenda.total)} {'is' if done == 1 else 'are'} done, {done - agenda.found} of them now."
+    done = len(queue.records)
+    counts = f"{done} of {_runs(queue.total)} {'is' if done == 1 else 'are'} done, {done - queue.found} of them now."
     match ended:
         case "interrupted":
             return f"Interrupted. {counts} The same command continues from there."
@@ -224,56 +224,56 @@ def _summary(agenda: "RunQueue", ended: "StopReason") -> str:
     return counts
 
 
-def _failures(agenda: "RunQueue", first: Path) -> str:
+def _failures(queue: "RunQueue", first: Path) -> str:
     """Return how many runs failed, and the file with the first error."""
-    wait = "waits" if agenda.later == 1 else "wait"
-    later = f" {_runs(agenda.later)} {wait} for what failed." if agenda.later else ""
-    verb = "failed; see" if len(agenda.failed) == 1 else "failed; see, for the first,"
-    return f"{_runs(len(agenda.failed))} {verb} {first}.{later} The same command tries again."
+    wait = "waits" if queue.later == 1 else "wait"
+    later = f" {_runs(queue.later)} {wait} for what failed." if queue.later else ""
+    verb = "failed; see" if len(queue.failed) == 1 else "failed; see, for the first,"
+    return f"{_runs(len(queue.failed))} {verb} {first}.{later} The same command tries again."
 
 
-def _choices(agenda: "RunQueue") -> list[str]:
+def _choices(queue: "RunQueue") -> list[str]:
     """Return one line per cell with the chosen values. Cells are named by the settings in which they differ."""
-    chosen = agenda.chosen()
+    chosen = queue.choices()
     differing = [
-        name for name in config_fields(agenda.recipe.config) if len({getattr(one, name) for _, one in chosen}) > 1
+        name for name in config_fields(queue.recipe.config) if len({getattr(one, name) for _, one in chosen}) > 1
     ]
     lines = [
-        _choice(cell, best, [name for name in differing if name not in cell.choose], agenda) for cell, best in chosen
+        _choice(cell, best, [name for name in differing if name not in cell.choose], queue) for cell, best in chosen
     ]
     return lines[:MOST] + [f"… and {len(lines) - MOST} more."] * (len(lines) > MOST)
 
 
-def _choice(cell: "GridCell", best: Any, names: list[str], agenda: "RunQueue") -> str:
+def _choice(cell: "GridCell", best: Any, names: list[str], queue: "RunQueue") -> str:
     where = f" for {_pairs(best, names)}" if names else ""
-    figure = format_metric(cell.by, [agenda.records[agenda.key(best)]["figures"].get(cell.by)])
-    return f"Chosen{where}: {_pairs(best, cell.choose)} ({cell.by} {figure})."
+    metric = format_metric(cell.by, [queue.records[queue.key(best)]["figures"].get(cell.by)])
+    return f"Chosen{where}: {_pairs(best, cell.choose)} ({cell.by} {metric})."
 
 
 def _pairs(config: Any, names: list[str] | tuple[str, ...]) -> str:
     return " ".join(f"{name}={as_text(getattr(config, name))}" for name in names)
 
 
-def _results_hint(agenda: "RunQueue") -> str:
+def _results_hint(queue: "RunQueue") -> str:
     """Return where the results are, and the command that shows them."""
-    recipe, folder = agenda.recipe, agenda.results.folder
+    recipe, folder = queue.recipe, queue.results.folder
     words = ["uncollapse", "table", recipe.name, *(() if folder == RESULTS else ("--results", str(folder)))]
     table = f" To see them: {shlex.join(words)}" if recipe.tables else ""
     return f"Results are in {folder / recipe.name}.{table}"
 
 
-def _facts(agenda: "RunQueue") -> dict[str, Any]:
+def _facts(queue: "RunQueue") -> dict[str, Any]:
     """Return the outcome for JSON."""
-    recipe = agenda.recipe
+    recipe = queue.recipe
     missing = [
         {
             "name": recipe.name_of(config),
-            "file": str(agenda.results.path(recipe, config)),
-            "seconds": round(agenda.seconds(config), 1),
+            "file": str(queue.results.path(recipe, config)),
+            "seconds": round(queue.seconds(config), 1),
         }
-        for config in agenda.missing()
+        for config in queue.missing()
     ]
-    failed = [{"name": recipe.name_of(agenda.config(key)), "error": why} for key, why in agenda.failed.items()]
-    counts = {"total": agenda.total, "there": len(agenda.records), "later": agenda.later}
-    seconds = round(agenda.seconds_open(), 1)
+    failed = [{"name": recipe.name_of(queue.config(key)), "error": why} for key, why in queue.failed.items()]
+    counts = {"total": queue.total, "there": len(queue.records), "later": queue.later}
+    seconds = round(queue.seconds_open(), 1)
     return {"recipe": recipe.name, **counts, "seconds": seconds, "missing": missing, "failed": failed}

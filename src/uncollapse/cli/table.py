@@ -34,7 +34,7 @@ def table(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="Whose results: see `uncollapse list complete_recipe`.",
+            help="Whose results: see `uncollapse list recipes`.",
             autocompletion=complete_recipe,
         ),
     ],

@@ -21,7 +21,7 @@ from uncollapse.lab.config import fields
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.search.tune_recipe import Outcome
-    from uncollapse.lab.search.variables import RecipeSearch
+    from uncollapse.lab.search.variables import SearchPlan
     from uncollapse.tuning.trial_result import TrialResult
 
 SEARCH = "Search"  # panel of the help
@@ -67,8 +67,8 @@ class TuneCommands(RecipeCommands):
         def run(**given: Any) -> None:
             order = Order(**{field.name: given[field.name] for field in dataclasses.fields(Order)})
             named = recipe_flags.named_settings(recipe, given.get("preset"), given.get("quick", False))
-            said = recipe_flags.given_settings(given["ctx"], recipe.config, order.config or [], order.pairs or [])
-            _tune(recipe, {**named, **said}, list(said), order)
+            settings = recipe_flags.given_settings(given["ctx"], recipe.config, order.config or [], order.pairs or [])
+            _tune(recipe, {**named, **settings}, list(settings), order)
 
         return recipe_flags.build_command(recipe, Order, run, FILES)
 
@@ -90,25 +90,25 @@ def _tune(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Ord
         raise UsageError(
             f"tune starts its own processes with --jobs, got {count} from a launcher. Start it without a launcher."
         )
-    searched = _searched(recipe, values, given, order)
+    plan = _build_plan(recipe, values, given, order)
     folder = order.study or Path("studies") / recipe.name
     console.check_folders(folder, folder / RUNS, order.data_root)
     if order.dry_run:
-        _show_plan(recipe, searched, folder, order)
+        _show_plan(recipe, plan, folder, order)
         return
     console.make_folders(folder, folder / RUNS)
     limits, pruner = (
         Limits(order.jobs, None if order.budget is None else seconds_of(order.budget)),
         _pruner(order.pruner),
     )
-    with tune_progress() as telling:
-        made = search(
-            recipe, searched, folder, Runtime(order.data_root), telling,
-            most=TrialLimits(order.trials), limits=limits, pruning=pruner,
+    with tune_progress() as listener:
+        outcome = search(
+            recipe, plan, folder, Runtime(order.data_root), listener,
+            trial_limits=TrialLimits(order.trials), limits=limits, pruning=pruner,
         )  # fmt: skip
-    written = _page(made, folder / PAGE)
-    _show(made, folder, written, order)
-    raise typer.Exit(130 if made.ended == "interrupted" else 1 if made.failed else 0)
+    written = _page(outcome, folder / PAGE)
+    _show(outcome, folder, written, order)
+    raise typer.Exit(130 if outcome.ended == "interrupted" else 1 if outcome.failed else 0)
 
 
 def seconds_of(text: str) -> float:
@@ -131,7 +131,7 @@ def _pruner(name: str) -> Any:
     return name
 
 
-def _searched(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> "RecipeSearch":
+def _build_plan(recipe: "Recipe", values: dict[str, Any], given: list[str], order: Order) -> "SearchPlan":
     from uncollapse.lab.search.variables import build_search
 
     if recipe.search is None:
@@ -146,7 +146,7 @@ def _tunable() -> list[str]:
     return [name for name in RECIPES if RECIPES[name].search is not None]
 
 
-def _show_plan(recipe: "Recipe", searched: "RecipeSearch", folder: Path, order: Order) -> None:
+def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order) -> None:
     from uncollapse.lab.search.tune_recipe import OUTCOME, estimate_seconds
 
     path = folder / OUTCOME
@@ -155,43 +155,43 @@ def _show_plan(recipe: "Recipe", searched: "RecipeSearch", folder: Path, order: 
         there = sum(trial["state"] != "open" and not trial["idle"] for trial in known)
     except (OSError, ValueError, KeyError, TypeError):  # no study yet, or a damaged file: the study itself counts
         there = 0
-    seconds = estimate_seconds(recipe, searched, order.trials)
+    seconds = estimate_seconds(recipe, plan, order.trials)
     if order.as_json:
-        space = [dimension.describe() for dimension in searched.space]
+        space = [dimension.describe() for dimension in plan.space]
         typer.echo(json.dumps({"recipe": recipe.name, "there": there, "seconds": seconds, "space": space}))
         return
-    for line in _plan(searched, order.trials, there, seconds, order.jobs):
+    for line in _plan_lines(plan, order.trials, there, seconds, order.jobs):
         typer.echo(line)
 
 
-def _page(made: "Outcome", path: Path) -> Path | None:
+def _page(outcome: "Outcome", path: Path) -> Path | None:
     """Write the page with plots; None if it cannot be drawn."""
-    if made.best is None:
+    if outcome.best is None:
         return None
     try:
         from uncollapse.tuning.search_page import SearchReport, write_search_page
 
-        title = f"Tuning {made.recipe.name}"
-        by, space = made.searched.search.by, made.facts()["space"]
-        sentences = tuple(_findings(made))
-        line = made.line or made.command or ""
+        title = f"Tuning {outcome.recipe.name}"
+        by, space = outcome.plan.search.by, outcome.facts()["space"]
+        sentences = tuple(_findings(outcome))
+        line = outcome.line or outcome.command or ""
         return write_search_page(
-            SearchReport(title, by, "higher", made.tried, space, made.shares, line, sentences), path
+            SearchReport(title, by, "higher", outcome.trials, space, outcome.shares, line, sentences), path
         )
     except ImportError as error:
         console.print_note(f"No page was written: {error}")
         return None
 
 
-def _show(made: "Outcome", folder: Path, page: Path | None, order: Order) -> None:
+def _show(outcome: "Outcome", folder: Path, page: Path | None, order: Order) -> None:
     from uncollapse.lab.search.tune_recipe import OUTCOME, RUNS
 
     if order.as_json:
-        typer.echo(json.dumps(made.facts(), ensure_ascii=False))
+        typer.echo(json.dumps(outcome.facts(), ensure_ascii=False))
         return
-    lines = [_summary(made, order.trials), *_findings(made), *_copy_lines(made)]
-    if made.failed:
-        lines.append(_failures(made, folder / RUNS))
+    lines = [_summary(outcome, order.trials), *_findings(outcome), *_copy_lines(outcome)]
+    if outcome.failed:
+        lines.append(_failures(outcome, folder / RUNS))
     places = [str(folder / OUTCOME), *([] if page is None else [str(page)])]
     for line in [*lines, f"Written: {' and '.join(places)}"]:
         typer.echo(line)
@@ -200,9 +200,9 @@ def _show(made: "Outcome", folder: Path, page: Path | None, order: Order) -> Non
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
 
 
-def _plan(searched: "RecipeSearch", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
+def _plan_lines(plan: "SearchPlan", trials: int, there: int, seconds: float, jobs: int) -> list[str]:
     """Return what varies, and how long it takes. there: trials that are done."""
-    lines = ["These settings vary:", *(f"  {dimension.describe()}" for dimension in searched.space)]
+    lines = ["These settings vary:", *(f"  {dimension.describe()}" for dimension in plan.space)]
     left = max(0, trials - there)
     many = f" in {jobs} processes" if jobs > 1 else ""
     takes = format_duration(seconds * left / max(1, trials) / jobs)
@@ -210,57 +210,57 @@ def _plan(searched: "RecipeSearch", trials: int, there: int, seconds: float, job
     return [*lines, f"{counts} They take about {takes}{many}, less where some are stopped early. Nothing was run."]
 
 
-def _summary(made: "Outcome", trials: int) -> str:
+def _summary(outcome: "Outcome", trials: int) -> str:
     """Return how many trials there are, how they ended, and what they cost."""
-    ran = [tried for tried in made.tried if not tried.idle]
+    ran = [trial for trial in outcome.trials if not trial.idle]
     counts = [f"{count} {word}" for state, word in STATES.items() if (count := _count(ran, state))]
-    cost = f"They cost as much as {made.trainings:.1f} full trainings, {format_duration(made.seconds)}."
-    why = {"interrupted": "Interrupted. ", "time": "The time limit was reached. "}.get(made.ended, "")
+    cost = f"They cost as much as {outcome.trainings:.1f} full trainings, {format_duration(outcome.seconds)}."
+    why = {"interrupted": "Interrupted. ", "time": "The time limit was reached. "}.get(outcome.ended, "")
     on = " The same command continues from there." if why else ""
-    over = " There is nothing else to try." if made.used_up else ""
-    settled = sum(tried.state != "open" for tried in ran)
-    return f"{why}{settled} of {trials} trials: {', '.join(counts) or 'none done'}. {cost}{on}{over}"
+    over = " There is nothing else to try." if outcome.used_up else ""
+    finished = sum(trial.state != "open" for trial in ran)
+    return f"{why}{finished} of {trials} trials: {', '.join(counts) or 'none done'}. {cost}{on}{over}"
 
 
-def _findings(made: "Outcome") -> list[str]:
+def _findings(outcome: "Outcome") -> list[str]:
     """Return the best trial next to the one without a cure, and what mattered; nothing before a trial is done."""
-    won, base, by = made.best, made.baseline, made.searched.search.by
-    if won is None:
+    best, base, by = outcome.best, outcome.baseline, outcome.plan.search.by
+    if best is None:
         return []
     without = "" if base is None else f" Without a cure: {format_metric(by, [base.value])}."
-    if won.number == 0:
-        lines = [f"No cure was better than none: {by} {format_metric(by, [won.value])}."]
+    if best.number == 0:
+        lines = [f"No cure was better than none: {by} {format_metric(by, [best.value])}."]
     else:
-        lines = [f"Best: trial {won.number}, {won.describe()}: {by} {format_metric(by, [won.value])}.{without}"]
-    figures = made.judged(won) if made.ended == "done" else {}  # a search that continues must not see them
-    judged = [f"{name} {format_metric(name, [value])}{_without_cure(made, name)}" for name, value in figures.items()]
-    lines += [f"Not used by the search: {', '.join(judged)}."] if judged else []
-    shares = [f"{name} {100 * share:.0f} %" for name, share in made.shares.items()]
+        lines = [f"Best: trial {best.number}, {best.describe()}: {by} {format_metric(by, [best.value])}.{without}"]
+    metrics = outcome.unseen_metrics(best) if outcome.ended == "done" else {}  # only when the search is over
+    unseen = [f"{name} {format_metric(name, [value])}{_without_cure(outcome, name)}" for name, value in metrics.items()]
+    lines += [f"Not used by the search: {', '.join(unseen)}."] if unseen else []
+    shares = [f"{name} {100 * share:.0f} %" for name, share in outcome.shares.items()]
     return lines + ([f"What mattered: {', '.join(shares)} of the differences."] if shares else [])
 
 
-def _copy_lines(made: "Outcome") -> list[str]:
+def _copy_lines(outcome: "Outcome") -> list[str]:
     """Return the lines to copy."""
-    lines = [] if made.line is None else [f"In your own code:  {made.line}"]
-    return lines if made.command is None else [*lines, f"The same run:      {made.command}"]
+    lines = [] if outcome.line is None else [f"In your own code:  {outcome.line}"]
+    return lines if outcome.command is None else [*lines, f"The same run:      {outcome.command}"]
 
 
-def _failures(made: "Outcome", folder: Path) -> str:
+def _failures(outcome: "Outcome", folder: Path) -> str:
     """Return how many trials failed, and why the first did."""
-    label, why = next(iter(made.failed.items()))
-    one = len(made.failed) == 1
-    count = "1 trial" if one else f"{len(made.failed)} trials"
+    label, why = next(iter(outcome.failed.items()))
+    one = len(outcome.failed) == 1
+    count = "1 trial" if one else f"{len(outcome.failed)} trials"
     return (
         f"{count} failed; {'it' if one else 'the first'} was {label}: {why} See {folder}. The same command tries again."
     )
 
 
-def _without_cure(made: "Outcome", name: str) -> str:
+def _without_cure(outcome: "Outcome", name: str) -> str:
     """Return the same metric of the run without a cure, if that is another run."""
-    base = made.baseline
-    value = None if base is None or base is made.best else made.judged(base).get(name)
+    base = outcome.baseline
+    value = None if base is None or base is outcome.best else outcome.unseen_metrics(base).get(name)
     return "" if value is None else f" (without a cure {format_metric(name, [value])})"
 
 
-def _count(tried: Sequence["TrialResult"], state: str) -> int:
-    return sum(each.state == state for each in tried)
+def _count(trials: Sequence["TrialResult"], state: str) -> int:
+    return sum(trial.state == state for trial in trials)

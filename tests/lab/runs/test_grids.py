@@ -74,7 +74,7 @@ def test_two_chosen_fields_compete_together() -> None:
     assert cell.followers(ranked) == (Config(scale=1.0, layers=4, seed=1),)
 
 
-def test_a_figure_that_nobody_has_cannot_choose() -> None:
+def test_an_unknown_metric_cannot_choose() -> None:
     (cell,) = Grid({"scale": (1, 2), "seed": (0, 1)}, choose=("scale",), by="dev").cells(Config)
     with pytest.raises(UsageError, match=r"'dev'.*validation"):
         cell.followers(figures(0.1, 0.2))

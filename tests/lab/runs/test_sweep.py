@@ -52,8 +52,8 @@ class Ear:
 
 def sweep(tiny: ModuleType, folder: Path, *grids: Grid, ear: Ear, **limits: Any) -> Sweep:
     cells = [cell for grid in grids for cell in grid.cells(tiny.Config)]
-    agenda = RunQueue(tiny.RECIPE, cells, Results(folder / "results"))
-    return Sweep(agenda, folder / "runs", Runtime(folder), Limits(**{"jobs": 1, **limits}), ear)
+    queue = RunQueue(tiny.RECIPE, cells, Results(folder / "results"))
+    return Sweep(queue, folder / "runs", Runtime(folder), Limits(**{"jobs": 1, **limits}), ear)
 
 
 def log(folder: Path) -> list[str]:
@@ -93,12 +93,12 @@ def test_a_sweep_does_what_it_can(tiny: ModuleType, tmp_path: Path) -> None:
         "none-size5-s0.6-seed1 0 1",
     ]
     assert [config.size for config in ear.done] == [1, 4, 5, 5, 5]
-    assert len(made.agenda.records) == 6  # with the one that was run elsewhere
-    assert (made.agenda.open, made.agenda.later) == ({}, 0)
-    why = list(made.agenda.failed.values())
+    assert len(made.queue.records) == 6  # with the one that was run elsewhere
+    assert (made.queue.open, made.queue.later) == ({}, 0)
+    why = list(made.queue.failed.values())
     assert why == [
         "The loss became nan. Try another one.",
-        "The process of the run ended by signal 9, maybe since memory ran out.",
+        "The process of the run ended by signal 9, maybe because memory ran out.",
     ]
     texts = [made.error_file(tiny.Config(3, fault=fault)).read_text() for fault in ("raise", "kill")]
     assert texts[0].startswith(f"{why[0]}\n\nTraceback")
@@ -130,15 +130,15 @@ def test_a_run_is_stopped_and_goes_on(tiny: ModuleType, tmp_path: Path, monkeypa
     ear = Ear(interrupt)
     made = sweep(tiny, tmp_path, grid, ear=ear)
     assert made.run() == "interrupted"
-    assert len(made.agenda.open) == 1
+    assert len(made.queue.open) == 1
     (folder,) = (tmp_path / "runs" / tiny.NAME).iterdir()
     (folder / "step-000009999").mkdir()  # a torn one, of which the worker warns
     ear = Ear(jump)
     made = sweep(tiny, tmp_path, grid, ear=ear, seconds=3600.0)
     assert made.run() == "time"
     assert "step-000009999" in ear.notes[0]
-    assert ear.notes[1:] == ["Stopping, with a checkpoint of each running run."]
-    assert (len(made.agenda.open), made.agenda.failed) == (1, {})
+    assert ear.notes[1:] == ["Stopping; running experiments write a checkpoint first."]
+    assert (len(made.queue.open), made.queue.failed) == (1, {})
     assert files(tmp_path / "results") == set()
     made = sweep(tiny, tmp_path, grid, ear=Ear(), seconds=3600.0)
     assert made.run() == "done"
@@ -174,7 +174,7 @@ def test_a_sweep_that_is_killed_is_taken_over(tiny: ModuleType, tmp_path: Path) 
     begun, resumed = (int(line.split()[1]) for line in log(tmp_path))
     assert 0 == begun < resumed < 5000
     assert len(ear.done) == 1
-    assert files(tmp_path / "results") == {made.agenda.results.path(tiny.RECIPE, ear.done[0]).name}
+    assert files(tmp_path / "results") == {made.queue.results.path(tiny.RECIPE, ear.done[0]).name}
 
 
 def test_workers_that_cannot_start_end_the_sweep(
@@ -184,4 +184,4 @@ def test_workers_that_cannot_start_end_the_sweep(
     made = sweep(tiny, tmp_path, Grid({"size": (1, 2)}), ear=Ear())
     with pytest.raises(RuntimeError, match="exit code"):
         made.run()
-    assert made.agenda.failed == {}
+    assert made.queue.failed == {}

@@ -23,9 +23,9 @@ from uncollapse.lab.recipe import RECIPES, Recipe
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import run_one, with_run_folder
 from uncollapse.lab.runs.sweep import Limits, Sweep
-from uncollapse.lab.search.trials import TrialLimits, Trials
+from uncollapse.lab.search.trials import TrialLimits, TrialQueue
 from uncollapse.lab.search.tune_recipe import search_facts, tune_recipe
-from uncollapse.lab.search.variables import RecipeSearch, build_search, parse_dimension
+from uncollapse.lab.search.variables import SearchPlan, build_search, parse_dimension
 from uncollapse.tuning.space import Between, OneOf
 from uncollapse.tuning.study import FILE, Pruning, open_study
 from uncollapse.tuning.trial_result import TrialResult, best_trial
@@ -38,22 +38,22 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def trials(recipe: Recipe, plan: RecipeSearch, folder: Path, most: TrialLimits) -> Iterator[Trials]:
+def trials(recipe: Recipe, plan: SearchPlan, folder: Path, most: TrialLimits) -> Iterator[TrialQueue]:
     how = Pruning("median", plan.config.epochs)
     with open_study(
         folder, search_facts(recipe, plan, "median"), better="higher", seed=plan.config.seed, pruning=how
     ) as study:
-        yield Trials(recipe, plan, study, Results(folder / "results"), most)
+        yield TrialQueue(recipe, plan, study, Results(folder / "results"), most)
 
 
-def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -> list[TrialResult]:
+def drive(recipe: Recipe, made: TrialQueue, folder: Path, stop: int | None = None) -> list[TrialResult]:
     """Run trials one after the other. stop: leave one half done, when so many are settled."""
     while (config := made.take()) is not None:
         if stop is not None and made.done == stop:
-            return made.tried
+            return made.trials
 
         def judge(epoch: int, figures: Any, config: Any = config) -> bool:
-            return made.judge(config, epoch, figures["validation"], 0.25 * epoch)
+            return made.should_prune(config, epoch, figures["validation"], 0.25 * epoch)
 
         runtime = with_run_folder(Runtime(folder, should_prune=judge), recipe, config, folder / "runs")
         try:
@@ -62,18 +62,18 @@ def drive(recipe: Recipe, made: Trials, folder: Path, stop: int | None = None) -
             made.prune(config)
             continue
         assert made.look_up(config)
-    return made.tried
+    return made.trials
 
 
 def searches(
-    recipe: Recipe, plan: RecipeSearch, folder: Path, most: TrialLimits, stop: int | None = None
+    recipe: Recipe, plan: SearchPlan, folder: Path, most: TrialLimits, stop: int | None = None
 ) -> list[TrialResult]:
     folder.mkdir(exist_ok=True)
     with trials(recipe, plan, folder, most) as made:
         return drive(recipe, made, folder, stop)
 
 
-def plan(module: ModuleType, *vary: str, **settings: Any) -> RecipeSearch:
+def plan(module: ModuleType, *vary: str, **settings: Any) -> SearchPlan:
     config = fields.build(module.Config, settings)
     return build_search(module.SEARCH, config, list(settings), vary)
 
@@ -170,7 +170,7 @@ def test_what_is_given_stays(tiny: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 def test_settings_that_do_not_go_together(tiny: ModuleType, tmp_path: Path) -> None:
     tried = searches(tiny.RECIPE, plan(tiny, "cure=good,broken", "scale=0.15,0.5"), tmp_path, TrialLimits(5))
-    impossible = [each for each in tried if each.why == "these settings do not go together"]
+    impossible = [each for each in tried if each.why == "these settings cannot be combined"]
     assert all(each.idle for each in impossible)
     assert sum(not each.idle for each in tried) == 5
 
@@ -196,7 +196,7 @@ def test_other_data(tiny: ModuleType, tmp_path: Path) -> None:
         searches(tiny.RECIPE, plan(tiny), tmp_path, TrialLimits(3))
 
 
-def test_no_figure_to_choose_by(tiny: ModuleType, tmp_path: Path) -> None:
+def test_no_metric_to_choose_by(tiny: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--holdout"):
         plan(tiny, holdout=0.0)
     other = dataclasses.replace(plan(tiny), search=dataclasses.replace(tiny.SEARCH, by="nothing"))
@@ -210,12 +210,12 @@ class Ear:
         self.interrupt = interrupt
 
     def changed(self, sweep: Sweep) -> None:
-        if self.interrupt and sweep.agenda.done == 2 and any(worker.steps[0] > 1 for worker in sweep.running):
+        if self.interrupt and sweep.queue.done == 2 and any(worker.steps[0] > 1 for worker in sweep.running):
             self.interrupt = False
             signal.raise_signal(signal.SIGINT)
 
     def finished(self, sweep: Sweep, config: Any) -> None:
-        self.notes.append(sweep.agenda.label(config))
+        self.notes.append(sweep.queue.label(config))
 
     def note(self, words: str) -> None:
         self.notes.append(words)
@@ -229,7 +229,7 @@ def tuned(tiny: ModuleType, folder: Path, ear: Ear, number: int, jobs: int = 1, 
         folder / "study",
         runtime,
         ear,
-        most=TrialLimits(number),
+        trial_limits=TrialLimits(number),
         limits=Limits(jobs),
     )
 
@@ -239,15 +239,15 @@ def test_with_workers(tiny: ModuleType, tmp_path: Path) -> None:
     ear = Ear(interrupt=True)
     made = tuned(tiny, tmp_path, ear, 9, fault="slow")
     assert made.ended == "interrupted"
-    assert [each.state for each in made.tried] == ["done", "done", "open"]
+    assert [each.state for each in made.trials] == ["done", "done", "open"]
     assert any((tmp_path / "study" / "runs").rglob("step-*"))
     made = tuned(tiny, tmp_path, ear, 9, fault="slow")
     assert made.ended == "done"
-    states = [each.state for each in made.tried if not each.idle]
+    states = [each.state for each in made.trials if not each.idle]
     assert len(states) == 9
     assert set(states) == {"done", "pruned"}
     assert made.best.settings["cure"] == "good"
-    assert made.judged(made.best) == {"test": 0.5}
+    assert made.unseen_metrics(made.best) == {"test": 0.5}
     assert made.line == f'uc.attach(model, "contra_norm", scale={made.best.settings["scale"]})'
     assert made.command.startswith("uncollapse train tiny-tune --scale")
     assert 0 < made.trainings < 9
@@ -259,8 +259,8 @@ def test_with_workers(tiny: ModuleType, tmp_path: Path) -> None:
 def test_workers_that_die_or_fail(tiny: ModuleType, tmp_path: Path) -> None:
     ear = Ear()
     made = tuned(tiny, tmp_path, ear, 2, fault="kill")
-    assert [each.state for each in made.tried] == ["done", "done"]
-    assert "its process was killed; it is tried again." in ear.notes[1]
+    assert [each.state for each in made.trials] == ["done", "done"]
+    assert "its process was killed" in ear.notes[1]
     (tmp_path / "other").mkdir()
     made = tuned(tiny, tmp_path / "other", Ear(), 8, fault="raise")
     assert list(made.failed.values()) == ["It broke."] * 3  # nothing was done: the fault is hardly that of the settings
@@ -306,10 +306,10 @@ def test_vary(tiny: ModuleType) -> None:
     for text, words in {
         "scale": "takes FIELD=LOW..HIGH",
         "scale=2..1": "lower number first",
-        "cure=a..b": "write its values with commas between",
+        "cure=a..b": "by commas",
         "cure=none,bad,worse": "cure is one of none, good, bad",
         "nothing=1": "no setting 'nothing'",
-        "seed=0,1": "chosen for its luck",
+        "seed=0,1": "seed cannot vary",
     }.items():
         with pytest.raises(UsageError, match=words):
             plan(tiny, text)

@@ -1,4 +1,4 @@
-"""Grids of configurations: the product of a few fields' values, some of which are chosen on validation."""
+"""Grids of configurations: all combinations of some fields' values, some of them chosen on validation."""
 
 import dataclasses
 import re
@@ -20,10 +20,10 @@ RANGE = re.compile(r"(\d+)-(\d+)")
 
 @dataclass(frozen=True)
 class GridCell:
-    """Configurations that compete, and the seeds that the best of them is run with afterwards.
+    """Configurations that compete, and the seeds that the best of them runs with afterwards.
 
-    trials: they differ in the chosen fields and in the seed; just one where nothing is chosen. seeds: those that
-    follow.
+    trials: configurations that differ only in the fields `choose` and in the seed; one if nothing is chosen.
+    seeds: further seeds. by: the metric that chooses.
     """
 
     trials: tuple[Any, ...]
@@ -32,16 +32,17 @@ class GridCell:
     by: str = "validation"
 
     def followers(self, records: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-        """Return the configurations to run once the trials are done. records: those of the trials, in their order.
+        """Return the configurations to run after the trials: the best one with the further seeds.
 
-        The winner is the one that a table would choose: see `selection.select_best`.
+        records: of the trials, in their order. The winner is the one that a table of results would choose, see
+        `selection.select_best`.
         """
         if not self.seeds:
             return ()
         if not any(self.by in record["figures"] for record in records):
             there = records[0]["figures"]
             raise UsageError(
-                f"No figure is named {self.by!r}, by which to choose; there are: {', '.join(there)}."
+                f"There is no metric {self.by!r} to choose by; there are: {', '.join(there)}."
                 f"{did_you_mean(self.by, there)}"
             )
         rivals: dict[tuple[Any, ...], Any] = {}
@@ -57,14 +58,13 @@ class GridCell:
 class Grid:
     """All combinations of the values of some fields.
 
-    Without `choose`, all of them are run. With it there are two stages in each cell, which is a combination of the
-    other fields except the seed: first all values of the chosen fields with the first seeds; then the other seeds, with
-    the values whose mean of the metric `by` was highest.
+    Without `choose`, all of them run. With `choose`, each combination of the other fields (a cell) runs in two stages:
+    first all values of the chosen fields with the first seeds; then the other seeds with the best of these values.
 
     Args:
-        values: Of each field; as text or in the field's type.
-        choose: Fields that are chosen.
-        by: The metric that chooses.
+        values: Values of each field, as text or in the field's type.
+        choose: Fields whose best values are chosen.
+        by: The metric that chooses; the highest mean over the first seeds is best.
         seeds_to_choose: Number of seeds in the first stage.
     """
 
@@ -86,7 +86,7 @@ class Grid:
                 raise UsageError(f"The grid has no {name!r} to choose; it has: {', '.join(there)}.{hint}")
 
     def cells(self, config: type, fixed: Mapping[str, Any] | None = None) -> list[GridCell]:
-        """The cells, in the order of the fields. fixed: fields that all configurations share.
+        """Return the cells, in the order of the fields. fixed: fields that all configurations share.
 
         >>> @dataclasses.dataclass(frozen=True)
         ... class Config:
@@ -101,45 +101,45 @@ class Grid:
         shared = dict(fixed or {})
         both = sorted(shared.keys() & self.values.keys())
         if both:
-            raise UsageError(f"{both[0]} is in the grid and fixed too; leave one of the two out.")
+            raise UsageError(f"{both[0]} is both in the grid and fixed; leave out one of the two.")
         if not self.choose:
-            return [GridCell((build(config, shared | point),)) for point in _combined(self.values)]
+            return [GridCell((build(config, shared | point),)) for point in _combinations(self.values)]
         seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in self.values.get(SEED, ())))
         first = [{SEED: seed} for seed in seeds[: self.seeds_to_choose]] or [{}]
         rivals = {name: self.values[name] for name in self.choose}
         others = {name: values for name, values in self.values.items() if name not in rivals and name != SEED}
         found = []
-        for point in _combined(others):
-            trials = (build(config, shared | point | seed | rival) for seed in first for rival in _combined(rivals))
+        for point in _combinations(others):
+            trials = (build(config, shared | point | seed | rival) for seed in first for rival in _combinations(rivals))
             rest = tuple(seeds[self.seeds_to_choose :])
             found.append(GridCell(tuple(dict.fromkeys(trials)), rest, self.choose, self.by))
         return found
 
 
 def parse_grid(text: str, config: type, choose: tuple[str, ...] = (), by: str = "validation") -> Grid:
-    """A grid from text: "data=cora,citeseer layers=2,4 seed=0-4", where 0-4 stands for 0,1,2,3,4.
+    """Parse a grid such as "data=cora,citeseer layers=2,4 seed=0-4", where 0-4 stands for 0,1,2,3,4.
 
     Args:
-        text: fields, parted by spaces; values are parted by commas.
-        config: the dataclass that has the fields.
-        choose: fields that are chosen; those that this grid does not have are left out.
-        by: the figure that chooses.
+        text: Fields separated by spaces, each with values separated by commas.
+        config: The dataclass that has the fields.
+        choose: Fields whose best values are chosen; those that this grid does not have are ignored.
+        by: The metric that chooses.
     """
     values: dict[str, list[str]] = {}
-    for part in _parts(text):
+    for part in _split_fields(text):
         name, equals, words = part.partition("=")
         name = name.replace("-", "_")
         if not (name and equals and words):
             raise UsageError(f"A grid has fields with values, such as 'layers=2,4 seed=0-4', got {part!r}.")
         if name in values:
-            raise UsageError(f"The grid names {name} twice; put all its values behind one, parted by commas.")
+            raise UsageError(f"The grid names {name} twice; give all its values once, separated by commas.")
         if name not in config_fields(config):
-            build(config, {name: words})  # which says what there is
-        values[name] = list(dict.fromkeys(_spread(words, _is_integer(config, name))))
+            build(config, {name: words})  # raises with the names that exist
+        values[name] = list(dict.fromkeys(_expand_ranges(words, _is_integer(config, name))))
     return Grid(values, tuple(name for name in choose if name in values), by)
 
 
-def _parts(text: str) -> list[str]:
+def _split_fields(text: str) -> list[str]:
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -149,7 +149,7 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _spread(words: str, integers: bool) -> Iterator[str]:
+def _expand_ranges(words: str, integers: bool) -> Iterator[str]:
     for word in words.split(","):
         ends = RANGE.fullmatch(word.strip()) if integers else None
         if ends is None:
@@ -166,5 +166,5 @@ def _is_integer(config: type, name: str) -> bool:
     return kind is int or int in typing.get_args(kind)
 
 
-def _combined(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def _combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     return (dict(zip(values, point, strict=True)) for point in product(*values.values()))

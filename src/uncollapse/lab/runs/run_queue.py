@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 class RunQueue:
-    """The runs of a few cells, each of them once.
+    """The runs of some cells, each of them once.
 
-    records: of those that are done, by identity. open: configurations that nobody has begun. failed: why, by identity.
-    judged: the figure by which runs may be stopped before their end; None lets all of them go on.
+    records: results of finished runs, by identity. open: configurations that no worker has taken. failed: error
+    messages, by identity. found: how many results existed at the start. prune_by: the metric by which runs may be
+    stopped early; None lets all of them finish.
     """
 
-    judged: str | None = None
+    prune_by: str | None = None
 
     def __init__(self, recipe: "Recipe", cells: Iterable[GridCell], results: Results) -> None:
         self.recipe, self.results = recipe, results
@@ -38,51 +39,51 @@ class RunQueue:
                 self._waiting.append(cell)
             if len(cell.trials) > 1:
                 self._contests.append(cell)
-        self._unfold()
+        self._add_followers()
         self.found = len(self.records)
 
     @property
     def total(self) -> int:
-        """All runs, with those that are not known yet."""
+        """Number of all runs, including those whose values are not chosen yet."""
         return len(self._configs) + self.later
 
     @property
     def done(self) -> int:
-        """Runs whose records are there."""
+        """Number of finished runs."""
         return len(self.records)
 
     @property
     def later(self) -> int:
-        """Runs that are known once the best of a cell is."""
+        """Number of runs that wait for the best values of their cell."""
         return sum(len(cell.seeds) for cell in self._waiting)
 
     def key(self, config: Any) -> str:
-        """What tells a configuration from all others."""
+        """Return the identity of a configuration."""
         return identity(self.recipe.name, config)
 
     def label(self, config: Any) -> str:
-        """What a run is called where others are named too: its file. The name alone may leave out where they differ."""
+        """Return the file name of a run without suffix, which is unique; its short name need not be."""
         return self.results.path(self.recipe, config).stem
 
     def config(self, key: str) -> Any:
-        """The configuration that has this key."""
+        """Return the configuration with an identity."""
         return self._configs[key]
 
     def seconds(self, config: Any) -> float:
-        """How long a run takes on one core: the recipe's guess, in the measure of what it was wrong by so far."""
+        """Return the estimated seconds of a run on one core, corrected by the times of finished runs."""
         return self.recipe.cost(config) * (statistics.median(self._ratios) if self._ratios else 1.0)
 
     def seconds_open(self) -> float:
-        """How long all takes that nobody has begun, on one core."""
+        """Return the estimated seconds of all runs that have not started, on one core."""
         later = sum(len(cell.seeds) * statistics.fmean(map(self.seconds, cell.trials)) for cell in self._waiting)
         return later + sum(map(self.seconds, self.open.values()))
 
     def missing(self) -> list[Any]:
-        """What is open, cheapest first."""
+        """Return the open configurations, cheapest first."""
         return sorted(self.open.values(), key=self.recipe.cost)
 
-    def chosen(self) -> list[tuple[GridCell, Any]]:
-        """The cells that had several trials, with the best of these, as far as all are done."""
+    def choices(self) -> list[tuple[GridCell, Any]]:
+        """Return each cell whose trials are all done, with the best of them; only cells with several trials."""
         found = []
         for cell in self._contests:
             records = [self.records[key] for key in map(self.key, cell.trials) if key in self.records]
@@ -92,9 +93,9 @@ class RunQueue:
         return found
 
     def take(self) -> Any | None:
-        """The cheapest one that is open, which then no longer is; None if there is none.
+        """Remove and return the cheapest open configuration; None if there is none.
 
-        A result that came meanwhile, from another sweep, is not run again.
+        A configuration that has a result by now, from another sweep, is not run again.
         """
         while self.open:
             config = self.open.pop(min(self.open, key=lambda key: self.recipe.cost(self.open[key])))
@@ -103,31 +104,31 @@ class RunQueue:
         return None
 
     def put_back(self, config: Any) -> None:
-        """It was taken and not run."""
+        """Reopen a configuration that was taken but not run."""
         self.open[self.key(config)] = config
 
     def fail(self, config: Any, why: str) -> None:
-        """It was run and came to nothing."""
+        """Record that a run failed."""
         self.failed[self.key(config)] = why
 
     def may_retry(self, config: Any) -> bool:
-        """Whether a run whose process was killed is tried again at once."""
+        """Return whether a run whose process was killed starts again at once."""
         return False
 
-    def judge(self, config: Any, epoch: int, figure: float, seconds: float) -> bool:
-        """Whether a run should be stopped. figure: the one that is judged, after an epoch and so many seconds."""
+    def should_prune(self, config: Any, epoch: int, metric: float, seconds: float) -> bool:
+        """Return whether to stop a run early. metric: the value of `prune_by` after an epoch; seconds: so far."""
         return False
 
     def prune(self, config: Any) -> None:
-        """It was stopped."""
+        """Record that a run was stopped early."""
 
     def look_up(self, config: Any) -> bool:
-        """Whether there is a result by now. What only waited for it is open from now on."""
+        """Return whether a result exists by now, and open the runs that waited for it."""
         record = self.results.find(self.recipe, config)
         if record is None:
             return False
-        self._note(config, record)
-        self._unfold()
+        self._add_record(config, record)
+        self._add_followers()
         return True
 
     def _add(self, config: Any) -> None:
@@ -139,16 +140,16 @@ class RunQueue:
         if record is None:
             self.open[key] = config
         else:
-            self._note(config, record)
+            self._add_record(config, record)
 
-    def _note(self, config: Any, record: dict[str, Any]) -> None:
+    def _add_record(self, config: Any, record: dict[str, Any]) -> None:
         self.records[self.key(config)] = record
         guess, measured = self.recipe.cost(config), record.get("seconds")
         if guess > 0 and measured:
             self._ratios.append(measured / guess)
 
-    def _unfold(self) -> None:
-        """Add what follows in the cells whose trials are all done."""
+    def _add_followers(self) -> None:
+        """Add the further runs of the cells whose trials are all done."""
         waiting, self._waiting = self._waiting, []
         for cell in waiting:
             keys = [self.key(config) for config in cell.trials]

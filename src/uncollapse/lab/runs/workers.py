@@ -1,7 +1,7 @@
-"""Processes of one thread that run one configuration after the other for a sweep.
+"""Worker processes of a sweep, which run one configuration after the other in one thread.
 
-The two sides talk through a pipe. A worker is in a session of its own, so that Ctrl-C reaches the sweep alone, which
-then asks its workers to stop; when the sweep is killed, they stop by themselves.
+The two sides exchange messages through a pipe. A worker has its own session, so that Ctrl-C reaches only the sweep,
+which then asks its workers to stop; when the sweep is killed, they stop by themselves.
 """
 
 import os
@@ -30,41 +30,42 @@ from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_one import remove_checkpoints, run_lock, run_one
 
 HOME = str(Path(uncollapse.__file__).parent)
-GRACE = 20.0  # seconds in which a run that is asked to stop can write a checkpoint
-LEAVING = 5.0  # seconds from its last word to the end of a process
+GRACE = 20.0  # seconds that a run has to write a checkpoint when it is asked to stop
+LEAVING = 5.0  # seconds from the last message of a process to its end
 CODE = "from uncollapse.lab.runs.workers import main; main({})"
 PATIENCE = 0.2  # seconds between two messages about the same run
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run. results: the folder of all results. judged: the figure by which it may be stopped early; None: by none."""
+    """A run. results: the folder of all results. prune_by: the metric by which it may be stopped early; None: never."""
 
     recipe: str
     config: Any
     results: Path
     runtime: Runtime
-    judged: str | None = None
+    prune_by: str | None = None
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a worker says. words: a note, or why a run failed; more: the traceback.
+    """A message of a worker.
 
-    ready: it can be given runs. steps: so many of so many. judge: the run asks whether it should stop, and waits for
-    the answer; judged: its epoch, its figure and its seconds in this process. pruned: it did stop. busy: another
-    process runs the same.
+    ready: the worker can run something. steps: progress of the run. note: a warning for the user. evaluated: the run
+    waits for the answer whether to stop. pruned: it has stopped. busy: another process runs the same configuration.
+
+    text: the note, or why a run failed. steps: done and total. evaluation: epoch, metric, and seconds in this process.
     """
 
-    kind: Literal["ready", "steps", "note", "judge", "done", "pruned", "failed", "busy", "stopped"]
-    words: str = ""
-    more: str = ""
+    kind: Literal["ready", "steps", "note", "evaluated", "done", "pruned", "failed", "busy", "stopped"]
+    text: str = ""
+    traceback: str = ""
     steps: tuple[int, int] = (0, 0)
-    judged: tuple[int, float, float] = (0, 0.0, 0.0)
+    evaluation: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
 class Worker:
-    """A worker as the sweep sees it. ready: it has started. steps: how many of how many its run has made."""
+    """The sweep's side of a worker. ready: it has started. steps: of its run, done and total."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -72,30 +73,30 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", CODE.format(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.PIPE,  # never written to: its end is how the worker learns of ours
-                stdout=subprocess.DEVNULL,  # ours is for results
+                stdin=subprocess.PIPE,  # never written to: when it closes, the worker knows that the sweep has ended
+                stdout=subprocess.DEVNULL,  # stdout of the sweep is for results
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         self.ready, self.steps = False, (0, 0)
 
     def answer(self, stop: bool) -> None:
-        """Say whether the run that asked should stop."""
+        """Answer an evaluated run whether it should stop."""
         with suppress(BrokenPipeError):
             self.connection.send(stop)
 
-    def give(self, job: Job) -> None:
-        """Let it run something."""
+    def assign(self, job: Job) -> None:
+        """Run a job."""
         self.steps = (0, 0)
-        with suppress(BrokenPipeError):  # that it is gone is heard where all that it says is heard
+        with suppress(BrokenPipeError):  # the sweep notices that it is gone when it waits for messages
             self.connection.send(job)
 
-    def ask(self) -> None:
-        """Ask it to end: with a checkpoint if it runs something. One that only starts has nothing to lose."""
-        self.process.send_signal(signal.SIGINT if self.ready else signal.SIGTERM)
+    def request_stop(self) -> None:
+        """Ask the process to end, with a checkpoint if it runs something."""
+        self.process.send_signal(signal.SIGINT if self.ready else signal.SIGTERM)  # while it starts, nothing is lost
 
-    def end(self) -> int:
-        """Wait for its end, which has begun; the answer is its exit code."""
+    def wait(self) -> int:
+        """Wait for the end of the process, kill it if it takes too long, and return its exit code."""
         try:
             self.process.wait(LEAVING)
         except subprocess.TimeoutExpired:
@@ -107,29 +108,29 @@ class Worker:
 
 
 def main(handle: int) -> None:
-    """Run what comes through the pipe, until it is closed or the process is asked to stop."""
+    """Run the jobs that come through a pipe, until it is closed or the process is asked to stop."""
     torch.set_num_threads(1)
     threading.Thread(target=_follow_sweep, daemon=True).start()
     with Connection(handle) as connection:
         try:
-            _tell(connection, Message("ready"))
+            _send(connection, Message("ready"))
             while True:
                 _run(connection.recv(), connection)
         except KeyboardInterrupt:
-            _tell(connection, Message("stopped"))
+            _send(connection, Message("stopped"))
         except (EOFError, ConnectionResetError):
             return  # the sweep is gone
 
 
 def _follow_sweep() -> None:
-    """Wait for the end of the sweep, even by kill -9, and stop then as if it had asked."""
+    """Wait for the end of the sweep, even by kill -9, then stop as on request."""
     os.read(0, 1)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     time.sleep(GRACE)
     os._exit(1)
 
 
-def _tell(connection: Connection, message: Message) -> None:
+def _send(connection: Connection, message: Message) -> None:
     with suppress(OSError):  # when nobody listens any more, the run still has to write its checkpoint
         connection.send(message)
 
@@ -137,12 +138,12 @@ def _tell(connection: Connection, message: Message) -> None:
 def _run(job: Job, connection: Connection) -> None:
     recipe = RECIPES[job.recipe]
     results = Results(job.results)
-    judge = None if job.judged is None else _judge(connection, job.judged)
-    runtime = replace(job.runtime, progress=_reporter(connection), should_prune=judge)
+    should_prune = None if job.prune_by is None else _prune_request(connection, job.prune_by)
+    runtime = replace(job.runtime, progress=_step_sender(connection), should_prune=should_prune)
     with try_lock(run_lock(recipe, job.config, results)) as ours, warnings.catch_warnings():
-        warnings.showwarning = _noter(connection)
+        warnings.showwarning = _warning_sender(connection)
         if not ours:
-            _tell(connection, Message("busy"))
+            _send(connection, Message("busy"))
             return
         try:
             run_one(recipe, job.config, results, runtime)
@@ -152,42 +153,41 @@ def _run(job: Job, connection: Connection) -> None:
             answer = Message("pruned")
         except Exception as error:
             answer = Message("failed", " ".join(str(error).split()) or type(error).__name__, traceback.format_exc())
-    _tell(connection, answer)
+    _send(connection, answer)
 
 
-def _noter(connection: Connection) -> Any:
-    """Tells warnings of ours and of the user's own files; those of other libraries are for their programmers."""
+def _warning_sender(connection: Connection) -> Any:
+    """Return a `showwarning` that sends our warnings and those of the user's files, not those of other libraries."""
 
     def note(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
         if filename.startswith(HOME) or "site-packages" not in filename:
-            _tell(connection, Message("note", " ".join(str(message).split())))
+            _send(connection, Message("note", " ".join(str(message).split())))
 
     return note
 
 
-def _reporter(connection: Connection) -> Any:
-    """Tells how far a run is, now and then."""
-    told = 0.0
+def _step_sender(connection: Connection) -> Any:
+    """Return a progress function that sends the steps of a run, at most every `PATIENCE` seconds."""
+    last = 0.0
 
-    def report(done: int, total: int, figures: Mapping[str, float]) -> None:
-        nonlocal told
-        if time.monotonic() - told >= PATIENCE:
-            told = time.monotonic()
-            _tell(connection, Message("steps", steps=(done, total)))
+    def report(done: int, total: int, metrics: Mapping[str, float]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PATIENCE:
+            last = time.monotonic()
+            _send(connection, Message("steps", steps=(done, total)))
 
     return report
 
 
-def _judge(connection: Connection, name: str) -> ShouldPrune:
-    """Tells a figure after each evaluation, and hears whether to stop."""
-
+def _prune_request(connection: Connection, name: str) -> ShouldPrune:
+    """Return a function that sends a metric after each evaluation and returns the answer whether to stop."""
     began = time.monotonic()
 
-    def ask(epoch: int, figures: Mapping[str, float]) -> bool:
-        if name not in figures:
+    def ask(epoch: int, metrics: Mapping[str, float]) -> bool:
+        if name not in metrics:
             return False
         try:
-            connection.send(Message("judge", judged=(epoch, figures[name], time.monotonic() - began)))
+            connection.send(Message("evaluated", evaluation=(epoch, metrics[name], time.monotonic() - began)))
             return bool(connection.recv())
         except (OSError, EOFError):  # nobody listens any more: the run is about to be asked to stop
             return False

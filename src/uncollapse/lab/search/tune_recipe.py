@@ -1,4 +1,4 @@
-"""Tune a recipe: which cure, where and how strong, chosen on validation by a search that can be gone on with."""
+"""Tune a recipe: search for the cure, place and strength that are best on validation; a search can be resumed."""
 
 import dataclasses
 import json
@@ -14,8 +14,8 @@ from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.sweep import Limits, StopReason, Sweep, SweepListener
-from uncollapse.lab.search.trials import TrialLimits, Trials
-from uncollapse.lab.search.variables import RecipeSearch
+from uncollapse.lab.search.trials import TrialLimits, TrialQueue
+from uncollapse.lab.search.variables import SearchPlan
 from uncollapse.tuning import space
 from uncollapse.tuning.study import PrunerName, Pruning, open_study
 from uncollapse.tuning.trial_result import TrialResult, best_trial
@@ -24,157 +24,153 @@ if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe
 
 RESULTS, RUNS, OUTCOME, PAGE = "results", "runs", "tuned.json", "tuned.html"  # in the folder of a study
-JUDGED = ("test", "dev")  # figures that no choice looks at
+UNSEEN = ("test", "dev")  # metrics that the search does not use
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a search has found so far.
 
-    tried: all trials. shares: how much of the differences each parameter explains. records: of the winner and of the
-    run without a cure, where they are done. failed: why, by the words of a trial.
+    used_up: whether nothing new is left to try. shares: the part of the differences that each parameter explains.
+    records: of the winner and of the run without a cure, by trial number, if they are done. failed: error messages, by
+    the label of a trial.
     """
 
     recipe: "Recipe"
-    searched: RecipeSearch
+    plan: SearchPlan
     ended: StopReason
     used_up: bool
-    tried: list[TrialResult]
+    trials: list[TrialResult]
     shares: Mapping[str, float]
     records: Mapping[int, Mapping[str, Any]]
     failed: Mapping[str, str]
 
     @property
     def best(self) -> TrialResult | None:
-        """The winner; the run without a cure if none is better."""
-        return best_trial(self.tried)
+        """Best trial; the run without a cure if none is better."""
+        return best_trial(self.trials)
 
     @property
     def baseline(self) -> TrialResult | None:
-        """The run without a cure, once it is done."""
-        return next((tried for tried in self.tried if tried.number == 0 and tried.value is not None), None)
+        """Trial without a cure, once it is done."""
+        return next((trial for trial in self.trials if trial.number == 0 and trial.value is not None), None)
 
     @property
     def line(self) -> str | None:
-        """What to copy: the code for a model of one's own; None if no cure was best, or the recipe has none."""
-        return None if not self._cured else self.searched.search.line(self.config)
+        """Line of code for the user's own model; None if no cure was better, or the recipe has no such line."""
+        return self.plan.search.line(self.config) if self.best is not None and self.best.number > 0 else None
 
     @property
     def command(self) -> str | None:
-        """The command that repeats the winner."""
+        """Command that repeats the best trial."""
         return None if self.best is None else fields.command_line(self.recipe.name, self.config)
 
     @property
     def config(self) -> Any:
-        """The configuration of the winner."""
-        won = self.best
-        if won is None:
+        """Configuration of the best trial."""
+        if self.best is None:
             raise UsageError("No trial is done, so there is no best one.")
-        return trial_config(self.searched, won)
+        return trial_config(self.plan, self.best)
 
     @property
     def trainings(self) -> float:
-        """What all trials cost, in whole trainings."""
-        whole = max(1, getattr(self.searched.config, "epochs", 1))
-        return sum(tried.steps for tried in self.tried) / whole
+        """Cost of all trials, in full trainings."""
+        whole = max(1, getattr(self.plan.config, "epochs", 1))
+        return sum(trial.steps for trial in self.trials) / whole
 
     @property
     def seconds(self) -> float:
-        """What all trials cost, in seconds of their training."""
-        return sum(tried.seconds for tried in self.tried)
+        """Cost of all trials, in seconds of training."""
+        return sum(trial.seconds for trial in self.trials)
 
-    @property
-    def _cured(self) -> bool:
-        return self.best is not None and self.best.number > 0
-
-    def judged(self, tried: TrialResult) -> dict[str, float]:
-        """The figures of a trial that the search has not looked at: on test or development data."""
-        figures = self.records.get(tried.number, {}).get("figures", {})
-        return {name: figures[name] for name in JUDGED if name in figures}
+    def unseen_metrics(self, trial: TrialResult) -> dict[str, float]:
+        """Return the metrics of a trial that the search does not use: those on test or development data."""
+        metrics = self.records.get(trial.number, {}).get("figures", {})
+        return {name: metrics[name] for name in UNSEEN if name in metrics}
 
     def facts(self) -> dict[str, Any]:
-        """All of it for JSON."""
-        won, base = self.best, self.baseline
+        """Return all of it for JSON."""
+        best, base = self.best, self.baseline
         return {
             "recipe": self.recipe.name,
             "version": __version__,
-            "config": dataclasses.asdict(self.searched.config),
-            "space": space.facts(self.searched.space),
-            "by": self.searched.search.by,
+            "config": dataclasses.asdict(self.plan.config),
+            "space": space.facts(self.plan.space),
+            "by": self.plan.search.by,
             "ended": self.ended,
-            "best": None if won is None else won.facts() | {"judged": self.judged(won)},
-            "baseline": None if base is None else base.facts() | {"judged": self.judged(base)},
+            "best": None if best is None else best.facts() | {"unseen": self.unseen_metrics(best)},
+            "baseline": None if base is None else base.facts() | {"unseen": self.unseen_metrics(base)},
             "line": self.line,
             "command": self.command,
             "cost": {"trainings": round(self.trainings, 3), "seconds": round(self.seconds, 1)},
             "mattered": dict(self.shares),
             "failed": dict(self.failed),
-            "trials": [tried.facts() for tried in self.tried],
+            "trials": [trial.facts() for trial in self.trials],
         }
 
 
 def tune_recipe(
     recipe: "Recipe",
-    searched: RecipeSearch,
+    plan: SearchPlan,
     folder: Path,
     runtime: Runtime,
-    teller: SweepListener,
+    listener: SweepListener,
     *,
-    most: TrialLimits,
+    trial_limits: TrialLimits,
     limits: Limits,
     pruning: PrunerName = "median",
 ) -> Outcome:
-    """Search, or go on with a search. What is there of it lies in the folder: the study, results, checkpoints.
+    """Search, or resume a search whose study, results and checkpoints are in the folder.
 
-    Trial 0 is the run without a cure, trial 1 the configuration as it is; then Optuna chooses by what came out well on
-    validation. `facts` of what came of it are written to `tuned.json`.
+    Trial 0 is the run without a cure, trial 1 the configuration as it is; then Optuna proposes what does well on
+    validation. The `facts` of the outcome are written to `tuned.json`.
 
     Args:
-        recipe: the experiment.
-        searched: from which configuration, over which space; the seed of the runs is that of the search.
-        folder: of the study. One that has a study of something else is refused.
-        runtime: what runs are told.
-        teller: hears how it goes.
-        most: how much is tried, all in all.
-        limits: processes, and seconds of this call.
-        pruning: how trials are stopped early.
+        recipe: The experiment.
+        plan: Start configuration and search space; the seed of the runs is also that of the search.
+        folder: Folder of the study. A folder with another study is refused.
+        runtime: Runtime of the runs.
+        listener: Receives the events of the search.
+        trial_limits: Number and cost of all trials.
+        limits: Processes, and seconds of this call.
+        pruning: How trials are stopped early.
     """
-    config, results = searched.config, Results(folder / RESULTS)
+    config, results = plan.config, Results(folder / RESULTS)
     how = Pruning(pruning, getattr(config, "epochs", 0))
     with open_study(
-        folder, search_facts(recipe, searched, pruning), better="higher", seed=config.seed, pruning=how
+        folder, search_facts(recipe, plan, pruning), better="higher", seed=config.seed, pruning=how
     ) as study:
-        trials = Trials(recipe, searched, study, results, most)
-        ended = Sweep(trials, folder / RUNS, runtime, limits, teller).run()
-        failed = {trials.label(trials.config(key)): why for key, why in trials.failed.items()}
-        won = best_trial(trials.tried)
-        shown = {tried.number: tried for tried in (*trials.tried[:1], *([won] if won else []))}
-        records = {n: results.find(recipe, trial_config(searched, tried)) or {} for n, tried in shown.items()}
-        made = Outcome(recipe, searched, ended, trials.used_up, trials.tried, study.importances(), records, failed)
-    files.write(folder / OUTCOME, json.dumps(made.facts(), indent=1, ensure_ascii=False) + "\n")
-    return made
+        queue = TrialQueue(recipe, plan, study, results, trial_limits)
+        ended = Sweep(queue, folder / RUNS, runtime, limits, listener).run()
+        failed = {queue.label(queue.config(key)): why for key, why in queue.failed.items()}
+        best = best_trial(queue.trials)
+        shown = {trial.number: trial for trial in (*queue.trials[:1], *([best] if best else []))}
+        records = {n: results.find(recipe, trial_config(plan, trial)) or {} for n, trial in shown.items()}
+        outcome = Outcome(recipe, plan, ended, queue.used_up, queue.trials, study.importances(), records, failed)
+    files.write(folder / OUTCOME, json.dumps(outcome.facts(), indent=1, ensure_ascii=False) + "\n")
+    return outcome
 
 
-def trial_config(searched: RecipeSearch, tried: TrialResult) -> Any:
-    """The configuration of a trial."""
-    if tried.number < 2:
-        return searched.config if tried.number else searched.baseline
-    own = fields.parse_values(type(searched.config), tried.settings)
-    return dataclasses.replace(searched.config, **own)
+def trial_config(plan: SearchPlan, trial: TrialResult) -> Any:
+    """Return the configuration of a trial."""
+    if trial.number < 2:
+        return plan.config if trial.number else plan.baseline
+    own = fields.parse_values(type(plan.config), trial.settings)
+    return dataclasses.replace(plan.config, **own)
 
 
-def search_facts(recipe: "Recipe", searched: RecipeSearch, pruning: PrunerName) -> dict[str, Any]:
-    """What is searched, as JSON has it; a study that has other facts is another one."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(searched.config)))
+def search_facts(recipe: "Recipe", plan: SearchPlan, pruning: PrunerName) -> dict[str, Any]:
+    """Return what identifies a study, for JSON; a study with other facts is another one."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(plan.config)))
     return {
         "recipe": recipe.name,
         "settings": plain,
-        "space": json.loads(json.dumps(space.facts(searched.space))),
-        "by": searched.search.by,
+        "space": json.loads(json.dumps(space.facts(plan.space))),
+        "by": plan.search.by,
         "pruning": pruning,
     }
 
 
-def estimate_seconds(recipe: "Recipe", searched: RecipeSearch, trials: int) -> float:
-    """Roughly the seconds of a search on one core, if none of its trials is stopped."""
-    return recipe.cost(searched.baseline) + (trials - 1) * recipe.cost(searched.config)
+def estimate_seconds(recipe: "Recipe", plan: SearchPlan, trials: int) -> float:
+    """Return the estimated seconds of a search on one core, if no trial is stopped early."""
+    return recipe.cost(plan.baseline) + (trials - 1) * recipe.cost(plan.config)
