@@ -16,14 +16,13 @@ import hypersphere_limits
 from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
 from uncollapse.lab.experiments.contrastive.circle import LEARNED
-from uncollapse.lab.experiments.contrastive.encoder_plots import (
-    circle_figure,
+from uncollapse.lab.experiments.contrastive.encoder_plots import circle_figure, objective_kind, scatter_figure
+from uncollapse.lab.experiments.contrastive.objectives import formula
+from uncollapse.lab.experiments.contrastive.predictors import (
     comparable_groups,
     correlate_with_accuracy,
-    objective_kind,
-    scatter_figure,
+    partial_correlations,
 )
-from uncollapse.lab.experiments.contrastive.objectives import formula
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
@@ -96,6 +95,19 @@ def explained_table(only: str = "") -> tuple[Row, list[Row]]:
         for at, one in enumerate(next(iter(columns.values())))
     ]
     return (f"{len(mine)} encoders{only and f': {only}'}", *judges), rows
+
+
+def partial_table() -> tuple[Row, list[Row]]:
+    """Rank correlations of each measure with accuracy while the other is held fixed, with 95 % intervals."""
+    judges = {words: metric.replace("test", "validation") for metric, words in PROBES.items()}
+    columns = [partial_correlations(encoders(), figure) for figure in judges.values()]
+    if not all(columns):
+        return ("",), [(NOT_RUN,)]
+    rows = [
+        (cells[0].name, *(f"{one.value:.2f} ({one.low:.2f} … {one.high:.2f})" for one in cells))
+        for cells in zip(*columns, strict=True)
+    ]
+    return (f"{len(encoders())} encoders", *judges), rows
 
 
 def encoder_table() -> tuple[Row, list[Row]]:
@@ -190,6 +202,16 @@ def moco_table() -> tuple[Row, list[Row]]:
     return head, rows or [(NOT_RUN, *[""] * 5)]
 
 
+def leak_table() -> tuple[Row, list[Row]]:
+    """How well batch norm statistics mark the partner of a view, by the number of groups of a batch."""
+    trials = _trials(RECIPES["moco"], RECIPES["moco"].grids["leak"])
+    found = sorted((r for r in boards.records("moco") if r["config"] in trials), key=lambda r: r["config"]["groups"])
+    rows = [
+        (str(r["config"]["groups"]), f"{r['figures']['leak']:.3f}", f"{r['epochs'][-1]['loss']:.3f}") for r in found
+    ]
+    return ("groups of a batch", "leak (0.5: none, 1: all)", "training loss, last epoch"), rows or [(NOT_RUN, "", "")]
+
+
 def depth_table() -> tuple[Row, list[Row]]:
     """Errors of depth on rendered scenes, layer by layer."""
     recipe = RECIPES["depth-probe"]
@@ -260,7 +282,9 @@ PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "hypersphere_explained": explained_table,
     "hypersphere_explained_infonce": partial(explained_table, "InfoNCE alone"),
     "hypersphere_limits": limits,
+    "hypersphere_partial": partial_table,
     "hypersphere_moco": moco_table,
+    "hypersphere_leak": leak_table,
     "hypersphere_depth": depth_table,
     "hypersphere_encoders": encoder_table,
     "hypersphere_seeds": seeds_table,

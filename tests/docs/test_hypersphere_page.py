@@ -51,7 +51,8 @@ def both_ways(seeds: bool = True) -> list[dict[str, Any]]:
 def test_without_results_all_is_said_to_be_not_run(page: ModuleType) -> None:
     assert [row[1] for row in page.circle_table()[1]] == [NOT_RUN] * 3
     assert [row[1] for row in page.seeds_table()[1]] == [NOT_RUN] * 2
-    assert page.explained_table()[1] == [(NOT_RUN,)]
+    assert page.explained_table()[1] == page.partial_table()[1] == [(NOT_RUN,)]
+    assert page.leak_table()[1][0][0] == NOT_RUN
     assert page.collapse_table()[1][0][0] == NOT_RUN
     assert page.encoder_table()[1] == page.limits()[1] == []
     assert page.picture("scatter", "") == NOT_RUN
