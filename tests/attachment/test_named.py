@@ -248,7 +248,7 @@ def test_layers_that_a_mask_does_not_fit() -> None:
     with uc.attach(model, "contra_norm", modules=["last"], **OPTIONS):
         assert_same(model(x, MASK), cure(original(x)), original(x))  # vectors have no padding
     uc.attach(model, "contra_norm", modules=["pool"], layout="channels_first", **OPTIONS)
-    with pytest.raises(ValueError, match=r"mask.*\(2, 5\).*\(2, 2, 8\)"):
+    with pytest.raises(ValueError, match=r"mask.*\(2, 5\)"):
         model(x, MASK)
 
 

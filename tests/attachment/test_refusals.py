@@ -147,7 +147,7 @@ def test_dropped_layers_in_front_of_the_final_norm() -> None:
     model = hf("OPTModel", {**TEXT, "ffn_dim": 24, "word_embed_proj_dim": 16, "layerdrop": 1.0}, "").build().eval()
     uc.attach(model, "contra_norm", scale=0.5, at="final.norm")
     model(torch.arange(6)[None])
-    with pytest.raises(RuntimeError, match=r"decoder\.layers\.2 did not run"):
+    with pytest.raises(RuntimeError, match=r"decoder\.layers\.2"):
         model.train()(torch.arange(6)[None])
 
 

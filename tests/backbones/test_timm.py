@@ -208,5 +208,5 @@ def test_random_twin_begins_as_timm_would_have_it() -> None:
 def test_other_orders_of_tokens_are_refused(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
-    with pytest.raises(ValueError, match=r"not a known model.*--modules '.+\.\*'"):
+    with pytest.raises(ValueError, match=r"known model.*--modules"):
         backbones.find(model)

@@ -114,7 +114,7 @@ def test_results_with_other_settings_are_not_mixed_into_a_mean() -> None:
 
 
 def test_a_board_that_would_choose_by_what_it_shows() -> None:
-    with pytest.raises(ValueError, match="shows 'test', so it cannot choose by it"):
+    with pytest.raises(ValueError, match="shows 'test'"):
         replace(BOARD, by="test")
 
 
@@ -129,7 +129,7 @@ def test_a_claim_about_a_row_that_the_paper_does_not_have() -> None:
 
 
 def test_a_field_that_results_do_not_have() -> None:
-    with pytest.raises(UsageError, match="'depth' is asked for, but a result of made-up has only data, norm"):
+    with pytest.raises(UsageError, match=r"'depth'.*data, norm"):
         build_cells(PaperTable("Depth", {}, "data", "norm", "depth"), runs(0.8))
 
 

@@ -63,7 +63,7 @@ def test_seeds_are_matched_whatever_their_order() -> None:
 
 
 def test_no_pairs() -> None:
-    with pytest.raises(UsageError, match=r"one has the seeds \[0, 1\], the other \[7\]"):
+    with pytest.raises(UsageError, match=r"\[0, 1\].*\[7\]"):
         compare({0: 0.8, 1: 0.9}, {7: 0.5})
 
 

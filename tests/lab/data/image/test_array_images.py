@@ -78,7 +78,7 @@ def test_files_with_another_check_sum_are_never_opened(tmp_path: Path, monkeypat
     offline(monkeypatch)
     for file, _ in datasets.CIFAR10.train_list + datasets.CIFAR10.test_list:
         put(tmp_path / "cifar-10-batches-py" / file, pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(UsageError, match=r"cifar-10-batches-py.*cannot be fetched"):
+    with pytest.raises(UsageError, match="cifar-10-batches-py"):
         image_sets.load_image_set("cifar10", tmp_path)
     assert not (tmp_path / "sprung").exists()
 

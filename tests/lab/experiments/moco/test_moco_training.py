@@ -58,7 +58,7 @@ def test_settings_that_have_no_effect_make_no_other_run() -> None:
     cosine = MomentumConfig(schedule="cosine")
     assert identity("moco", replace(cosine, falls=(0.3,))) == identity("moco", cosine)
     assert replace(plain, stem="cifar") != plain
-    with pytest.raises(UsageError, match="epochs is a whole number from 1"):  # unlike contrast, which may judge a start
+    with pytest.raises(UsageError, match="epochs"):  # unlike contrast, which may judge a start
         build(MomentumConfig, {"epochs": 0})
     with pytest.raises(UsageError, match="probe_falls"):
         MomentumConfig(probe_falls=(2.0,))

@@ -79,7 +79,7 @@ def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path) -> None:
     with use_threads(1):
         whole = probe()
         whole.fit()
-        with pytest.raises(KeyboardInterrupt, match="in epoch 3 of 6"):
+        with pytest.raises(KeyboardInterrupt, match="epoch 3"):
             probe(checkpoints=tmp_path, progress=press).fit()
         assert [path.name for path in (tmp_path / "linear").iterdir()] == ["step-000000007"]
         resumed = probe(checkpoints=tmp_path)

@@ -143,7 +143,7 @@ def test_released_presets_have_what_the_code_has() -> None:
 
 @pytest.mark.parametrize(("workers", "at"), [(0, 2), (2, 4)])
 def test_ctrl_c_and_on_to_the_same_end(tmp_path: Path, whole: dict[str, Any], workers: int, at: int) -> None:
-    with pytest.raises(KeyboardInterrupt, match=f"in epoch {1 + at // 3} of 2"):
+    with pytest.raises(KeyboardInterrupt, match=f"epoch {1 + at // 3}"):
         outcome(SMALL, checkpoints=tmp_path, workers=workers, progress=pressed(at))
     assert [path.name for path in tmp_path.glob("step-*")] == [f"step-{at:09d}"]
     assert outcome(SMALL, checkpoints=tmp_path, workers=workers) == whole

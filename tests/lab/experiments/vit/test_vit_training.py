@@ -173,11 +173,11 @@ def test_pictures_that_cannot_be_read_are_counted_and_do_not_stop_a_run() -> Non
 
 def test_nothing_readable_is_an_error() -> None:
     training = made(PARTS | {"test": pictures(5, broken=range(5))})
-    with pytest.raises(UsageError, match="None of the 5 test images"):
+    with pytest.raises(UsageError, match="5 test"):
         training.accuracy(training.model.vit, "test")
     training = made({"train": pictures(20, broken=range(20))} | {"test": PARTS["test"]})
     with (
-        pytest.raises(UsageError, match=r"All \d+ batches of epoch 1"),
+        pytest.raises(UsageError, match=r"batches.*epoch 1"),
         training as task,
     ):
         fit(task, TrainingOptions(1), training.runtime)
@@ -196,7 +196,7 @@ def test_a_batch_without_a_readable_picture_is_passed_over() -> None:
 def test_outputs_that_are_no_numbers_are_an_error() -> None:
     training = made()
     nn.init.constant_(training.model.vit.head.bias, math.nan)
-    with pytest.raises(NotFiniteError, match="outputs are not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         training.accuracy(training.model.vit, "test")
 
 
