@@ -52,9 +52,7 @@ def metrics() -> str:
 
 def cures() -> str:
     """Name, default place, use, cost, options and paper of each cure."""
-    rows = (
-        (f"`{c.name}`", _code(c.default_places()), c.use, c.cost, _code(c.options()), c.paper) for c in CURES.values()
-    )
+    rows = ((f"`{c.name}`", c.default_places(), c.use, c.cost, _code(c.options()), c.paper) for c in CURES.values())
     return _table(("cure", "place", "for", "cost", "options when attached", "paper"), rows)
 
 

@@ -54,10 +54,11 @@ _PUBLIC = {
     "uncollapse.attachment.attach": "Attachment attach attachments detach places",
     "uncollapse.attachment.inner_tokens": "Tokens tokens",
     "uncollapse.attachment.save": "load_cure save_cure",
-    "uncollapse.cures": "AttnScale ContraNorm DiffGroupNorm DropEdge FeatScale InitialResidual LayerNormScaling "
-    "LayerScale MeanSubtraction NodeNorm PairNorm Residual attn_scale contra_norm diff_group_norm "
-    "drop_edge feat_scale initial_residual layer_norm_scaling layer_scale mean_subtraction "
-    "node_norm pair_norm residual",
+    "uncollapse.cures": "AttnScale CenteredAttention ContraNorm DiffGroupNorm DropEdge FeatScale GFSA InitialResidual "
+    "LayerNormScaling LayerScale MeanSubtraction NeuTRENO NodeNorm OutputGate PairNorm Residual "
+    "ValueResidual attn_scale centered_attention contra_norm diff_group_norm drop_edge feat_scale "
+    "gfsa initial_residual layer_norm_scaling layer_scale mean_subtraction neutreno node_norm "
+    "output_gate pair_norm residual value_residual",
     "uncollapse.diagnosis.build": "Labels",
     "uncollapse.diagnosis.embeddings": "RowStatistics diagnose_rows",
     "uncollapse.diagnosis.result": "Diagnosis",

@@ -24,7 +24,7 @@ FIXED_PLACES: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention.context",),
     "edges": ("edges",),
 }
-SUPPLIED = ("dim", "heads", "depth", "blocks")  # arguments of a cure's module that `attach` fills in
+SUPPLIED = ("dim", "dim_in", "heads", "depth", "blocks")  # arguments of a cure's module that `attach` fills in
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Cure:
     cost: of one pass over n tokens or nodes with d features. use: the models that it is for.
     attached: arguments of the module that differ from its defaults when it is attached to an existing model.
     place: its default places, as far as a model has them, see `uncollapse.places`. elsewhere: alternatives for a model
-    that has none of them. mixes: whether a token depends on others; if not, it needs no mask, and prefix tokens and
-    padding are treated like all others. pre_norm: whether it is only for blocks with pre-norm.
+    that has none of them. mixes: whether the cure itself lets tokens depend on each other; if not, it needs no mask,
+    and prefix tokens and padding are treated like all others. pre_norm: whether only blocks with pre-norm can have it.
     """
 
     name: str
@@ -68,9 +68,10 @@ class Cure:
     mixes: bool = True
     pre_norm: bool = False
 
-    def default_places(self) -> tuple[str, ...]:
-        """Return the places where `attach` puts this cure if not told otherwise."""
-        return FIXED_PLACES.get(self.acts_on, self.place)
+    def default_places(self) -> str:
+        """Return where `attach` puts this cure if not told otherwise."""
+        own, others = FIXED_PLACES.get(self.acts_on, self.place), self.elsewhere if self.acts_on == "tokens" else ()
+        return ", ".join(own) + (f"; else {' or '.join(others)}" if others else "")
 
     def takes(self, name: str) -> bool:
         """Return whether the forward pass of the module takes an argument of this name."""

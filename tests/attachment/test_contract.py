@@ -80,3 +80,33 @@ def test_attach_train_and_remove(name: str, model: str) -> None:
     tiny.model.eval()
     assert torch.equal(tiny.output(), before)
     assert list(tiny.model.state_dict()) == keys
+
+
+def disturbed(name: str, cure: str, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs of a cured model before and after one token of each text was replaced."""
+    tiny = build(name)
+    for parameter in uc.attach(tiny.model, cure, **given(CURES[cure])).parameters():
+        torch.nn.init.uniform_(parameter, 0.1, 0.9)
+    other = tiny.batch["input_ids"].clone()
+    other[:, token] = 3
+    with torch.no_grad():
+        return tiny.output(), first(tiny.model(**{**tiny.batch, "input_ids": other}))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", CURES)
+def test_no_token_of_a_decoder_depends_on_later_ones(name: str, model: str) -> None:
+    if not fits(CURES[name], model, build(model)):
+        return
+    before, after = disturbed(model, name, token=4)
+    torch.testing.assert_close(after[:, :4], before[:, :4])
+    assert (after[:, 4] - before[:, 4]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", CURES)
+def test_no_real_token_depends_on_padding(name: str) -> None:
+    if not fits(CURES[name], "bert", build("bert")):
+        return
+    before, after = disturbed("bert", name, token=6)  # the second text has five tokens
+    torch.testing.assert_close(after[1, :5], before[1, :5])
+    assert (after[0] - before[0]).abs().max() > 1e-4

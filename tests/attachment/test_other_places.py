@@ -15,7 +15,11 @@ import uncollapse as uc
 
 from .tiny_models import Tiny, build, first
 
-LEARNED: dict[str, dict[str, Any]] = {"initial_residual": {"scale": 0.3, "learnable": True}}
+LEARNED: dict[str, dict[str, Any]] = {
+    "initial_residual": {"scale": 0.3, "learnable": True},
+    "value_residual": {"scale": 0.5, "learnable": True},
+    "neutreno": {"scale": 5.0},
+}
 TRANSFORMERS = ("bert", "gpt2", "timm_vit")
 
 
@@ -141,6 +145,74 @@ def test_depth_of_shared_blocks_is_refused() -> None:
         uc.attach(model, "layer_norm_scaling")
 
 
+def attention_by_hand(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Map, values and head-wise context of timm's attention."""
+    q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    maps = (q @ k.mT * attn.scale).softmax(-1)
+    return maps, v, maps @ v
+
+
+@pytest.mark.parametrize("cure", ["value_residual", "neutreno", "centered_attention", "gfsa", "output_gate"])
+def test_cures_of_attention_by_hand(cure: str) -> None:
+    tiny = build("timm_vit")
+    plain: Any = copy.deepcopy(tiny.model)
+    options = {"gfsa": {"scale": 0.5}, "output_gate": {}}.get(cure, {"scale": 0.7})
+    handle = uc.attach(tiny.model, cure, **options)
+    gates = {key.split()[1]: made for key, made in handle.cures.items()}
+    x, initial = plain._pos_embed(plain.patch_embed(tiny.batch["x"])), None
+    for number, block in enumerate(plain.blocks):
+        inputs = block.norm1(x)
+        maps, v, context = attention_by_hand(block.attn, inputs)
+        initial = v if initial is None else initial
+        match cure:
+            case "value_residual" if number:
+                context = maps @ (0.7 * initial + 0.3 * v)
+            case "neutreno" if number:
+                context = context + 0.7 * (initial - v)
+            case "centered_attention":
+                context = context - 0.7 * v.mean(-2, keepdim=True)
+            case "gfsa":
+                context = context + 0.5 * (maps + 3 * (maps @ maps - maps)) @ v
+            case "output_gate":
+                gate = torch.sigmoid(inputs @ gates[str(number)].weight.mT)
+                context = context * gate.unflatten(-1, (4, 4)).transpose(1, 2)
+        x = x + block.attn.proj(context.transpose(1, 2).flatten(2))
+        x = x + block.mlp(block.norm2(x))
+    torch.testing.assert_close(tiny.output(), plain.forward_head(plain.norm(x)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])  # with padding; causal; with shared values
+def test_gfsa_in_transformers(name: str, implementation: str) -> None:
+    """A(Av) of the model's own attention function is the map that the model returns, applied twice."""
+    tiny = build(name, blocks=1)
+    model: Any = tiny.model
+    maps = _maps(build(name, blocks=1))
+    model.set_attn_implementation(implementation)
+    saved, config = {}, model.config.to_dict()
+    handle = uc.attach(model, "gfsa", scale=0.5, order=3)
+    (made,) = handle.cures.values()
+    made.register_forward_pre_hook(
+        lambda m, args, kwargs: saved.update(heads=args[0], v=args[1], **kwargs), with_kwargs=True
+    )
+    tiny.output()
+    real = tiny.batch["attention_mask"].bool()[:, None, :, None].expand_as(saved["v"])
+    expected = maps @ saved["v"]
+    torch.testing.assert_close(saved["heads"][real], expected[real], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(saved["second"][real], (maps @ expected)[real], rtol=1e-4, atol=1e-5)
+    assert model.config.to_dict() == config
+    found = uc.diagnose(model, [tiny.batch], plan=uc.Plan(baseline=0))  # which reads maps by eager attention
+    assert found.layers
+    assert model.config._attn_implementation == implementation
+
+
+def _maps(tiny: Tiny) -> Tensor:
+    model: Any = tiny.model
+    model.set_attn_implementation("eager")
+    found: Tensor = model(**tiny.batch, output_attentions=True).attentions[0]
+    return found
+
+
 # --- one pass, several passes, recomputation ---
 
 
@@ -240,11 +312,8 @@ def test_nothing_outlives_the_graph(cure: str) -> None:
     assert [ref for ref in seen if ref() is not None] == []
 
 
-@pytest.mark.parametrize("cure", LEARNED)
-def test_a_changed_tensor_is_not_the_first_one(cure: str) -> None:
+def test_a_changed_tensor_is_not_the_first_one() -> None:
     """A model may change the tensor in place after the first block had it."""
-    if cure != "initial_residual":
-        pytest.skip("values are not changed in place")
     model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)) for _ in range(3)))
     x = torch.randn(4, 6)
     plain = copy.deepcopy(model)
@@ -269,3 +338,32 @@ def test_compiled(name: str, cure: str) -> None:
     assert_same(current_gradients(tiny.model), expected)
     uc.detach(tiny.model)
     assert (first(compiled(**tiny.batch)) - output).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("cure", ["value_residual", "neutreno", "gfsa", "output_gate", "initial_residual"])
+def test_saved_and_loaded(cure: str, tmp_path: Any) -> None:
+    tiny = cured("bert", cure)
+    for attachment in uc.attachments(tiny.model):
+        for parameter in attachment.parameters():
+            nn.init.uniform_(parameter)
+    uc.save_cure(tiny.model, tmp_path)
+    other = build("bert")
+    assert (other.output() - tiny.output()).abs().max() > 1e-5
+    uc.load_cure(other.model, tmp_path)
+    assert torch.equal(other.output(), tiny.output())
+
+
+@pytest.mark.parametrize("cure", ["gfsa", "output_gate", "centered_attention"])
+@pytest.mark.parametrize("name", ["timm_vit", "gpt2"])
+def test_cures_of_attention_compiled_and_copied(name: str, cure: str) -> None:
+    tiny = build(name)
+    plain = tiny.output()
+    uc.attach(tiny.model, cure, **({"scale": 0.5} if cure == "gfsa" else {}), **tiny.where)
+    output = tiny.output()
+    compiled = torch.compile(tiny.model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(first(compiled(**tiny.batch)), output)
+    for copied in (copy.deepcopy(tiny.model), pickle.loads(pickle.dumps(tiny.model))):
+        assert torch.equal(first(copied(**tiny.batch)), output)
+        uc.detach(copied)
+        assert torch.equal(first(copied(**tiny.batch)), plain)
+    assert torch.equal(tiny.output(), output)

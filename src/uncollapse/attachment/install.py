@@ -19,9 +19,19 @@ from uncollapse.attachment.write_hooks import (
     hooks_of,
     remove_if_idle,
 )
-from uncollapse.attachment.writers import EdgeWriter, HeadWriter, Holder, Receiver, Scope, StreamWriter, Writer
+from uncollapse.attachment.writers import (
+    SECOND,
+    EdgeWriter,
+    HeadWriter,
+    Holder,
+    Receiver,
+    Scope,
+    StreamWriter,
+    ValueWriter,
+    Writer,
+)
 from uncollapse.backbones import introspection
-from uncollapse.backbones.sites import CHILD, OUTPUT, ReadContext, Side, Site, Stack
+from uncollapse.backbones.sites import CHILD, OUTPUT, ReadContext, Second, Side, Site, Stack
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # they run or list whatever is put into them
 
@@ -51,6 +61,7 @@ class Installed:
     shared: list[Receiver | FirstTensor] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Callable[..., Any]] = field(default_factory=list)
+    overridden: list[tuple[nn.Module, str, Any]] = field(default_factory=list)  # attributes, with their old values
 
     def undo(self) -> None:
         """Take it out again."""
@@ -67,6 +78,8 @@ class Installed:
             writer.users -= 1
             if isinstance(writer, FirstTensor) and not writer.users:
                 writer.owner.firsts = [first for first in writer.owner.firsts if first is not writer]
+        for module, attribute, before in self.overridden:
+            setattr(module, attribute, before)
         for module in self.modules:
             remove_if_idle(module)
         cures: Any = self.host._modules[CHILD]
@@ -117,9 +130,13 @@ def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, insi
     first, inputs = None, ""
     if planned.first is not None:
         first = _use_first(model, planned, state, new)
-    if "inputs" in takes and request.cure.acts_on == "tokens":
-        inputs = f"{planned.site.path} input"
-        _add_writer(model, Site(planned.site.path, "input"), READ, Holder(state, inputs), new)
+    values, second = planned.block.values, planned.block.second
+    if "inputs" in takes:
+        path = planned.site.path if request.cure.acts_on == "tokens" or values is None else values.path
+        inputs = f"{path} input"
+        _add_writer(model, Site(path, "input"), READ, Holder(state, inputs), new)
+    if "second" in takes and second is not None:
+        _attend_twice(model, second, state, new)
     return Scope(
         request.stack.layout,
         takes,
@@ -131,7 +148,17 @@ def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, insi
         mixes=request.cure.mixes,
         first=first,
         inputs=inputs,
+        maps=second is not None and second.map is not None,
     )
+
+
+def _attend_twice(model: nn.Module, second: Second, state: CallState, new: Installed) -> None:
+    """Let the attention of a block apply its map twice, or show it."""
+    module, receive = model.get_submodule(second.path), Holder(state, SECOND)
+    new.overridden.append((module, second.attribute, getattr(module, second.attribute)))
+    setattr(module, second.attribute, second.change(module, receive))
+    if second.map is not None:
+        _add_writer(model, second.map, READ, receive, new)
 
 
 def _create_writer(
@@ -142,6 +169,9 @@ def _create_writer(
         assert values is not None
         _add_writer(model, Site(values.path), READ, Holder(state, values.path), new)
         return HeadWriter(planned.cure, state, scope, values)
+    if planned.request.cure.acts_on == "values":
+        assert values is not None
+        return ValueWriter(planned.cure, state, scope, values)
     return (StreamWriter if planned.site.carried else Writer)(planned.cure, state, scope)
 
 

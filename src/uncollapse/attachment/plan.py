@@ -15,7 +15,7 @@ from uncollapse.backbones.sites import Block, Site, Stack
 from uncollapse.errors import did_you_mean
 from uncollapse.registry import FIXED_PLACES, Cure
 
-CONTEXT_NAMES = ("mask", "causal", "edge_index", "batch", "inputs", "first")
+CONTEXT_NAMES = ("mask", "causal", "edge_index", "batch", "inputs", "first", "second")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +84,11 @@ def select_blocks(model: nn.Module, request: Request) -> tuple[int, ...]:
         raise ValueError(
             f"{cure.name} needs the values of attention, and in {stack.architecture} they are not known. It works on "
             "models of timm and transformers that compute the values in a module of their own."
+        )
+    if cure.takes("second") and not all(stack.blocks[number].second for number in request.blocks):
+        raise ValueError(
+            f"{cure.name} applies the attention map twice, and the attention of {stack.architecture} cannot be asked "
+            "for that. It works on models of timm, and of transformers with its common attention functions."
         )
     if cure.acts_on == "edges" or not (cure.takes("first") or cure.takes("inputs")):
         return request.blocks
@@ -169,19 +174,11 @@ def _select_calls(request: Request, block: Block) -> frozenset[int] | None:
 
 def _create_cure(model: nn.Module, request: Request, site: Site, block: Block) -> nn.Module:
     """Create the cure's module for a site, on its device and in its dtype."""
-    cure, stack = request.cure, request.stack
+    cure = request.cure
     module, parameters = model.get_submodule(site.path), inspect.signature(cure.layer).parameters
     given = {**cure.attached, **_resolve_preset(cure, request.options)}
-    if "dim" in parameters:
-        given.setdefault("dim", width(module, site.side) or stack.width)
-    if "depth" in parameters and [other.path for other in stack.blocks].count(block.path) > 1:
-        raise ValueError(
-            f"{cure.name} depends on the depth of a block, and blocks of {stack.architecture} share theirs."
-        )
-    supplied = {"depth": stack.blocks.index(block) + 1, "blocks": len(stack.blocks)}
-    given |= {name: value for name, value in supplied.items() if name in parameters and name not in given}
-    if "heads" in parameters and block.values is not None:
-        given.setdefault("heads", block.values.heads * block.values.repeats)
+    supplied = _supply(model, request, site, block)
+    given = {name: value for name, value in supplied.items() if name in parameters} | given
     unknown = [name for name in given if name not in parameters]
     missing = [p.name for p in parameters.values() if p.default is p.empty and given.get(p.name, p.empty) is p.empty]
     if unknown or missing:
@@ -198,6 +195,28 @@ def _create_cure(model: nn.Module, request: Request, site: Site, block: Block) -
             ) from error
         raise ValueError(f"{cure.name} at {where}: {error}") from error
     return _match_weights(new, module, model.get_submodule(block.path), model).train(module.training)
+
+
+def _supply(model: nn.Module, request: Request, site: Site, block: Block) -> dict[str, Any]:
+    """Return the arguments of a cure's module that its place determines."""
+    stack, values = request.stack, block.values
+    found: dict[str, Any] = {
+        "dim": width(model.get_submodule(site.path), site.side) or stack.width,
+        "depth": stack.blocks.index(block) + 1,
+        "blocks": len(stack.blocks),
+    }
+    if values is not None:
+        found["heads"] = values.heads * values.repeats
+        found["dim_in"] = width(model.get_submodule(values.path), "input")
+    if "depth" in inspect.signature(request.cure.layer).parameters and _is_shared(stack, block):
+        raise ValueError(
+            f"{request.cure.name} depends on the depth of a block, and blocks of {stack.architecture} share theirs."
+        )
+    return found
+
+
+def _is_shared(stack: Stack, block: Block) -> bool:
+    return [other.path for other in stack.blocks].count(block.path) > 1
 
 
 def _resolve_preset(cure: Cure, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
+SECOND = "second"  # the key under which A(Av), or A, is held
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr", "edge_type")  # one entry per edge
 
 
@@ -21,7 +22,7 @@ class Scope:
     patches: leave CLS and other prefix tokens as they are. counts_padding: do not tell the cure which tokens are
     padding. causal: tokens see earlier ones only, also where the context does not say so. mixes: whether the cure lets
     tokens depend on each other. first: the tensor of the first block, if the cure takes it. inputs: the key of the
-    input of its module, likewise.
+    input of its module, likewise. maps: the attention map is held, not yet applied a second time.
     """
 
     layout: Layout
@@ -34,6 +35,7 @@ class Scope:
     mixes: bool = True
     first: FirstTensor | None = None
     inputs: str = ""
+    maps: bool = False
 
 
 class Writer:
@@ -98,15 +100,17 @@ class Writer:
                 )
         return found
 
-    def _apply(self, x: Tensor, **context: Any) -> Tensor:
+    def _apply(self, x: Tensor, *others: Tensor, **context: Any) -> Tensor:
         known = {name: value for name, value in context.items() if value is not None and value is not False}
         missing = [name for name in known if name in ("mask", "causal") and name not in self.scope.takes]
-        if missing:
+        if missing and self.scope.mixes:
             raise RuntimeError(
                 f"{type(self.cure).__name__} at {self.state.name} takes no {missing[0]}, and would read tokens that it "
                 f"must not see: {'padding' if missing[0] == 'mask' else 'later ones'}. Give its forward that argument."
             )
-        new: Tensor = self.cure(x, **{name: value for name, value in known.items() if name in self.scope.takes})
+        new: Tensor = self.cure(
+            x, *others, **{name: value for name, value in known.items() if name in self.scope.takes}
+        )
         return new
 
 
@@ -160,15 +164,49 @@ class HeadWriter(Writer):
 
     def change(self, x: Tensor, context: Context) -> Tensor:
         """Apply the cure to the heads (b, n, heads·d), side by side as the projection takes them."""
-        if self.values.path not in self.state.held:
-            raise RuntimeError(f"{self.values.path} did not run before the projection of its attention.")
-        heads, repeats = self.values.heads, self.values.repeats
-        v = _split_heads(self.state.held[self.values.path][..., self.values.first :], heads)  # (b, heads, n, d)
-        v = v.repeat_interleave(repeats, -3) if repeats > 1 else v
-        new: Tensor = self.cure(
-            _split_heads(x, heads * repeats), v, fit_mask(context.mask, x), causal=self.scope.causal or context.causal
-        )
+        heads = _split_heads(x, self.values.heads * self.values.repeats)
+        known: dict[str, Any] = {"mask": fit_mask(context.mask, x), "causal": self.scope.causal or context.causal}
+        if self.scope.inputs:
+            known["inputs"] = self._held(self.scope.inputs)
+        if self.scope.first is not None:
+            known["first"] = self._split_values(self.scope.first.read(self.state))
+        if "second" in self.scope.takes:
+            held = self._held(SECOND)
+            known["second"] = held @ heads if self.scope.maps else held
+        new = self._apply(heads, self._split_values(self._held(self.values.path)), **known)
         return new.transpose(-2, -3).reshape(x.shape)
+
+    def _held(self, key: str) -> Tensor:
+        if key not in self.state.held:
+            raise RuntimeError(f"{self.values.path} did not run before the projection of its attention.")
+        return self.state.held[key]
+
+    def _split_values(self, x: Tensor) -> Tensor:
+        """Return the values in the output of their module (b, n, …) as (b, heads, n, d), one for each query head."""
+        v = _split_heads(x[..., self.values.first :], self.values.heads)
+        return v.repeat_interleave(self.values.repeats, -3) if self.values.repeats > 1 else v
+
+
+class ValueWriter(Writer):
+    """A cure of the values of attention, in the output of the module that computes them.
+
+    Args:
+        cure: takes the values of all heads, side by side.
+        state: of the block.
+        scope: in which calls.
+        values: where the values are.
+    """
+
+    def __init__(self, cure: nn.Module, state: CallState, scope: Scope, values: Values) -> None:
+        super().__init__(cure, state, scope)
+        self.values = values
+
+    def change(self, x: Tensor, context: Context) -> Tensor:
+        """Apply the cure to the values; queries and keys in front of them stay."""
+        begin = self.values.first
+        others = {name: other[..., begin:] for name, other in self._other_tensors(x).items()}
+        new = self._apply(x[..., begin:], **others)
+        return torch.cat([x[..., :begin], new], -1) if begin else new
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

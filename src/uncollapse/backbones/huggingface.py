@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import introspection
+from uncollapse.backbones.attend_twice import IMPLEMENTATION, attend_twice, implementation_of
 from uncollapse.backbones.huggingface_blocks import (
     Run,
     ancestors,
@@ -35,7 +36,7 @@ from uncollapse.backbones.huggingface_blocks import (
 )
 from uncollapse.backbones.introspection import width
 from uncollapse.backbones.random_weights import SEED, is_of_cure, reset_cures
-from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Site, Stack, Values
+from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Second, Site, Stack, Values
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
 _FINAL = (
@@ -105,7 +106,17 @@ def _block(model: nn.Module, number: int, path: str, call: int, known: bool, rea
     if not known:
         return Block(f"block {number}", path, {OUTPUT: Site(path)}, context, call)
     attention, values = _attention(block, path, owner), _values(block, path, owner.config)
-    return Block(f"block {number}", path, places(block, path), context, call, attention, values)
+    second = _second(model, attention, values)
+    return Block(f"block {number}", path, places(block, path), context, call, attention, values, second)
+
+
+def _second(model: nn.Module, attention: Site | None, values: Values | None) -> Second | None:
+    """Return how the attention applies its map twice, if it is one that takes registered attention functions."""
+    if attention is None or values is None or not values.path.startswith(f"{attention.path}."):
+        return None
+    module = model.get_submodule(attention.path)
+    takes = "ALL_ATTENTION_FUNCTIONS" in introspection.code_names(module) and hasattr(module, "config")
+    return Second(attention.path, "config", attend_twice) if takes else None
 
 
 def _values(block: nn.Module, path: str, config: Any) -> Values | None:
@@ -249,17 +260,16 @@ def _as_bool(mask: Any, kind: str) -> Tensor | None:
 @contextlib.contextmanager
 def _eager(model: nn.Module, path: str) -> Iterator[None]:
     """Use eager attention, which computes the maps; fused attention never forms them."""
-    name = "_attn_implementation_internal"  # the public name also changes the configs of other towers
     found: list[Any] = [getattr(m, "config", None) for m in model.get_submodule(path).modules()]
-    configs = {id(config): config for config in found if hasattr(config, name)}
-    before = {key: getattr(config, name) for key, config in configs.items()}
+    settings = {id(config): implementation_of(config) for config in found if hasattr(config, IMPLEMENTATION)}
+    before = [(holder, name, getattr(holder, name)) for holder, name in settings.values()]
     try:
-        for config in configs.values():
-            setattr(config, name, "eager")
+        for holder, name, _ in before:
+            setattr(holder, name, "eager")
         yield
     finally:
-        for key, config in configs.items():
-            setattr(config, name, before[key])
+        for holder, name, value in before:
+            setattr(holder, name, value)
 
 
 def _reinitialize(model: nn.Module, path: str) -> nn.Module:

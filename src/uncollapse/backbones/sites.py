@@ -62,7 +62,7 @@ class Block:
     context: arguments of the module at `path` -> Context. It can be copied and pickled.
     call: the number of the call of these modules in one pass of the model, for layers that share their weights.
     attention: where the attention map after the softmax appears inside the stack's `expose_attention`.
-    values: what attention averages, for cures of attention.
+    values: what attention averages, for cures of attention. second: how its map is applied twice.
     """
 
     name: str
@@ -72,6 +72,22 @@ class Block:
     call: int = 0
     attention: Site | None = None
     values: "Values | None" = None
+    second: "Second | None" = None
+
+
+@dataclass(frozen=True)
+class Second:
+    """How to apply the attention map A of a block twice: A(Av), for cures of attention.
+
+    path: the attention. attribute: what must be changed there while such a cure is in the model. change: the attention
+    and a receiver -> the new value. The receiver is called with A(Av) (b, heads, n, d) in each pass; if `map` is given,
+    with A itself, which appears there.
+    """
+
+    path: str
+    attribute: str
+    change: "Callable[[nn.Module, Callable[[Tensor], Tensor]], Any]"
+    map: Site | None = None
 
 
 @dataclass(frozen=True)

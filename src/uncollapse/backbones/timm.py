@@ -5,7 +5,7 @@ A model is known by `blocks` and `num_prefix_tokens`, and by blocks of `norm1`, 
 not fit; name their layers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import introspection, random_weights
-from uncollapse.backbones.sites import OUTPUT, Block, Context, Site, Stack, Values, join_path
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Second, Site, Stack, Values, join_path
 
 # Place -> site within the block. The output of drop_path is what is added to the residual, with layer scale.
 ANY_BLOCK = {OUTPUT: Site(""), "attention.input": Site("", "input")}
@@ -100,7 +100,14 @@ def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
     # Blocks with several attentions side by side have no single map.
     attention = Site(f"{fused[0]}.attn_drop", "input", "attention") if len(fused) == 1 else None
     context = partial(_block_context, prefix, introspection.argument_names(block))
-    return Block(f"block {number}", path, places, context, attention=attention, values=_values(path, block))
+    values = _values(path, block)
+    second = None if len(fused) != 1 else Second(fused[0], "fused_attn", _unfuse, Site(f"{fused[0]}.attn_drop"))
+    return Block(f"block {number}", path, places, context, attention=attention, values=values, second=second)
+
+
+def _unfuse(module: nn.Module, receive: Callable[[Tensor], Tensor]) -> bool:
+    """Return that attention is not fused: the map then passes through `attn_drop`, before it is applied."""
+    return False
 
 
 def _values(path: str, block: Any) -> Values | None:

@@ -43,9 +43,7 @@ def _metrics() -> Columns:
 
 
 def _cures() -> Columns:
-    rows = [
-        (c.name, ", ".join(c.default_places()), c.use, c.cost, ", ".join(c.options()), c.paper) for c in CURES.values()
-    ]
+    rows = [(c.name, c.default_places(), c.use, c.cost, ", ".join(c.options()), c.paper) for c in CURES.values()]
     return ("cure", "place", "for", "cost", "options", "paper"), rows
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from uncollapse.cures.groups import token_mean
+from uncollapse.cures.groups import visible_mean
 from uncollapse.pairwise import numerics
 from uncollapse.registry import cure
 
@@ -32,16 +32,7 @@ def attn_scale(
     tensor([[[0.],
              [4.]]])
     """
-    if context.dim() < 3 or context.shape[-1] != v.shape[-1] or context.shape[:-2] != v.shape[:-2]:
-        raise ValueError(
-            f"context must be (..., heads, n, d), v (..., heads, m, d), got {tuple(context.shape)}, {tuple(v.shape)}."
-        )
-    if causal and context.shape[-2] != v.shape[-2]:
-        raise ValueError(f"causal needs as many keys as queries, got {v.shape[-2]} and {context.shape[-2]}.")
-    if mask is not None:
-        numerics.check_mask(mask, torch.Size((*v.shape[:-3], v.shape[-2])))
-        mask = mask.unsqueeze(-2)  # (..., 1, m): the same in every head
-    mean = token_mean(numerics.prepare(v, mask), mask, causal=causal)
+    mean = visible_mean(context, v, mask, causal)
     if isinstance(scale, Tensor) and scale.dim() == 1:
         scale = scale[:, None, None]  # (heads, 1, 1)
     full = numerics.to_full(context)

@@ -5,7 +5,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise import check_pairs, sort_by_query
+from uncollapse.pairwise import check_pairs, numerics, sort_by_query
 
 
 class Groups:
@@ -64,6 +64,23 @@ def token_mean(x: Tensor, mask: Tensor | None = None, batch: Tensor | None = Non
     if mask is None:
         return x.mean(-2, keepdim=True)
     return x.sum(-2, keepdim=True) / mask.sum(-1)[..., None, None].clamp(min=1)
+
+
+def visible_mean(context: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Return the mean of the values (..., heads, m, d) that each query of a context (..., heads, n, d) sees.
+
+    mask: (..., m) bool, True = real key; without the dimension of the heads. causal: needs n = m.
+    """
+    if context.dim() < 3 or context.shape[-1] != v.shape[-1] or context.shape[:-2] != v.shape[:-2]:
+        raise ValueError(
+            f"context must be (..., heads, n, d), v (..., heads, m, d), got {tuple(context.shape)}, {tuple(v.shape)}."
+        )
+    if causal and context.shape[-2] != v.shape[-2]:
+        raise ValueError(f"causal needs as many keys as queries, got {v.shape[-2]} and {context.shape[-2]}.")
+    if mask is not None:
+        numerics.check_mask(mask, torch.Size((*v.shape[:-3], v.shape[-2])))
+        mask = mask.unsqueeze(-2)  # (..., 1, m): the same in every head
+    return token_mean(numerics.prepare(v, mask), mask, causal=causal)
 
 
 _last: tuple["weakref.ref[Tensor]", int, int, Tensor] | None = None  # edges, their version, number of nodes, result

@@ -22,6 +22,7 @@ def layer_norm_scaling(x: Tensor, depth: int, scale: float = 0.5) -> Tensor:
     Returns:
         y, with the shape and dtype of x.
 
+    >>> import torch
     >>> layer_norm_scaling(torch.tensor([[2.0, -4.0]]), 4)
     tensor([[ 1., -2.]])
     """
@@ -50,6 +51,7 @@ class LayerNormScaling(nn.Module):
 
     Shape: x (..., n, d) -> the same.
 
+    >>> import torch
     >>> LayerNormScaling(4)(torch.ones(1, 2))
     tensor([[0.5000, 0.5000]])
     """

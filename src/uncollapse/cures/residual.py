@@ -21,6 +21,7 @@ def residual(x: Tensor, inputs: Tensor, scale: float = 1.0) -> Tensor:
     Returns:
         y, with the shape and dtype of x.
 
+    >>> import torch
     >>> residual(torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0]]))
     tensor([[11., 22.]])
     """
@@ -49,6 +50,7 @@ class Residual(nn.Module):
 
     Shape: x (..., n, d), inputs (..., n, d) -> the same.
 
+    >>> import torch
     >>> Residual()(torch.randn(4, 3), torch.randn(4, 3)).shape
     torch.Size([4, 3])
     """
