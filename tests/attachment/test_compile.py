@@ -171,3 +171,29 @@ def test_torchscript_is_refused():
     assert near(traced(tiny.batch["x"]), plain)
     with pytest.raises(ValueError, match="TorchScript"):
         uc.attach(traced, "contra_norm", scale=0.6, modules=["layers.*"])
+
+
+OTHER_PLACES = {
+    "initial_residual": {"scale": 0.3, "learnable": True},
+    "value_residual": {"learnable": True},
+    "neutreno": {"scale": 5.0},
+    "gfsa": {"scale": 0.5},
+    "output_gate": {},
+}
+
+
+@pytest.mark.parametrize("cure", OTHER_PLACES)
+@pytest.mark.parametrize("name", ["timm_vit", "gpt2"])
+def test_tensors_of_other_places(name, cure):
+    """What the first block had, the input of a module and a second attention are parts of the one graph."""
+    tiny = build(name, blocks=2)
+    handle = uc.attach(tiny.model, cure, **OTHER_PLACES[cure], **tiny.where)
+    expected = tiny.output()
+    own = gradients(expected, tiny.model)
+    compiled = inner(tiny.model, fullgraph=True)
+    output = first(compiled(**tiny.batch))
+    assert near(output, expected)
+    for ours, theirs in zip(gradients(output, tiny.model), own, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+    handle.remove()
+    assert not near(first(compiled(**tiny.batch)), expected)

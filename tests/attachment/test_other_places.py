@@ -325,21 +325,6 @@ def test_a_changed_tensor_is_not_the_first_one() -> None:
     torch.testing.assert_close(model(x), y)
 
 
-@pytest.mark.parametrize("cure", LEARNED)
-@pytest.mark.parametrize("name", ["timm_vit", "bert"])
-def test_compiled(name: str, cure: str) -> None:
-    tiny = cured(name, cure)
-    output, expected = tiny.output(), gradients(tiny)
-    compiled = torch.compile(tiny.model, backend="aot_eager", fullgraph=True)
-    tiny.model.zero_grad()
-    found = first(compiled(**tiny.batch))
-    torch.testing.assert_close(found, output)
-    found.square().sum().backward()
-    assert_same(current_gradients(tiny.model), expected)
-    uc.detach(tiny.model)
-    assert (first(compiled(**tiny.batch)) - output).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("cure", ["value_residual", "neutreno", "gfsa", "output_gate", "initial_residual"])
 def test_saved_and_loaded(cure: str, tmp_path: Any) -> None:
     tiny = cured("bert", cure)
@@ -355,13 +340,11 @@ def test_saved_and_loaded(cure: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("cure", ["gfsa", "output_gate", "centered_attention"])
 @pytest.mark.parametrize("name", ["timm_vit", "gpt2"])
-def test_cures_of_attention_compiled_and_copied(name: str, cure: str) -> None:
+def test_cures_of_attention_copied(name: str, cure: str) -> None:
     tiny = build(name)
     plain = tiny.output()
     uc.attach(tiny.model, cure, **({"scale": 0.5} if cure == "gfsa" else {}), **tiny.where)
     output = tiny.output()
-    compiled = torch.compile(tiny.model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(first(compiled(**tiny.batch)), output)
     for copied in (copy.deepcopy(tiny.model), pickle.loads(pickle.dumps(tiny.model))):
         assert torch.equal(first(copied(**tiny.batch)), output)
         uc.detach(copied)

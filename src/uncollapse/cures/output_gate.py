@@ -33,7 +33,8 @@ def output_gate(context: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
             f"weight must have shape ({heads}, {inputs.shape[-1]}) or ({heads * d}, {inputs.shape[-1]}) and inputs "
             f"{n} tokens, got {tuple(weight.shape)} and {inputs.shape[-2]}."
         )
-    gate = torch.sigmoid(inputs @ weight.mT).unflatten(-1, (heads, -1)).transpose(-2, -3)  # (..., heads, n, d or 1)
+    gate = torch.sigmoid(inputs @ weight.mT)
+    gate = gate.reshape(*gate.shape[:-1], heads, -1).transpose(-2, -3)  # (..., heads, n, d or 1)
     return (context * gate).to(context.dtype)
 
 
