@@ -30,6 +30,7 @@ PAPER = tuple(Published({"data": "cora", "norm": norm, "layers": n}, mean, std) 
 RECIPE = SimpleNamespace(
     name="made-up",
     plots=None,
+    statistics=lambda records: {"results": len(records)},
     config=Config,
     name_of=lambda config: f"{config.data}-{config.norm}-L{config.layers}-seed{config.seed}",
     tables={
@@ -101,6 +102,7 @@ def test_json_alone_with_files_beside_it(table: Run, filled: Path, tmp_path: Pat
     result = table("made-up", "--json", "--html", "table.html", "--markdown", "table.md")
     assert result.exit_code == 0, result.stderr
     stated = json.loads(result.stdout)
+    assert stated["statistics"]["results"] > 1
     assert (stated["title"], stated["unit"], len(stated["cells"])) == ("Depth", "percent", 4)
     assert result.stderr == "Written: table.md and table.html\n"
     assert "<svg" in (tmp_path / "table.html").read_text(encoding="utf-8")

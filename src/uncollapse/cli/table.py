@@ -63,13 +63,22 @@ def table(
     written = _write(chosen, laid_out, records, markdown, html)
     made = build_cells(laid_out, records)
     if as_json:
-        typer.echo(json.dumps(tables.table_json(laid_out, made), ensure_ascii=False, allow_nan=False))
+        facts = tables.table_json(laid_out, made) | _statistics(chosen, records)
+        typer.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
     elif markdown == STDOUT:
         typer.echo(tables.to_markdown(laid_out, records), nl=False)
     else:
         _show(laid_out, made)
     if written:
         typer.echo(f"Written: {' and '.join(map(str, written))}", err=as_json or markdown == STDOUT)
+
+
+def _statistics(recipe: "Recipe", records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the recipe's statistics over all results; nothing if it has none."""
+    try:
+        return {} if recipe.statistics is None else {"statistics": recipe.statistics(records)}
+    except ImportError as error:
+        raise UsageError(str(error)) from error
 
 
 def _recipe(name: str) -> "Recipe":

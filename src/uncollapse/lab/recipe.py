@@ -43,6 +43,7 @@ class Recipe:
         fingerprint: Returns the fingerprint of the data that a run would use now, as its record has it in
             `data.fingerprint`; None where the data cannot have changed. See `same_data`.
         plots: Returns plots of the given records, for the page of a table.
+        statistics: Returns statistics of the given records over all of them, for the JSON of a table.
         search: What `uncollapse tune` may vary; None if the recipe cannot be tuned.
     """
 
@@ -61,6 +62,7 @@ class Recipe:
     single_process: bool = False
     fingerprint: Callable[[Any, Runtime], str | None] | None = None
     plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
+    statistics: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     search: Search | None = None
 
     def preset(self, name: str) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """What explains how good encoders are."""
 
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from uncollapse.lab.experiments.contrastive.predictors import (
     Correlation,
     comparable_groups,
     correlate_with_accuracy,
+    correlation_record,
     information_in_training,
     partial_correlations,
 )
@@ -122,3 +124,13 @@ def test_partial_correlations_that_are_not_defined_are_left_out() -> None:
     assert partial_correlations(made(4)) == []
     assert partial_correlations([encoder(a, -a, a, a * a) for a in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]) == []
     assert partial_correlations([encoder(a, a % 3, a, 0.5) for a in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]) == []
+
+
+def test_the_json_of_a_table_has_both_kinds_of_correlations() -> None:
+    found = json.loads(json.dumps(correlation_record([*made(), encoder(1, -1, 1, 0.5, epochs=3)]), allow_nan=False))
+    (group,) = found["groups"]  # of a single encoder there is none
+    assert (group["data"], group["encoders"]) == ("a", 12)
+    assert [one["name"] for one in group["correlations"]] == [one.name for one in correlate_with_accuracy(made())]
+    assert [one["value"] for one in group["partial_correlations"]] == [
+        one.value for one in partial_correlations(made())
+    ]

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy
@@ -118,6 +118,21 @@ def _linear_fit(values: Sequence[NDArray[Any]], target: NDArray[Any]) -> NDArray
     design = numpy.column_stack([*values, numpy.ones_like(target)])
     expected: NDArray[Any] = design @ numpy.linalg.lstsq(design, target, rcond=None)[0]
     return expected
+
+
+def correlation_record(records: Iterable[Record]) -> dict[str, Any]:
+    """Return the correlations and partial correlations of each group of comparable encoders as plain data."""
+    groups = [group for group in comparable_groups(records) if len(group) >= FEWEST]
+    found = [
+        {
+            "data": group[0]["config"]["data"],
+            "encoders": len(group),
+            "correlations": [asdict(one) for one in correlate_with_accuracy(group)],
+            "partial_correlations": [asdict(one) for one in partial_correlations(group)],
+        }
+        for group in groups
+    ]
+    return {"accuracy": ACCURACY, "groups": found}
 
 
 def partial_correlations(records: Sequence[Record], accuracy: str = ACCURACY) -> list[PartialCorrelation]:

@@ -83,6 +83,13 @@ def plots(records: Sequence[Mapping[str, Any]]) -> Iterable[Any]:
     return scatter_plots(records)
 
 
+def statistics(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how alignment and uniformity correlate with accuracy, for each group of comparable encoders."""
+    from uncollapse.lab.experiments.contrastive.predictors import correlation_record
+
+    return correlation_record(records)
+
+
 def row_of(config: Mapping[str, Any]) -> str:
     """Return the objective, with the batch size and the output size where they are unusual."""
     small = DATA.presets["small"]
@@ -115,5 +122,6 @@ RECIPE = Recipe(
     search=SEARCH,
     fingerprint=data_fingerprint,
     plots=plots,
+    statistics=statistics,
     reads_images=True,
 )
