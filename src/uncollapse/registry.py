@@ -69,7 +69,7 @@ class Cure:
     pre_norm: bool = False
 
     def default_places(self) -> str:
-        """Return where `attach` puts this cure if not told otherwise."""
+        """Return where `attach` puts this cure by default."""
         own, others = FIXED_PLACES.get(self.acts_on, self.place), self.elsewhere if self.acts_on == "tokens" else ()
         return ", ".join(own) + (f"; else {' or '.join(others)}" if others else "")
 

@@ -1,4 +1,4 @@
-"""The command `uncollapse compare`: diagnoses of several models, or of one before and after."""
+"""The command `uncollapse compare`: diagnoses of several models, or of one before and after a change."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ def compare(
         bool, flag("--json", "Print the comparison as JSON and nothing else; writes a report only with --out.")
     ] = False,
 ) -> None:
-    """Compare diagnoses, such as those of a model before and after."""
+    """Compare diagnoses, such as those of a model before and after a change."""
     from uncollapse import report
 
     if len(files) < 2:

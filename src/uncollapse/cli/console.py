@@ -230,8 +230,8 @@ def error_sentence(error: BaseException) -> str:
 def _system_error(error: OSError) -> str:
     """Return the file, if the system names one, the reason, and what to do, if that is known."""
     file = error.filename2 or error.filename
-    told = f"{error.strerror}." if file is None else f"{file}: {error.strerror}."
-    return " ".join(filter(None, (told, ADVICE.get(error.errno or 0))))
+    reason = f"{error.strerror}." if file is None else f"{file}: {error.strerror}."
+    return " ".join(filter(None, (reason, ADVICE.get(error.errno or 0))))
 
 
 def _show_warning(

@@ -37,9 +37,9 @@ if TYPE_CHECKING:  # torch is imported only when something is measured
     from uncollapse.diagnosis.run import Target
     from uncollapse.io import Data, DataRequest, LoadedModel
 
-DATA, MODEL, MEASURE = "Data (without any, what comes with the package)", "Model", "Measurement"  # panels of the help
+DATA, MODEL, MEASURE = "Data (built-in data if none is given)", "Model", "Measurement"  # panels of the help
 NAMES = (
-    "A HuggingFace folder, .gguf file or name; package:NAME/FOLDER inside an installed one; timm:NAME; "
+    "A HuggingFace folder, .gguf file or name; package:NAME/FOLDER in an installed package; timm:NAME; "
     "module:function or file.py:function that builds it."
 )
 
@@ -58,7 +58,7 @@ def diagnose(
         ),
     ] = None,
     batches: Annotated[str | None, option("MODULE:FUNCTION", "A function that returns batches.", DATA)] = None,
-    data_root: Annotated[Path | None, option("DIR", "Where the graphs with a name are.", DATA)] = None,
+    data_root: Annotated[Path | None, option("DIR", "Folder of the named graphs.", DATA)] = None,
     batch_size: Annotated[int, option("N", "Samples per batch.", DATA, min=1)] = 32,
     max_length: Annotated[int | None, option("N", "At most so many tokens per text; 128 if not given.", DATA)] = None,
     max_batches: Annotated[int | None, option("N", "Stop after so many batches.", DATA, min=1)] = None,
@@ -155,7 +155,7 @@ def _find_target(loaded: "LoadedModel", *, baseline: int, **where: Any) -> "Targ
 
 
 def _note_surprises(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> None:
-    """Tell the user what was not asked for but matters."""
+    """Print notes about what the user did not ask for but should know."""
     from uncollapse.attachment.attach import attachments
 
     if data.built_in:

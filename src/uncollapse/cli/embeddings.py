@@ -100,12 +100,12 @@ def _measure(
 
     labels = Labels(name, f"{rows.words}: {rows.count} rows")
     own = rows.share(distributed.rank(), distributed.world_size())
-    beside = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
+    pairs = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
     done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
         parts = count_steps(prefetch(own.parts()), done)
         given = parts if transform is None else _fitted(parts, transform)
-        return diagnose_rows(given, pairs=beside, labels=labels, gather=True, **asked)
+        return diagnose_rows(given, pairs=pairs, labels=labels, gather=True, **asked)
     except ValueError as error:  # the content of the file cannot be measured
         raise UsageError(str(error)) from error
 

@@ -24,7 +24,7 @@ def list_names(
         ),
     ] = None,
 ) -> None:
-    """List everything of one kind, with its properties."""
+    """List all entries of one kind with their properties, such as metrics or cures."""
     if kind is None:
         raise UsageError(f"Say what to list: one of {', '.join(KINDS)}, such as `uncollapse list cures`.")
     if kind not in KINDS:

@@ -94,8 +94,8 @@ def given_settings(ctx: typer.Context, config: type, files: list[Path], pairs: l
             _check_flags(ctx, config, read)
             values |= fields.parse_values(config, read)
         except UsageError as error:
-            told = str(error) if str(path) in str(error) else f"{path}: {error}"
-            raise UsageError(told) from error
+            message = str(error) if str(path) in str(error) else f"{path}: {error}"
+            raise UsageError(message) from error
     values |= fields.parse_pairs(config, pairs)
     return values | {name: ctx.params[name] for name in fields.config_fields(config) if _is_given(ctx, name)}
 

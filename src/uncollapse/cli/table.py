@@ -39,7 +39,7 @@ def table(
         ),
     ],
     board: Annotated[
-        str | None, typer.Argument(metavar="BOARD", help="Which of its tables; the first if not given.")
+        str | None, typer.Argument(metavar="TABLE", help="Which of its tables; the first if not given.")
     ] = None,
     results: Annotated[Path, option("DIR", "Folder of the results.")] = Path("results"),
     markdown: Annotated[Path | None, option("FILE", "Write it as Markdown; - prints that and nothing else.")] = None,
@@ -47,7 +47,7 @@ def table(
         list[str] | None, option("KEY=VALUE", "Only results with this setting; repeatable.", None, "--set")
     ] = None,
     html: Annotated[Path | None, option("FILE", "Write it as a self-contained page with plots.")] = None,
-    as_json: Annotated[bool, flag("--json", "Print all build_cells as JSON and nothing else.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print all cells as JSON and nothing else.")] = False,
 ) -> None:
     """Show the results of a recipe next to the paper's numbers."""
     if as_json and markdown == STDOUT:
@@ -115,7 +115,7 @@ def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
 def _filter(
     recipe: "Recipe", board: PaperTable, records: list[dict[str, Any]], pairs: list[str]
 ) -> tuple[PaperTable, list[dict[str, Any]]]:
-    """Only results with these settings, which then are what the table is about."""
+    """Return the table and the records, restricted to results with these settings."""
     if not pairs:
         return board, records
     wanted = fields.parse_pairs(recipe.config, pairs)

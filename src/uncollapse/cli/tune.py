@@ -42,7 +42,7 @@ class Order:
         int, option("N", "Trials in total, including existing ones; a larger number continues.", SEARCH, min=1)
     ] = 20
     budget: Annotated[
-        str | None, option("TIME", "Stop after, such as 45min or 2h; the same command continues.", SEARCH)
+        str | None, option("TIME", "Stop after this time, such as 45min or 2h; the same command continues.", SEARCH)
     ] = None
     pruner: Annotated[str, option("NAME", "Stops bad trials early: median, hyperband, or none.", SEARCH)] = "median"
     jobs: Annotated[int, option("N", "Processes, one thread each.", RUN, min=1)] = 1

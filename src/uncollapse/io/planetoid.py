@@ -83,7 +83,7 @@ def _are_public(contents: Mapping[str, bytes]) -> bool:
 
 
 def _read_with_pyg(contents: Mapping[str, bytes], name: str) -> Citations:
-    """Read public files with PyG, from a private copy: nobody can replace them after their SHA-256 was compared."""
+    """Read public files with PyG, from a private copy that cannot be replaced after the check of SHA-256."""
     with silence_libraries(), tempfile.TemporaryDirectory() as folder:
         for file, content in contents.items():
             (Path(folder) / file).write_bytes(content)

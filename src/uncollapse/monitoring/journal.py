@@ -145,21 +145,21 @@ class Journal:
     def resume(self, done: int, overwrite: bool) -> State:
         """Return the state of a run that continues after `done` steps. Replace another run only with `overwrite`."""
         lines = self.read()
-        kept = [line for line in lines if line["step"] <= done] if done > 0 else []
-        if lines and not kept and not overwrite:
+        earlier = [line for line in lines if line["step"] <= done] if done > 0 else []
+        if lines and not earlier and not overwrite:
             raise FileExistsError(
                 f"{self.folder} holds a run that was monitored from step {lines[0]['step']} to {lines[-1]['step']}, "
                 "and this one starts before that. Give another folder, or overwrite=True to replace it."
             )
-        if kept and len(kept) < len(lines):  # these steps are trained again, or it is a new run: both look the same
+        if earlier and len(earlier) < len(lines):  # trained again, or a new run: both look the same
             warnings.warn(
                 f"The run in {self.folder} continues after step {done}: its later measurements, up to step "
                 f"{lines[-1]['step']}, are dropped. If this is a new run, give it another folder.",
                 stacklevel=2,
             )
-        reference = layer_values(Diagnosis.load(self.folder / FIRST)) if kept else {}
-        self.restart(kept)
-        return State.of(kept[-1]["state"] | {"reference": reference}) if kept else State()
+        reference = layer_values(Diagnosis.load(self.folder / FIRST)) if earlier else {}
+        self.restart(earlier)
+        return State.of(earlier[-1]["state"] | {"reference": reference}) if earlier else State()
 
     def resume_from(self, state: State) -> None:
         """Continue from a state that was stored elsewhere: later lines are dropped."""

@@ -40,7 +40,7 @@ class TrainingState:
 
     def newest(self) -> dict[str, float]:
         """Return the metrics of the last evaluation."""
-        measured = next((figures for figures in reversed(self.epochs) if len(figures) > 2), {})
+        measured = next((metrics for metrics in reversed(self.epochs) if len(metrics) > 2), {})
         return {name: value for name, value in measured.items() if name not in ("epoch", "loss")}
 
 

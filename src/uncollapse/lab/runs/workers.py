@@ -131,7 +131,7 @@ def _follow_sweep() -> None:
 
 
 def _send(connection: Connection, message: Message) -> None:
-    with suppress(OSError):  # when nobody listens any more, the run still has to write its checkpoint
+    with suppress(OSError):  # when the sweep is gone, the run still has to write its checkpoint
         connection.send(message)
 
 
@@ -189,7 +189,7 @@ def _prune_request(connection: Connection, name: str) -> ShouldPrune:
         try:
             connection.send(Message("evaluated", evaluation=(epoch, metrics[name], time.monotonic() - began)))
             return bool(connection.recv())
-        except (OSError, EOFError):  # nobody listens any more: the run is about to be asked to stop
+        except (OSError, EOFError):  # the sweep is gone: the run is about to be asked to stop
             return False
 
     return ask

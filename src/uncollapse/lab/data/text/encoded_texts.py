@@ -82,15 +82,15 @@ def encode(examples: Examples, tokenizer: Any, max_length: int, *, classes: bool
         cache: Folder of the cache; None: no cache.
     """
     path = None if cache is None else cache / "tokens" / f"{_key(examples, tokenizer, max_length)}.safetensors"
-    kept = None if path is None else _read_cache(path, len(examples))
-    if kept is None:
-        kept = _tokenize(examples, tokenizer, max_length)
+    encoded = None if path is None else _read_cache(path, len(examples))
+    if encoded is None:
+        encoded = _tokenize(examples, tokenizer, max_length)
         if path is not None:
-            _write_cache(path, kept)
+            _write_cache(path, encoded)
     labels = None
     if examples.labels is not None:
         labels = torch.tensor(examples.labels, dtype=torch.long if classes else torch.float32)
-    return EncodedTexts(kept["ids"], kept["starts"], kept.get("types"), labels, int(tokenizer.pad_token_id))
+    return EncodedTexts(encoded["ids"], encoded["starts"], encoded.get("types"), labels, int(tokenizer.pad_token_id))
 
 
 def _tokenize(examples: Examples, tokenizer: Any, max_length: int) -> dict[str, Tensor]:

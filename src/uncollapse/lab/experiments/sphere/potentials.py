@@ -168,7 +168,7 @@ def cost(config: Config) -> float:
 DATA = recipe_data.read(__package__, Config, prefix="potentials_")
 RECIPE = Recipe(
     name=NAME,
-    title="The mean Gaussian potential of point sets on the sphere, beside its optimum",
+    title="The mean Gaussian potential of point sets on the sphere, next to its optimum",
     paper=PAPER,
     config=Config,
     run=run,
