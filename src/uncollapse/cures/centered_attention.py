@@ -15,7 +15,8 @@ def centered_attention(
         (A − s·11ᵀ/n)v = Av − s·mean(v)
 
     With s = 1, "Mind the Gap" (arXiv 2410.07799), which removes the outlier in the spectrum of A that causes rank
-    collapse, and Centered Self-Attention (arXiv 2306.01610). A itself is not needed, so fused attention stays fused.
+    collapse. Centered Self-Attention (arXiv 2306.01610) proposed a correction of this kind before. A itself is not
+    needed, so fused attention stays fused.
 
     Args:
         context: Av (..., heads, n, d).
