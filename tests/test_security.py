@@ -259,7 +259,7 @@ def test_results_and_checkpoints_stay_in_their_folders(tmp_path: Path, recipe: s
                 assert path.resolve().parent == (tmp_path / chosen.name).resolve()
                 assert len(path.name.encode()) <= 255
                 assert "\x00" not in path.name
-    assert taken or recipe in ("gcn-depth", "potentials", "vit-digits")  # texts of these are all choices
+    assert taken or recipe in ("arena", "gcn-depth", "potentials", "vit-digits")  # texts of these are all choices
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -13,8 +13,18 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u2028"
 
 
 def render(**context: object) -> str:
-    given = {"title": "x", "subtitle": "x", "subject": "x", "links": {}, "legend": "", "groups": [], "plots": []}
-    return frame.render("table.html", **{**given, "corner": "", "columns": "", "notes": [], **context})
+    given: dict[str, object] = {
+        "title": "x",
+        "subtitle": "x",
+        "subject": "x",
+        "links": {},
+        "legend": "",
+        "groups": [],
+        "plots": [],
+    }
+    contrasts = {"title": HOSTILE, "note": HOSTILE, "head": [HOSTILE], "rows": [[HOSTILE]]}
+    given |= {"corner": "", "columns": "", "notes": [], "contrasts": contrasts}
+    return frame.render("table.html", **{**given, **context})
 
 
 def test_every_template_escapes_text_and_attributes() -> None:
