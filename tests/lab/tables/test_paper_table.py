@@ -313,7 +313,7 @@ def test_the_whole_paper_beside_few_results() -> None:
 def test_the_protocol_is_asked_for_only_where_the_paper_has_been() -> None:
     board = replace(BOARD, where={}, protocol={"epochs": 200})
     made = build_cells(board, [*runs(0.8, epochs=3), *runs(0.8, epochs=3, data="pubmed")])
-    found = {cell.group: (cell.unusual, cell.judged) for cell in made if cell.run}
+    found = {cell.group: (cell.unusual, cell.comparable) for cell in made if cell.run}
     assert found == {"cora": ({"epochs": 3}, False), "pubmed": ({}, True)}
     alone = build_cells(
         replace(board, published=()), runs(0.8, epochs=3, data="pubmed")

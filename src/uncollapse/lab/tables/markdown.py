@@ -14,20 +14,20 @@ DIFFERENCES = "Differences by seed"  # heading of the comparisons
 
 
 def to_markdown(board: PaperTable, records: Iterable[Record], *, level: int = 2) -> str:
-    """The tables of a board as Markdown, below a heading of the given level."""
+    """Return a table as Markdown, one per group, below a heading of the given level."""
     made = build_cells(board, records)
-    lines = [f"{'#' * level} {_escaped(board.title)}", ""]
+    lines = [f"{'#' * level} {_escape(board.title)}", ""]
     for group, rows in group_cells(made).items():
-        lines += [f"{'#' * (level + 1)} {_escaped(group)}", "", *_table(board, rows), ""]
-    lines += [_escaped(legend(board, made, "Bold")), "", coverage(board, made)]
-    lines += ["", *(f"- {_escaped(note)}" for note in cell_notes(board, made))]
+        lines += [f"{'#' * (level + 1)} {_escape(group)}", "", *_table(board, rows), ""]
+    lines += [_escape(legend(board, made, "Bold")), "", coverage(board, made)]
+    lines += ["", *(f"- {_escape(note)}" for note in cell_notes(board, made))]
     if found := contrasts.compare_rows(board, made):
         lines += ["", f"{'#' * (level + 1)} {DIFFERENCES}", "", contrast_table(board, found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def group_cells(made: Iterable[TableCell]) -> dict[Any, dict[Any, list[TableCell]]]:
-    """The cells as tables: by group, then by row; every row of a table has the same columns."""
+    """Return the cells by group, then by row; all rows of a group have the same columns."""
     tables: dict[Any, dict[Any, list[TableCell]]] = defaultdict(lambda: defaultdict(list))
     for cell in made:
         tables[cell.group][cell.row].append(cell)
@@ -35,13 +35,13 @@ def group_cells(made: Iterable[TableCell]) -> dict[Any, dict[Any, list[TableCell
 
 
 def corner_label(board: PaperTable) -> str:
-    """What stands above the names of the rows and before those of the columns."""
+    """Return the label of the top left corner."""
     rows = board.rows if board.row_of is None else board.row_name or board.rows.partition("+")[0]
     return f"{rows} \\ {board.columns}"
 
 
 def format_result(board: PaperTable, cell: TableCell) -> str:
-    """What came: mean ± standard deviation and the number of seeds."""
+    """Return mean ± standard deviation and the number of seeds of a cell."""
     failed = f"{len(cell.failed)} not finite"
     if cell.mean is None:
         return failed if cell.failed else COMMAND_ONLY if cell.group in board.command_only else NOTHING
@@ -50,34 +50,34 @@ def format_result(board: PaperTable, cell: TableCell) -> str:
 
 
 def format_marked(board: PaperTable, cell: TableCell) -> str:
-    """What came, with a sign if it is above, equal to or close to the paper's."""
+    """Return the result of a cell, with a sign if it is above, equal to or close to the paper's."""
     return f"{sign_of(cell)} {format_result(board, cell)}".lstrip()
 
 
 def sign_of(cell: TableCell) -> str:
-    """The sign of a cell compared with the paper's; nothing where it is below, or not compared."""
+    """Return the sign of a cell compared with the paper's; empty if it is below, or not compared."""
     return TIED if cell.tied else REACHED if cell.reached else NEAR if cell.near else ""
 
 
 def format_difference(board: PaperTable, cell: TableCell) -> str:
-    """The interval of the difference from the paper's number, of a cell below it; nothing if it is not known."""
+    """Return the interval of the difference from the paper's number, for a cell below it; empty if unknown."""
     if cell.reached is not False or cell.interval is None:
         return ""
     return contrasts.format_interval(board, cell.interval)
 
 
 def format_published(board: PaperTable, cell: TableCell) -> str:
-    """The paper's number; nothing if it has none."""
+    """Return the paper's number; empty if there is none."""
     return "" if cell.published is None else _number(board, cell.published.mean, cell.published.std)
 
 
 def format_choice(cell: TableCell) -> str:
-    """The values that were chosen in a cell; nothing if there was no choice."""
+    """Return the chosen values of a cell; empty if there was no choice."""
     return _settings(cell.chosen)
 
 
 def legend(board: PaperTable, made: Sequence[TableCell], sign: str = REACHED) -> str:
-    """How to read the tables. sign: what marks a cell that is above the paper's."""
+    """Return how to read the tables. sign: marks a cell that is above the paper's."""
     unit = " in percent" if board.percent else ""
     said = [f"{board.metric.replace('_', ' ').capitalize()}{unit}: mean ± standard deviation (number of seeds)."]
     if any(cell.published for cell in made):
@@ -97,7 +97,7 @@ def legend(board: PaperTable, made: Sequence[TableCell], sign: str = REACHED) ->
 
 
 def coverage(board: PaperTable, made: Sequence[TableCell]) -> str:
-    """How much is there; and of the row that the paper claims something about, how much is above its numbers."""
+    """Return how many cells were run, and how many cells of the paper's claim are above its numbers."""
     wanted = [cell for cell in made if cell.run or cell.published]
     done = f"{sum(cell.run for cell in wanted)} of {len(wanted)} cells run"
     counted = [cell for cell in made if cell.reached is not None and board.claim in (None, cell.row)]
@@ -111,7 +111,7 @@ def coverage(board: PaperTable, made: Sequence[TableCell]) -> str:
 
 
 def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
-    """What has to be known of single cells: settings that most of their table do not have, and results left out."""
+    """Return notes about single cells: settings that differ from most of their table, and excluded results."""
     places: dict[tuple[Any, Any, str], list[str]] = defaultdict(list)
     for cell in made:
         said = [f"with {_settings(cell.unusual)}"] if cell.unusual else []
@@ -121,7 +121,7 @@ def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
                 f"{results} with other settings (--set shows them) {'does' if cell.left_out == 1 else 'do'} not count"
             )
         if cell.open_choice:
-            said.append(f"nothing tells which {' or '.join(board.choose)} to choose, as no {board.by} was measured")
+            said.append(f"{' or '.join(board.choose)} cannot be chosen, because no {board.by} was measured")
         if said:
             places[cell.group, cell.row, "; ".join(said)].append(str(cell.column))
     unusual = [
@@ -136,14 +136,14 @@ def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
 def contrast_table(board: PaperTable, found: Sequence[contrasts.Comparison]) -> str:
     """Return the comparisons of a table as Markdown, with how to read them."""
     head, rows = contrasts.contrast_rows(board, found)
-    lines = [[_escaped(text) for text in line] for line in (head, *rows)]
+    lines = [[_escape(text) for text in line] for line in (head, *rows)]
     lines.insert(1, ["---"] * 3 + ["---:"] * (len(head) - 3))
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{contrasts.contrast_note(found)}"
 
 
 def table_json(board: PaperTable, made: Sequence[TableCell]) -> dict[str, Any]:
-    """All cells as plain data for JSON, in the unit of the table."""
+    """Return all cells as plain data for JSON, in the unit of the table."""
     unit = "percent" if board.percent else None
     axes = {"groups": board.groups, "rows": board.rows, "columns": board.columns}
     about = {"title": board.title, "figure": board.metric, "unit": unit, "where": dict(board.where)}
@@ -177,9 +177,9 @@ def _number_facts(paper: Published) -> dict[str, Any]:
 
 
 def _table(board: PaperTable, rows: Mapping[Any, Sequence[TableCell]]) -> list[str]:
-    columns = [_escaped(cell.column) for cell in next(iter(rows.values()))]
-    lines = [[_escaped(corner_label(board)), *columns], ["---", *["---:"] * len(columns)]]
-    lines += [[_escaped(row), *(_markdown(board, cell) for cell in along)] for row, along in rows.items()]
+    columns = [_escape(cell.column) for cell in next(iter(rows.values()))]
+    lines = [[_escape(corner_label(board)), *columns], ["---", *["---:"] * len(columns)]]
+    lines += [[_escape(row), *(_markdown(board, cell) for cell in along)] for row, along in rows.items()]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
@@ -187,7 +187,7 @@ def _markdown(board: PaperTable, cell: TableCell) -> str:
     above = cell.reached and not cell.tied
     here = f"**{format_result(board, cell)}**" if above else format_marked(board, cell)
     paper = f"paper {format_published(board, cell)}" if cell.published else ""
-    parts = (here, paper, format_difference(board, cell), _escaped(format_choice(cell)))
+    parts = (here, paper, format_difference(board, cell), _escape(format_choice(cell)))
     return "<br>".join(part for part in parts if part)
 
 
@@ -200,6 +200,6 @@ def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _escaped(text: object) -> str:
-    """Names as they are: Markdown must not take them for a column, markup or emphasis."""
+def _escape(text: object) -> str:
+    """Escape text for Markdown, so that it is not read as a column, markup or emphasis."""
     return "".join(f"\\{letter}" if letter in "\\|<*_`[" else letter for letter in str(text))

@@ -87,7 +87,7 @@ class PaperTable:
 
     def __post_init__(self) -> None:
         if self.choose and self.by == self.metric:
-            raise ValueError(f"The board {self.title!r} shows {self.metric!r}, so it cannot choose by it as well.")
+            raise ValueError(f"The table {self.title!r} shows {self.metric!r}, so it cannot choose by it as well.")
         for number in self.published:
             lacking = [name for name in self.axes if name not in number.cell]
             if lacking:
@@ -102,30 +102,30 @@ class PaperTable:
 
     @property
     def axes(self) -> tuple[str, str, str]:
-        """The fields that make a place in the table."""
+        """Fields of the groups, rows and columns."""
         return self.groups, self.rows, self.columns
 
     def place(self, record: Record) -> Place:
-        """Where a result stands."""
+        """Return the group, row and column of a result."""
         row = field_of(record, self.rows) if self.row_of is None else self.row_of(record["config"])
         return field_of(record, self.groups), row, field_of(record, self.columns)
 
     @property
     def named(self) -> frozenset[str]:
-        """The fields that say where a result belongs, or that may differ between the results of a cell."""
+        """Fields that place a result in the table, or that may differ between the results of a cell."""
         axes = (part for axis in self.axes for part in axis.split("+"))
         return frozenset((*axes, *self.where, *self.choose, "seed"))
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A place in the table: what came there, and what the paper has.
+    """A cell of the table: our results and the paper's number.
 
-    figures: by seed, in the unit of the table. failed: seeds whose run did not stay finite. chosen: the values that
-    were chosen, where there was more than one. unusual: other settings in which it differs from most of its group.
-    left_out: how many results of this place have yet other settings and do not count. judged: whether it was run as the
-    paper's was. open_choice: several values of the chosen fields were run, and no figure can choose among them.
-    several: more than one was run.
+    figures: metrics by seed, in the unit of the table. failed: seeds whose run did not stay finite. chosen: the chosen
+    values, if there were several. unusual: other settings in which it differs from most of its group. left_out: number
+    of results with yet other settings, which do not count. comparable: whether it was run as the paper's was.
+    open_choice: several values of the chosen fields were run, and no metric can choose among them. several: more than
+    one value was run.
     """
 
     group: Any
@@ -137,7 +137,7 @@ class TableCell:
     unusual: Mapping[str, Any] = field(default_factory=dict)
     left_out: int = 0
     published: Published | None = None
-    judged: bool = True
+    comparable: bool = True
     open_choice: bool = False
     several: bool = False
 
@@ -191,17 +191,17 @@ class TableCell:
 
         Papers print two decimal places; what comes after them does not count.
         """
-        if not self.run or self.published is None or not self.judged:
+        if not self.run or self.published is None or not self.comparable:
             return None
         return not self.failed and self.difference is not None and round(self.difference, 2) >= 0
 
 
 def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]:
-    """All cells: each row and column of a group that the results or the paper have, group by group and row by row;
-    groups that have results first, and in each the row that all others are compared with.
+    """Return all cells, group by group and row by row, for each row and column in the results or in the paper.
 
-    Groups without any result are left out, unless there are no results at all or the board shows the whole paper. The
-    protocol is the paper's, so it is asked for in groups that the paper has.
+    Groups with results come first, and in each group the row that others are compared with. Groups without results are
+    left out, unless there are no results at all or the table shows the whole paper. The paper's protocol is required in
+    groups that the paper has.
     """
     mine = [
         r
@@ -217,14 +217,14 @@ def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]
     first = [contrast.rival for contrast in board.contrasts if contrast.row is None]
     with_results = {at[0] for at in found}
     shown = (at[0] for at in [*paper, *found] if board.all_groups or not found or at[0] in with_results)
-    for group in sorted(_ordered(shown), key=lambda group: group not in with_results):
+    for group in sorted(_sort_numbers(shown), key=lambda group: group not in with_results):
         here = [at for at in [*paper, *found] if at[0] == group]
         usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
         by_paper = not board.published or any(at in paper for at in here)
         usual |= dict(board.protocol) if by_paper else {}
         single = board.row_protocol if by_paper else {}
         asked = {row: usual | dict(single.get(row, {})) for row in (at[1] for at in here)}
-        rows, columns = (_ordered(at[axis] for at in here) for axis in (1, 2))
+        rows, columns = (_sort_numbers(at[axis] for at in here) for axis in (1, 2))
         rows.sort(key=lambda row: row not in first)
         places = [(group, row, column) for row in rows for column in columns]
         made += [_cell(board, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
@@ -250,9 +250,9 @@ def _cell(
         *at,
         figures={seed: unit * value for seed, value in counted.items() if value is not None},
         failed=tuple(seed for seed, value in counted.items() if value is None),
-        chosen=_told(board, taken, list(runs)),
+        chosen=_chosen_values(board, taken, list(runs)),
         unusual=unusual,
-        judged=unusual.keys() <= set(board.free) and not open_choice,
+        comparable=unusual.keys() <= set(board.free) and not open_choice,
         open_choice=open_choice,
         several=len(runs) > 1,
         left_out=len(records) - len(same),
@@ -260,15 +260,15 @@ def _cell(
     )
 
 
-def _told(board: PaperTable, taken: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """What was chosen, where there was a choice, or where it is not what the protocol has anyway."""
+def _chosen_values(board: PaperTable, best: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the chosen values of fields with several values, or with a value that is not the protocol's."""
     several = [len(set(values)) > 1 for values in zip(*tried, strict=True)]
-    told = zip(board.choose, taken, several, strict=True)
-    return {name: value for name, value, choice in told if choice or value != board.protocol.get(name, value)}
+    fields = zip(board.choose, best, several, strict=True)
+    return {name: value for name, value, choice in fields if choice or value != board.protocol.get(name, value)}
 
 
-def _ordered(values: Iterable[Any]) -> list[Any]:
-    """Numbers by size; others as they come, the paper's first."""
+def _sort_numbers(values: Iterable[Any]) -> list[Any]:
+    """Return numbers sorted; other values in the given order."""
     found = list(dict.fromkeys(values))
     numbers = all(isinstance(value, int | float) for value in found)
     return sorted(found) if numbers else found

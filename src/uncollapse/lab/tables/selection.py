@@ -35,7 +35,7 @@ def seeds_of_choice(runs: Mapping[Values, Mapping[int, Record]]) -> list[int]:
 
 
 def common_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> dict[str, Any]:
-    """The value of each field, but for some, that most cells have; many runs of one cell count no more than one."""
+    """Return the value of each field, except `but`, that most cells have; each cell counts once."""
     counts: dict[str, Counter[Any]] = defaultdict(Counter)
     for records in cells:
         for name, value in {pair for record in records for pair in _others(record, but).items()}:
@@ -46,10 +46,10 @@ def common_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> 
 def main_settings(
     records: Sequence[Record], but: Collection[str], usual: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Record]]:
-    """Results that were run alike, but for some fields, and where they differ from the usual.
+    """Return unusual settings and the results that share them; fields in `but` may differ.
 
-    Means are taken over results that differ in nothing but their seed. Where there are others, the most usual ones
-    count, and of equally usual ones the most runs; the figures themselves never decide.
+    Means are taken over results that differ only in their seed. If there are others, those with the most usual settings
+    count, and among equally usual ones the most runs; the metrics themselves never decide.
     """
     alike: dict[tuple[tuple[str, Any], ...], list[Record]] = defaultdict(list)
     for record in records:
@@ -60,25 +60,25 @@ def main_settings(
 
 
 def metric_of(record: Record, name: str) -> float | None:
-    """A figure of a result; None if it is not there or not finite."""
+    """Return a metric of a result; None if it is missing or not finite."""
     value = record["figures"].get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def field_of(record: Record, name: str) -> Any:
-    """A field of the config of a result; of several, joined by "+", those that are not 0 or none, in words."""
+    """Return a field of a result's config; for several, joined by "+", those that are not 0 or none, as text."""
     if "+" in name:
         values = {part: field_of(record, part) for part in name.split("+")}
         said = [str(v) if isinstance(v, str) else f"{part} {v}" for part, v in values.items() if v and v != "none"]
         return ", ".join(said) or "none"
     if name not in record["config"]:
         there = ", ".join(record["config"])
-        raise UsageError(f"The field {name!r} is asked for, but a result of {record['recipe']} has only {there}.")
+        raise UsageError(f"A result of {record['recipe']} has no field {name!r}; it has: {there}.")
     return freeze(record["config"][name])
 
 
 def freeze(value: Any) -> Any:
-    """A value that can be a key: JSON has lists where a config has tuples."""
+    """Return a hashable value: JSON has lists where a config has tuples."""
     return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 
@@ -97,5 +97,5 @@ def _worst_last(score: float | None) -> float:
 
 
 def _rank(value: Any) -> tuple[float, str]:
-    """The smaller number first; others by name, after the numbers."""
+    """Return a sort key: numbers by size, then other values by name."""
     return (value, "") if isinstance(value, int | float) else (math.inf, str(value))

@@ -55,12 +55,11 @@ class Paired:
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
-    """The differences between two sets of figures by seed, with an exact test.
+    """Return the differences between two sets of metrics by seed, with an exact test.
 
-    If both were alike, each difference could as well have the other sign. p is the share of all 2ⁿ choices of signs
-    whose mean is at least as far from 0 as the one that came: with n = 5 it cannot be below 2/32. Beyond 12 pairs,
-    100,000 random choices with a fixed seed stand for all, and the one that came counts as one of them, so that p is
-    never 0.
+    Under the null hypothesis each difference could as well have the other sign. p is the share of all 2ⁿ choices of
+    signs whose mean is at least as far from 0 as the observed one: with n = 5 it cannot be below 2/32. Beyond 12 pairs,
+    100,000 random choices with a fixed seed are used, and the observed one counts as one of them, so that p is never 0.
 
     >>> found = compare({0: 0.82, 1: 0.81, 2: 0.84, 3: 0.83}, {0: 0.80, 1: 0.80, 2: 0.80, 3: 0.80})
     >>> found.n, round(found.mean, 4), found.p
@@ -71,7 +70,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     common = sorted(a.keys() & b.keys())
     if not common:
         raise UsageError(
-            "A paired comparison needs figures of the same seed on both sides: "
+            "A paired comparison needs metrics of the same seeds on both sides: "
             f"one has the seeds {sorted(a)}, the other {sorted(b)}."
         )
     differences = {seed: a[seed] - b[seed] for seed in common}
@@ -80,7 +79,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
 
 
 def sign_flip(differences: "NDArray[np.float64]") -> float:
-    """The two-sided p of the sign-flip permutation test of a mean of 0."""
+    """Return the two-sided p of the sign-flip permutation test of a mean of 0."""
     import numpy as np
 
     n = len(differences)

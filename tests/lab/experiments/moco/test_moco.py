@@ -168,7 +168,7 @@ def test_a_run_of_the_preset_stands_beside_the_papers_number(name: str) -> None:
     (ours,) = (cell for cell in build_cells(moco.RECIPE.tables[name], [record]) if cell.run)
     assert ours.published is not None
     assert ours.published.mean in (74.60, 67.69)
-    assert ours.judged
+    assert ours.comparable
     shorter = record | {"config": asdict(replace(config, epochs=10))}
     (ours,) = (cell for cell in build_cells(moco.RECIPE.tables[name], [shorter]) if cell.run)
-    assert not ours.judged
+    assert not ours.comparable
