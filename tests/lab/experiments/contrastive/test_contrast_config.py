@@ -263,3 +263,8 @@ def test_a_linear_probe_as_published_sees_new_crops_in_each_epoch() -> None:
     assert not torch.equal(first, second)
     whole = EncoderTraining(training.encoder, contrast.Config(**TINY), data, Runtime(), lambda x, y, _: x.sum())
     assert whole.probe_rows(training.encoder, "output", (first, labels)) == (first, labels)
+
+
+def test_new_crops_for_the_linear_probe_cost_time() -> None:
+    whole, published = (contrast.Config(**TINY | {"judged": judged}) for judged in ("whole", "published"))
+    assert contrastive.cost(published) > contrastive.cost(whole) + 100

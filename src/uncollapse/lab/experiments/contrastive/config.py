@@ -232,6 +232,8 @@ def data_slug(config: EncoderConfig) -> str:
 
 def cost(config: EncoderConfig) -> float:
     """Return an estimate of a run's seconds on one core, for 50,000 images where their number is not known."""
-    images = config.examples or IMAGES.get(config.data, 50_000) + 100_000 * config.unlabelled
+    labelled = config.examples or IMAGES.get(config.data, 50_000)
+    images = labelled + 100_000 * config.unlabelled
     work = (config.side / 32) ** 2 * (config.width / 0.25) ** 2
-    return 20 + config.epochs * images * work / (600 if config.precision == "bf16" else 330)
+    probes = 200 * labelled * (2 + work) / 2000 if config.judged == "published" else 0  # a hundred crops for two layers
+    return 20 + probes + config.epochs * images * work / (600 if config.precision == "bf16" else 330)
