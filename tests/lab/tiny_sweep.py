@@ -47,7 +47,8 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
         while done < config.steps:
             time.sleep(pause)
             done += 1
-            runtime.progress(done, config.steps, {"epoch": done})
+            if runtime.progress is not None:  # a run on a cluster reports nothing
+                runtime.progress(done, config.steps, {"epoch": done})
     except KeyboardInterrupt:
         checkpoints.save(done, {}, {})
         raise

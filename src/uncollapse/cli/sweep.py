@@ -58,6 +58,10 @@ def sweep(
     jobs: Annotated[
         int | None, option("N", "Processes, one thread each; one per core if not given.", HOW, min=1)
     ] = None,
+    on: Annotated[
+        str | None,
+        option("PLACE", "Run on a cluster: dask://HOST:PORT or slurm. Folders must be shared by all machines.", HOW),
+    ] = None,
     data_root: Annotated[Path | None, option("DIR", "Folder with the datasets.", HOW)] = None,
     dry_run: Annotated[bool, flag("--dry-run", "Only print what is missing and how long it takes.", HOW)] = False,
     results: Annotated[Path, option("DIR", "Folder of all results.", OUTPUT)] = Path("results"),
@@ -68,6 +72,7 @@ def sweep(
     from uncollapse.cli.progress import sweep_progress
     from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.recipe import RECIPES
+    from uncollapse.lab.runs.cluster import connect
     from uncollapse.lab.runs.results import Results
     from uncollapse.lab.runs.run_queue import RunQueue
     from uncollapse.lab.runs.sweep import Limits, Sweep
@@ -85,8 +90,12 @@ def sweep(
         return
     if queue.open:
         console.make_folders(results / wanted.name, runs)
+    pool = None
+    if on is not None:
+        pool, places = connect(on, runs)
+        limits = Limits(jobs or places, limits.seconds)
     with sweep_progress() as listener:
-        running = Sweep(queue, runs, Runtime(data_root), limits, listener)
+        running = Sweep(queue, runs, Runtime(data_root), limits, listener, pool)
         ended = running.run()
     _show(running, ended, as_json)
     raise typer.Exit(130 if ended == "interrupted" else 1 if queue.failed else 0)

@@ -1,8 +1,9 @@
 """Run a sweep: the missing runs of a queue in several processes, cheapest first, until a time limit."""
 
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -10,8 +11,9 @@ from uncollapse.io.files import NotWrittenError, try_lock, write
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.run_one import remove_leftovers, run_folder, run_lock, with_run_folder
 from uncollapse.lab.runs.run_queue import RunQueue
-from uncollapse.lab.runs.workers import GRACE, Job, Message, Worker
+from uncollapse.lab.runs.workers import GRACE, Job, LocalPool, Message
 
+RESTARTS = 3  # of a run whose remote worker was lost
 RETRY = 1.0  # seconds between two looks at a run of another process
 ERROR = "error.txt"
 
@@ -31,6 +33,44 @@ class SweepListener(Protocol):
         """Show a message to the user."""
 
 
+class AnyWorker(Protocol):
+    """A worker as a sweep sees it; see `workers.Worker` and `cluster.RemoteWorker`."""
+
+    ready: bool
+    steps: tuple[int, int]
+    restarts: bool
+
+    def answer(self, stop: bool) -> None:
+        """Answer an evaluated run whether it should stop."""
+
+    def assign(self, job: Job) -> None:
+        """Run a job."""
+
+    def request_stop(self) -> None:
+        """Ask the run to end."""
+
+    def kill(self) -> None:
+        """End the run at once."""
+
+    def wait(self) -> int:
+        """Wait for the end of the worker and return its exit code."""
+        ...
+
+
+class Pool(Protocol):
+    """Where workers come from: `workers.LocalPool`, or a cluster."""
+
+    def start(self) -> Any:
+        """Start a worker."""
+
+    def receive(self, workers: Sequence[Any], timeout: float) -> Iterator[tuple[Any, Message | None]]:
+        """Yield messages of workers, None for one that has ended."""
+        ...
+
+    def close(self) -> None:
+        """Free what the pool holds."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Number of processes, and the time limit in seconds; None for no limit."""
@@ -43,12 +83,22 @@ class Sweep:
     """Run the configurations of a queue in worker processes.
 
     running: the configuration of each busy worker. runs: the folder of checkpoints and errors, with one folder per run.
+    pool: where workers run; processes of this machine if not given.
     """
 
-    def __init__(self, queue: RunQueue, runs: Path, runtime: Runtime, limits: Limits, listener: SweepListener) -> None:
-        self.queue, self.limits = queue, limits
-        self.running: dict[Worker, Any] = {}
-        self._workers: list[Worker] = []
+    def __init__(
+        self,
+        queue: RunQueue,
+        runs: Path,
+        runtime: Runtime,
+        limits: Limits,
+        listener: SweepListener,
+        pool: Pool | None = None,
+    ) -> None:
+        self.queue, self.limits, self._pool = queue, limits, pool or LocalPool()
+        self.running: dict[AnyWorker, Any] = {}
+        self._workers: list[AnyWorker] = []
+        self._lost: Counter[str] = Counter()  # workers that each run has lost
         self._runs, self._runtime, self._listener = runs, runtime, listener
         self._elsewhere: dict[str, tuple[float, Any]] = {}  # runs of other processes, by identity: when to look again
         self._announced: set[str] = set()
@@ -97,7 +147,7 @@ class Sweep:
         while len(self.running) < self.limits.jobs and (config := self.queue.take()) is not None:
             worker = next((idle for idle in self._workers if idle not in self.running), None)
             if worker is None:
-                self._workers.append(worker := Worker())
+                self._workers.append(worker := self._pool.start())
             self.error_file(config).unlink(missing_ok=True)
             self.running[worker] = config
             runtime = with_run_folder(self._runtime, self.queue.recipe, config, self._runs)
@@ -106,15 +156,14 @@ class Sweep:
 
     def _listen(self, timeout: float) -> None:
         """Handle the messages of workers, waiting at most `timeout` seconds for one."""
-        waiting = connection.wait([worker.connection for worker in self._workers], timeout)
-        for worker in [worker for worker in self._workers if worker.connection in waiting]:
-            try:
-                self._handle(worker, worker.connection.recv())
-            except (EOFError, ConnectionResetError):
+        for worker, message in self._pool.receive(list(self._workers), timeout):
+            if message is None:
                 self._remove_worker(worker)
+            else:
+                self._handle(worker, message)
         self._listener.changed(self)
 
-    def _handle(self, worker: Worker, message: Message) -> None:
+    def _handle(self, worker: AnyWorker, message: Message) -> None:
         match message.kind:
             case "ready":
                 worker.ready = True
@@ -161,7 +210,7 @@ class Sweep:
             where = str(error)
         self._listener.note(f"{self.queue.label(config)} failed: {why} ({where})")
 
-    def _remove_worker(self, worker: Worker) -> None:
+    def _remove_worker(self, worker: AnyWorker) -> None:
         """Handle the end of a worker, which stopped on request or was killed."""
         code = worker.wait()
         self._workers.remove(worker)
@@ -172,7 +221,7 @@ class Sweep:
             pass  # taking the lock removes the lock file of a killed worker
         if self._stopping:
             self.queue.put_back(config)
-        elif worker.ready and self.queue.may_retry(config):
+        elif worker.ready and (self._may_restart(worker, config) or self.queue.may_retry(config)):
             self._listener.note(f"{self.queue.label(config)}: its process was killed; it starts again.")
             self.queue.put_back(config)
         elif not worker.ready:
@@ -180,6 +229,12 @@ class Sweep:
         else:
             how = f"by signal {-code}, maybe because memory ran out" if code < 0 else f"with exit code {code}"
             self._fail(config, f"The process of the run ended {how}.")
+
+    def _may_restart(self, worker: AnyWorker, config: Any) -> bool:
+        """Return whether a run starts again whose worker was lost: on a cluster, a few times."""
+        key = self.queue.key(config)
+        self._lost[key] += 1
+        return worker.restarts and self._lost[key] <= RESTARTS
 
     def _stop(self) -> None:
         """Stop all workers; busy ones have some time to write a checkpoint."""
@@ -194,7 +249,8 @@ class Sweep:
                 self._listen(RETRY)
         finally:
             for worker in list(self._workers):
-                worker.process.kill()
+                worker.kill()
                 self._remove_worker(worker)
+            self._pool.close()
             for _, config in self._elsewhere.values():
                 self.queue.put_back(config)

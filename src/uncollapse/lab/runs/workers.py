@@ -12,11 +12,12 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,8 +65,31 @@ class Message:
     evaluation: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
+class LocalPool:
+    """Workers that are processes of this machine."""
+
+    def start(self) -> "Worker":
+        """Start a worker."""
+        return Worker()
+
+    def receive(self, workers: "Sequence[Worker]", timeout: float) -> "Iterator[tuple[Worker, Message | None]]":
+        """Yield the messages of workers, waiting at most `timeout` seconds for the first; None when one has ended."""
+        waiting = wait_for([worker.connection for worker in workers], timeout)
+        for worker in [worker for worker in workers if worker.connection in waiting]:
+            try:
+                message = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                message = None
+            yield worker, message
+
+    def close(self) -> None:
+        """Do nothing: workers end by themselves."""
+
+
 class Worker:
     """The sweep's side of a worker. ready: it has started. steps: of its run, done and total."""
+
+    restarts = False  # a run whose process was killed may kill the next one too
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -94,6 +118,10 @@ class Worker:
     def request_stop(self) -> None:
         """Ask the process to end, with a checkpoint if it runs something."""
         self.process.send_signal(signal.SIGINT if self.ready else signal.SIGTERM)  # while it starts, nothing is lost
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
 
     def wait(self) -> int:
         """Wait for the end of the process, kill it if it takes too long, and return its exit code."""
