@@ -5,6 +5,7 @@ Files are read in parts. Memory-mapped files are opened again for each part, whi
 
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     words = f"{path.name or path}, {len(found)} files"
     paths = tuple(file for rows in found for file in rows.paths)
     count = sum(rows.count for rows in found)
-    facts = {"key": found[0].key, "dtype": found[0].dtype}
-    return Rows(words, count, found[0].dim, lambda first, last: _read_all(found, first, last), paths, **facts)
+    return replace(found[0], words=words, count=count, read=lambda a, b: _read_all(found, a, b), paths=paths)
 
 
 def _files(path: Path) -> list[Path]:

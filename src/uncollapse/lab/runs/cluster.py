@@ -57,7 +57,8 @@ class RemoteWorker:
 
     def assign(self, job: Job) -> None:
         """Submit a job."""
-        runtime = replace(job.runtime, **{name: _absolute(getattr(job.runtime, name)) for name in FOLDERS})
+        folders: dict[str, Any] = {name: _absolute(getattr(job.runtime, name)) for name in FOLDERS}
+        runtime = replace(job.runtime, **folders)
         self.task = self._submit(replace(job, results=job.results.absolute(), runtime=runtime, prune_by=None))
 
     def request_stop(self) -> None:

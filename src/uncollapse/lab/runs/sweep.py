@@ -95,7 +95,8 @@ class Sweep:
         listener: SweepListener,
         pool: Pool | None = None,
     ) -> None:
-        self.queue, self.limits, self._pool = queue, limits, pool or LocalPool()
+        self.queue, self.limits = queue, limits
+        self._pool: Pool = pool or LocalPool()
         self.running: dict[AnyWorker, Any] = {}
         self._workers: list[AnyWorker] = []
         self._lost: Counter[str] = Counter()  # workers that each run has lost
