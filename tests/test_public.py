@@ -19,7 +19,7 @@ def test_no_module_hides_a_public_name() -> None:
 
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(uc.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     typed = {(node.module, alias.name) for node in imports for alias in node.names if alias.name != "*"}
     families = {f"uncollapse.{family}" for family in ("cures", "losses", "metrics")}
@@ -56,3 +56,16 @@ print(uc.__version__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{uc.__version__}\n", "")
+
+
+def test_type_checkers_report_a_misspelt_name(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    code = "import uncollapse as uc\nuc.diagnose, uc.Plan, uc.contra_norm, uc.info_nce, uc.rankme\nuc.diagnoze\n"
+    (tmp_path / "user.py").write_text(code, encoding="utf-8")
+    seen = [SOURCE / "__init__.py", *(SOURCE / family / "__init__.py" for family in ("cures", "losses", "metrics"))]
+    options = ["--follow-imports=skip", "--config-file=", f"--cache-dir={tmp_path}", "--no-error-summary"]
+    output, errors, _ = api.run([*options, *map(str, seen), str(tmp_path / "user.py")])
+    mistakes = [line for line in output.splitlines() if "user.py" in line]
+    assert errors == ""
+    assert len(mistakes) == 1, output
+    assert 'user.py:3: error: Module has no attribute "diagnoze"' in mistakes[0]

@@ -83,16 +83,18 @@ _MODULES = {name: module for module, names in _PUBLIC.items() for name in names.
 __all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name, a module of the package, or an entry that a file in one of its folders registered."""
-    if name.startswith("__"):  # Python and its tools ask every module for such names
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _MODULES.get(name, __name__) != __name__:
-        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-        return value
-    if name.isidentifier() and find_spec(f"{__name__}.{name}") is not None:
-        return importlib.import_module(f"{__name__}.{name}")
-    return _find_registered(name)
+if not TYPE_CHECKING:  # a type checker would take any name, also a misspelt one
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name, a module of the package, or an entry that a file in one of its folders registered."""
+        if name.startswith("__"):  # Python and its tools ask every module for such names
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if _MODULES.get(name, __name__) != __name__:
+            value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+            return value
+        if name.isidentifier() and find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
+        return _find_registered(name)
 
 
 def _find_registered(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def test_intervals_come_back_and_files_without_them_are_read() -> None:
     assert set(state["layers"][0]["intervals"]["alignment"]) == {"value", "low", "high", "level", "draws", "rows"}
     del state["layers"][0]["intervals"]  # as before there were any
     assert Diagnosis.from_json(json.dumps(state)).layers[0].intervals == {}
+
+
+def test_a_misspelt_measure_is_an_error_and_one_that_was_not_measured_is_nan(diagnosis: Diagnosis) -> None:
+    with pytest.raises(KeyError, match="Did you mean 'effective_rank'"):
+        diagnosis.layers[0]["effectiverank"]
+    with pytest.raises(KeyError, match=r"no measure 'erank'.*effective_rank"):
+        diagnosis.layers[0]["erank"]
+    assert math.isnan(diagnosis.layers[0]["dirichlet_energy"])
 
 
 def test_it_is_frozen(diagnosis: Diagnosis) -> None:

@@ -193,6 +193,22 @@ def test_a_model_that_cannot_be_made_again_is_measured_without_baseline() -> Non
     assert any("no random model" in caution for caution in d.verdict.cautions)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantized_model_is_measured_without_baseline() -> None:
+    torchvision_ops.declare()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    cases: list[tuple[nn.Module, Tensor]] = [
+        (transformers.BertModel(config), torch.randint(50, (8, 10))),
+        (encoder(), torch.randn(8, 10, 32)),  # its packed weights would have stayed, and been called random
+    ]
+    for model, batch in cases:
+        quantized = torch.ao.quantization.quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8)
+        d = uc.diagnose(quantized, [batch])
+        assert d.baseline == ()
+        assert any("quantized" in caution for caution in d.verdict.cautions)
+
+
 def test_places_within_a_block() -> None:
     model, data = encoder(), batches(1)
     d = uc.diagnose(model, data, at=("block", "attention.residual", "mlp.residual"), plan=uc.Plan(baseline=0))

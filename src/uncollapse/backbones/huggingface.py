@@ -35,7 +35,7 @@ from uncollapse.backbones.huggingface_blocks import (
     takes_input,
 )
 from uncollapse.backbones.introspection import width
-from uncollapse.backbones.random_weights import SEED, is_of_cure, reset_cures
+from uncollapse.backbones.random_weights import SEED, check_not_quantized, is_of_cure, reset_cures
 from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Second, Site, Stack, Values
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
@@ -294,8 +294,7 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
 
 def _new(part: Any) -> nn.Module:
     name = type(part).__name__
-    if any(not p.is_floating_point() for p in part.parameters()):
-        raise ValueError(f"{name} has no random twin: its weights are quantized. Load it without quantization.")
+    check_not_quantized(part)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(SEED)  # torch.manual_seed would reset other devices as well

@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from uncollapse.backbones.sites import CHILD
 
 SEED = 0
+QUANTIZED = "torch.ao.nn.quantized"  # the package of modules whose weights are integers
 
 
 def reset(module: nn.Module) -> None:
@@ -65,14 +66,22 @@ def _device(model: nn.Module) -> torch.device:
     lazy = [key for key, parameter in parameters.items() if isinstance(parameter, UninitializedParameter)]
     if lazy:
         raise ValueError(f"{_some(lazy)} of {name} have no shape yet. Run the model on a batch first.")
-    other = [key for key, parameter in parameters.items() if not parameter.is_floating_point()]
-    if other:
-        raise ValueError(f"{name} has no random twin: {_some(other)} are not floating-point (quantized?).")
+    check_not_quantized(model)
     devices = {parameter.device for parameter in parameters.values()}
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
         where = ", ".join(sorted(map(str, devices)))
         raise ValueError(f"{name} has no random twin: its weights must be on one real device, got {where}.")
     return next(iter(devices), torch.device("cpu"))
+
+
+def check_not_quantized(model: nn.Module) -> None:
+    """Raise ValueError if weights are quantized; those of `torch.ao` are not even parameters."""
+    other = [key for key, parameter in model.named_parameters() if not parameter.is_floating_point()]
+    kinds = {key: type(module).__module__ for key, module in model.named_modules()}
+    other += [key for key, kind in kinds.items() if kind.startswith(QUANTIZED) and not key.endswith("_packed_params")]
+    if other:
+        name = type(model).__name__
+        raise ValueError(f"{name} has no random twin: {_some(other)} are quantized. Load it without quantization.")
 
 
 def _some(names: list[str]) -> str:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.errors import did_you_mean
 from uncollapse.io import files, typed_json
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.registry import RENDERERS
@@ -82,8 +83,13 @@ class Layer:
         return self.name if self.place == OUTPUT else f"{self.name} {self.place}"
 
     def __getitem__(self, measure: str) -> float:
-        """Return the mean of a measure, NaN if it was not measured."""
-        return self.measures[measure].mean if measure in self.measures else math.nan
+        """Return the mean of a measure, NaN if it was not measured. KeyError if there is no such measure."""
+        if measure in self.measures:
+            return self.measures[measure].mean
+        if measure not in MEASURES:
+            names = did_you_mean(measure, MEASURES) or f" There are: {', '.join(self.measures)}."
+            raise KeyError(f"There is no measure {measure!r}.{names}")
+        return math.nan
 
 
 @dataclass(frozen=True)
