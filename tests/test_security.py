@@ -43,8 +43,7 @@ ALLOWED = {  # the file, and why it may
     ("io/planetoid.py", "pickle"): "Planetoid's files: an unpickler that only knows stand-ins",
     ("io/tensor_files.py", "pickle"): "the error that torch.load raises",
     ("io/models.py", "exec_module"): "the user's own file.py:function",
-    ("lab/runs/workers.py", "recv"): "from the sweep that started this process, through its own pipe",
-    ("lab/runs/sweep.py", "recv"): "from a worker that this process started, through its own pipe",
+    ("lab/runs/workers.py", "recv"): "between a sweep and the processes that it started, through their own pipes",
 }
 
 
