@@ -4,7 +4,9 @@ import copy
 import gc
 import math
 from collections.abc import Iterator
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -488,6 +490,61 @@ def test_places_come_beside_the_residual_stream() -> None:
 def test_one_batch_instead_of_several_is_told() -> None:
     with pytest.raises(ValueError, match="one dict"):
         uc.diagnose(encoder(), batches(1)[0])
+
+
+def test_empty_batches_and_batches_of_padding_are_left_out_with_a_remark() -> None:
+    (good,) = batches(1)
+    empty = {name: tensor[:0] for name, tensor in good.items()}
+    padding = good | {"src_key_padding_mask": torch.ones(4, 10, dtype=torch.bool)}
+    model = encoder()
+    mixed, alone = uc.diagnose(model, [padding, empty, good, empty]), uc.diagnose(model, [good])
+    assert [layer.measures for layer in mixed.layers] == [layer.measures for layer in alone.layers]
+    assert mixed.baseline == alone.baseline
+    assert (mixed.batches, mixed.sequences) == (1, 4)
+    assert any("3 batches were left out" in caution for caution in mixed.verdict.cautions)
+    assert not any("left out" in caution for caution in alone.verdict.cautions)
+    for nothing in ([empty], [padding, padding]):
+        with pytest.raises(ValueError, match="only padding"):
+            uc.diagnose(model, nothing)
+
+
+def test_an_empty_batch_uses_up_its_second_view() -> None:
+    model, x = encoder(), torch.randn(3, 8, 6, 32, generator=torch.Generator().manual_seed(0))
+    views = x + 0.1
+    plan = uc.Plan(baseline=0)
+    some = uc.diagnose(model, [x[0], x[1][:0], x[2]], pairs=list(views), plan=plan)
+    want = uc.diagnose(model, [x[0], x[2]], pairs=[views[0], views[2]], plan=plan)
+    assert some.layers[-1]["alignment"] == want.layers[-1]["alignment"]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "says"),
+    [
+        ("bert-base-uncased", [torch.zeros(1)], "from_pretrained"),
+        (numpy.ones((4, 8)), [torch.zeros(1)], "diagnose_activations"),
+        (encoder(1), "some text", "Tokenize"),
+        (encoder(1), ["some text", "more"], "Tokenize"),
+        (encoder(1), [numpy.ones((2, 5, 32), dtype="float32")], "from_numpy"),
+        (encoder(1), [{"src": numpy.ones((2, 5, 32), dtype="float32")}], "from_numpy"),
+        (encoder(1), None, "NoneType"),
+    ],
+)
+def test_what_is_not_a_model_or_not_batches_has_a_remedy(model: Any, data: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        uc.diagnose(model, data)
+
+
+def test_a_model_may_take_text() -> None:
+    class OfText(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder(2)
+
+        def forward(self, texts: list[str]) -> Tensor:
+            found: Tensor = self.encoder(torch.randn(len(texts), 10, 32))
+            return found
+
+    assert uc.diagnose(OfText(), [[["a", "b", "c"]]]).sequences == 3
 
 
 def test_a_model_without_weights_is_told() -> None:

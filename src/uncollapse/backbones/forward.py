@@ -1,6 +1,7 @@
 """Run a model that somebody else wrote in order to inspect it, and leave it as it was."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,6 +104,32 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
+def check_model(model: Any) -> None:
+    """Raise ValueError if a model is not a module, such as the name of one."""
+    if not isinstance(model, nn.Module):
+        load = "Load it first, such as with AutoModel.from_pretrained, or use the command `uncollapse diagnose`."
+        other = "For activations or embeddings that you have, there are `diagnose_activations` and `diagnose_rows`."
+        hint = load if isinstance(model, str | os.PathLike) else other
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}. {hint}")
+
+
+def is_empty(batch: Any) -> bool:
+    """Return whether a batch has tensors, and none of them holds a number."""
+    tensors = list(_tensors(batch))
+    return bool(tensors) and all(tensor.numel() == 0 for tensor in tensors)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch; of a graph, its nodes."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
+    elif isinstance(getattr(batch, "x", None), Tensor):
+        yield batch.x
+
+
 def run(model: nn.Module, batch: Any) -> Any:
     """Call a model on a batch.
 
@@ -111,6 +138,30 @@ def run(model: nn.Module, batch: Any) -> Any:
     passed whole if the model requires one argument, or else as x, edge_index, batch and other attributes by name.
     Anything else is the only argument.
     """
+    try:
+        return _call(model, batch)
+    except (AttributeError, TypeError) as error:
+        kind = _first_kind(batch)
+        if issubclass(kind, str | bytes):
+            remedy = 'Tokenize it: tokenizer(texts, padding=True, return_tensors="pt")'
+            raise ValueError(
+                f"The batch is text, and {type(model).__name__} failed on it ({error}). {remedy}."
+            ) from error
+        if kind.__module__ == "numpy":
+            remedy = "Convert them with torch.from_numpy"
+            raise ValueError(f"The batch holds NumPy arrays, and the model takes tensors. {remedy}.") from error
+        raise
+
+
+def _first_kind(batch: Any) -> type:
+    """Return the type of the first thing in a batch."""
+    while isinstance(batch, Mapping | tuple | list) and len(batch):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return type(batch)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    """Call a model on a batch, see `run`."""
     parameters = inspect.signature(model.forward).parameters
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = {p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}

@@ -37,6 +37,7 @@ class Capture:
     ) -> None:
         self.model, self.stack, self.config = model, stack, config
         self.view: View = "first"
+        self.only_padding = False  # the last pass had no real tokens
         self.stats: dict[Key, LayerStats] = {}
         self._paths: dict[Key, str] = {}
         blocks = [stack.blocks[number] for number in selection.blocks]
@@ -47,6 +48,7 @@ class Capture:
         self._opened = ExitStack()
 
     def __enter__(self) -> "Capture":
+        self.only_padding = False
         with ExitStack() as opened:  # if a later step fails, earlier ones are undone
             if self._attention and self.stack.expose_attention is not None:
                 opened.enter_context(self.stack.expose_attention(self.model))
@@ -97,6 +99,9 @@ class Capture:
         return self.stats[key].layer(label, place, self._paths[key])
 
     def _see(self, site: Site, call: int, x: Tensor) -> None:
+        if self.context.mask is not None and not bool(self.context.mask.any()):
+            self.only_padding = True
+            return
         if site.what == "attention":
             name = self._attention.get((site, call))
             if name is not None and self.view != "second":

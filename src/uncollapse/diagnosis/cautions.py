@@ -55,6 +55,9 @@ def _remarks(found: Findings) -> Iterator[str]:
         yield f"{found.subject.outputs} narrows to the outputs; {found.last.name} before it is evaluated."
     if found.subject.partial:
         yield f"Only some of the {found.subject.blocks} blocks were measured; the verdict is about these."
+    if found.subject.skipped:
+        batches = "1 batch was" if found.subject.skipped == 1 else f"{found.subject.skipped} batches were"
+        yield f"{batches} left out: empty, or only padding."
     yield from _outliers(found)
     yield from _recoveries(found)
     if found.subject.one_graph:

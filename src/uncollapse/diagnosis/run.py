@@ -156,6 +156,7 @@ def find_target(
 ) -> Target:
     """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model."""
     check_tokens(tokens)
+    forward.check_model(model)
     model = forward.unwrap_compiled(model)
     modules = (modules,) if isinstance(modules, str) else tuple(modules or ())
     stack = backbones.find(model, modules=modules or None, part=part, layout=layout)
@@ -190,20 +191,24 @@ def measure(
     views = None if pairs is None else islice(iter(pairs), rank, None, count)
     with forward.inspection_mode(target.model, device) as home, distributed.peer_errors():
         baseline = _Baseline(target, target.plan.baseline if rank == 0 else 0)
-        done = 0
-        for done, batch in enumerate(islice(iter(batches), rank, None, count), 1):
+        done = skipped = 0
+        for position, batch in enumerate(islice(iter(batches), rank, None, count)):
             batch = forward.move_to_device(batch, home)
-            view = None if views is None else forward.move_to_device(next_view(views, done - 1), home)
-            number = (done - 1) * count + rank
-            _measure(capture, call, batch, view, number)
+            view = None if views is None else forward.move_to_device(next_view(views, position), home)
+            number = position * count + rank
+            if forward.is_empty(batch) or not _measure(capture, call, batch, view, number):
+                skipped += 1
+                continue
+            done += 1
             baseline.update(call, batch, number)
         baseline.finish()
         if count > 1:
-            done = int(distributed.sum_over_ranks([done])[0])
+            done, skipped = map(int, distributed.sum_over_ranks([done, skipped]))
             capture.gather()
 
     def build_here() -> Diagnosis:
-        return _build(target, capture, baseline, labels or Labels(), done, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return _build(target, capture, baseline, labels or Labels(), (done, skipped), seconds)
 
     return distributed.on_rank_zero(build_here, "The diagnosis") if gather else build_here()
 
@@ -252,7 +257,12 @@ def diagnose_activations(
 
 
 def check_batches(batches: Any) -> None:
-    """Raise ValueError if batches are one batch rather than several."""
+    """Raise ValueError if batches are one batch rather than several, or cannot be batches."""
+    if isinstance(batches, str | bytes) or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise ValueError(
+            f"batches must be a list or a loader of batches, got {type(batches).__name__}. Tokenize texts first: "
+            '[tokenizer(texts, padding=True, return_tensors="pt")]; or use the command `uncollapse diagnose`.'
+        )
     if isinstance(batches, Mapping) or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
         kind = type(batches).__name__
         raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
@@ -308,13 +318,17 @@ class _Baseline:
             self._capture = None
 
 
-def _measure(capture: Capture, call: forward.Call, batch: Any, view: Any, number: int) -> None:
-    """Run the model under hooks on a batch, whose number is for errors, and on its second view if there is one."""
+def _measure(capture: Capture, call: forward.Call, batch: Any, view: Any, number: int) -> bool:
+    """Run the model under hooks on a batch, whose number is for errors, and on its second view if there is one.
+
+    Return whether the batch held real tokens, rather than only padding.
+    """
     capture.view = "first" if view is None else "first of two"
     _run(capture, call, batch, f"batch {number + 1}")
     if view is not None:
         capture.view = "second"
         _run(capture, call, view, f"the second view of batch {number + 1}")
+    return not capture.only_padding
 
 
 def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> None:
@@ -336,9 +350,12 @@ def _graphs(batch: Any) -> Tensor | None:
 
 
 def _build(
-    target: Target, capture: Capture, baseline: _Baseline, labels: Labels, batches: int, seconds: float
+    target: Target, capture: Capture, baseline: _Baseline, labels: Labels, counts: tuple[int, int], seconds: float
 ) -> Diagnosis:
-    stack, model, layers = target.stack, target.model, capture.layers()
+    stack, model, (batches, skipped) = target.stack, target.model, counts
+    if skipped and not batches:
+        raise ValueError(f"Nothing was measured: all batches ({skipped}) are empty or only padding. Check their masks.")
+    layers = capture.layers()
     if not layers:
         raise ValueError(f"No layer of {stack.architecture} was measured in {batches} batches: give batches to run it.")
     check_enough(layers[-1].tokens)
@@ -352,6 +369,7 @@ def _build(
         modules=target.modules,
         blocks=len(stack.blocks),
         partial=target.partial,
+        skipped=skipped,
     )
     settings = settings_of(target.config, target.places)
     settings["baseline_batches"] = baseline.batches if baseline.layers else 0

@@ -32,7 +32,7 @@ class Subject:
     whether nodes came without a vector that assigns them to graphs. no_baseline: why there is no random baseline.
     modules: the names or patterns of the layers, if the user gave them. blocks: how many the model has, 0 without a
     model. partial: whether only some of them were measured. outputs: for a graph network whose last layer gives outputs
-    rather than features, the name of that layer.
+    rather than features, the name of that layer. skipped: how many batches were empty or only padding.
     """
 
     family: str
@@ -45,6 +45,7 @@ class Subject:
     blocks: int = 0
     partial: bool = False
     outputs: str = ""
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
