@@ -110,6 +110,7 @@ MODULES = {  # recipe -> the module of `uncollapse.lab.experiments` whose `RECIP
     "depth-probe": "depth_probe.recipe",
     "sentences": "sentences.recipe",
     "arena": "arena.recipe",
+    "calibration": "calibration.recipe",
 }
 
 

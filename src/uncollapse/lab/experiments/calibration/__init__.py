@@ -1,0 +1,1 @@
+"""Does acting on the geometry of embeddings help? Scores of real encoders before and after each transform."""
