@@ -55,8 +55,8 @@ def load_sentences(config: Config, runtime: Runtime) -> Sentences:
         return Sentences(first, second, torch.tensor(labels))
     whole = load_task(config.task, runtime.data_root)
     numbers = _draw(len(whole), config)
-    labels = torch.tensor([whole.labels[number] for number in numbers])
-    return Sentences([whole.sentences[number] or " " for number in numbers], (), labels)
+    classes = torch.tensor([whole.labels[number] for number in numbers])
+    return Sentences([whole.sentences[number] or " " for number in numbers], (), classes)
 
 
 def _draw(count: int, config: Config) -> list[int]:
