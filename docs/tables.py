@@ -14,6 +14,7 @@ from typing import Any
 import uncollapse
 from uncollapse.backbones import BACKBONES
 from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.lab.experiments.calibration.analysis import Case, cases, hit_rates
 from uncollapse.registry import CURES, LOSSES, METRICS
 
 sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its folder, and that is no package
@@ -151,6 +152,46 @@ def mending() -> str:
     return f"{_table(head, rows)}\n\nBy `python examples/mend_vit.py --out results/mend_vit.json`."
 
 
+def calibration_rates() -> str:
+    """How often each rule was right about acting on embeddings; nothing before the recipe has run."""
+    found = _calibration_cases()
+    if not found:
+        return "*Not run yet.*"
+    rows = []
+    for name, rate in hit_rates(found).items():
+        low, high = rate.interval
+        share = f"{rate.right} of {rate.cases} ({100 * low:.0f}–{100 * high:.0f} %)"
+        rows.append((name, share, str(rate.alarms), str(rate.misses)))
+    unclear = sum(case.helps is None for case in found)
+    head = ("rule", "right, with Wilson's 95 % interval", "acted where it hurt", "left what would have helped")
+    note = f"{len(found)} cases, of which {unclear} show no clear difference and count for no rule."
+    return f"{_table(head, rows)}\n\n{note}"
+
+
+def calibration_layers() -> str:
+    """Scores of each layer of the encoders on STS-B: as they are, with all-but-the-top, and what auto did."""
+    folder = sorted((RESULTS / "calibration").glob("*-stsb--*.json"))
+    rows = []
+    for record in (json.loads(path.read_text()) for path in folder):
+        config = record["config"]
+        name = f"{config['model'].split('/')[0].removeprefix('package:')}{', random' if config['random'] else ''}"
+        for layer in record["layers"]:
+            scores, gain = layer["scores"], layer["gain"]
+            interval = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}"
+            numbers = (f"{100 * scores[key]:.1f}" for key in ("none", "all_but_the_top"))
+            geometry = f"{layer['geometry']['mean_cosine']:.2f}"
+            rows.append(
+                (f"{name}, {config['pooling']}", str(layer["layer"]), geometry, *numbers, interval, layer["auto"])
+            )
+    head = ("encoder", "layer", "mean cosine", "as it is", "top removed", "gain, 95 % interval", "auto chose")
+    return _table(head, rows) if rows else "*Not run yet.*"
+
+
+def _calibration_cases() -> list[Case]:
+    paths = sorted((RESULTS / "calibration").glob("*.json"))
+    return cases(json.loads(path.read_text()) for path in paths)
+
+
 def _benchmarks(name: str) -> str:
     file = RESULTS / name
     if not file.exists():
@@ -243,5 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "hypersphere_speed": hypersphere_speed,
     "gathering": gathering,
     "streaming": streaming,
+    "calibration_rates": calibration_rates,
+    "calibration_layers": calibration_layers,
     "commands": commands.commands,
 }
