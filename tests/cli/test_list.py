@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
 from uncollapse.backbones import BACKBONES
+from uncollapse.cli import console
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.registry import CURES, LOSSES, METRICS
@@ -38,3 +40,15 @@ def test_without_a_kind_it_says_which_there_are(run: Callable[..., Result]) -> N
     result = run("list")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"one of {', '.join(REGISTRIES)}, such as" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["cures", "recipes"])
+def test_a_narrow_terminal_shows_entries_in_full(
+    run: Callable[..., Result], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "stdout_console", lambda: Console(width=80, force_terminal=True, color_system=None))
+    result = run("list", kind)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    assert [name for name in REGISTRIES[kind] if name not in lines] == []

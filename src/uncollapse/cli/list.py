@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Column, Table
 
 from uncollapse.cli import console
@@ -11,6 +12,7 @@ from uncollapse.cli.options import complete_from
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.registry import CURES, LOSSES, METRICS
 
+NARROWEST = 24  # letters of a column that can be read
 Columns = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
@@ -31,10 +33,23 @@ def list_names(
         hint = did_you_mean(kind, KINDS)
         raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.{hint}")
     names, rows = KINDS[kind]()
+    terminal = console.stdout_console()
+    if terminal.width < NARROWEST * len(names):
+        _print_entries(terminal, names, rows)
+        return
     table = Table(Column(names[0], no_wrap=True), *names[1:])
     for row in rows:
         table.add_row(*row)
-    console.stdout_console().print(table)
+    terminal.print(table)
+
+
+def _print_entries(terminal: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print one paragraph per entry, where the columns of a table would be too narrow to read."""
+    for name, *facts in rows:
+        console.print_paragraph(terminal, name, style="bold")
+        for heading, text in zip(names[1:], facts, strict=True):
+            if text:
+                console.print_paragraph(terminal, f"{heading}: {text}", bullet="  ")
 
 
 def _metrics() -> Columns:
