@@ -42,11 +42,11 @@ def compare(
     if out is not None and out.is_dir():
         raise UsageError(f"{out} is a folder; --out takes the name of the report file.")
     diagnoses = _distinguish([_read(path) for path in files], files)
+    words = {other.model: report.difference(diagnoses[0], other) for other in diagnoses[1:]}
     if as_json:
-        words = _differences(diagnoses)
         typer.echo(json.dumps({"diagnoses": [_facts(d) for d in diagnoses], "differences": words}, ensure_ascii=False))
     else:
-        print_comparison(diagnoses)
+        _print(diagnoses, words)
     if out is not None or not as_json:
         try:
             typer.echo(f"Written: {report.write(diagnoses, out or REPORT)}", err=as_json)
@@ -54,23 +54,16 @@ def compare(
             console.print_note(f"No report was written: {error}")
 
 
-def print_comparison(diagnoses: "list[Diagnosis]") -> None:
-    """Print a table of diagnoses, and how each differs from the first."""
+def _print(diagnoses: "list[Diagnosis]", words: dict[str, list[str]]) -> None:
     terminal = console.stdout_console()
     terminal.print(_table(diagnoses))
     for diagnosis in diagnoses:
         for cure in diagnosis.settings.get("cures", ()):
             console.print_paragraph(terminal, f"{diagnosis.model}: with {cure}")
-    for name, sentences in _differences(diagnoses).items():
+    for name, sentences in words.items():
         console.print_paragraph(terminal, f"{diagnoses[0].model} → {name}", style="bold")
         for sentence in sentences:
             console.print_paragraph(terminal, sentence, bullet=" · ")
-
-
-def _differences(diagnoses: "list[Diagnosis]") -> dict[str, list[str]]:
-    from uncollapse import report
-
-    return {other.model: report.difference(diagnoses[0], other) for other in diagnoses[1:]}
 
 
 def _read(path: Path) -> "Diagnosis":

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
 
 from uncollapse import distributed
 from uncollapse.cli import console
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 INTERVALS = "Alignment and uniformity"
 MEND = "Mend"
+SHOWN = ("mean_cosine", "robust_cosine", "effective_rank", "rank_share", "uniformity", "uniformity_gap")
 
 
 def embeddings(
@@ -180,7 +183,6 @@ def parse_method(text: str) -> "EmbeddingTransform":
 def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: Mending) -> None:
     """Print what was done and why, and write the report of both diagnoses next to the new file."""
     from uncollapse import report
-    from uncollapse.cli.compare import print_comparison
 
     if outcome["written"] is not None and how.out is not None:
         outcome["report"] = str(report.write(diagnoses, how.out.with_suffix(".html")))
@@ -190,11 +192,22 @@ def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: 
         return
     terminal = console.stdout_console()
     if len(diagnoses) > 1:
-        print_comparison(diagnoses)
+        terminal.print(_before_and_after(*diagnoses))
     console.print_paragraph(terminal, _describe(outcome, how), style="bold")
     for path in (outcome["written"], outcome.get("report")):
         if path is not None:
             typer.echo(f"Written: {path}")
+
+
+def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
+    """Return the measures of both, one per row."""
+    from uncollapse.diagnosis.measures import MEASURES
+
+    table = Table("measure", "before", "after", box=box.SIMPLE_HEAD)
+    first, second = before.layers[0], after.layers[0]
+    for name in (name for name in SHOWN if name in first.measures and name in second.measures):
+        table.add_row(MEASURES[name].title, f"{first[name]:.3g}", f"{second[name]:.3g}")
+    return table
 
 
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
