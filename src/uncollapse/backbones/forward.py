@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 Call = Callable[[nn.Module, Any], Any]
 
-_inspections = 0  # how many inspections are running
+_one_at_a_time = threading.RLock()  # modes, random states and the compiler's stance belong to the whole process
+_inspections = threading.local()  # count: how many inspections this thread is running
 
 
 @contextmanager
@@ -20,7 +22,15 @@ def inspection_mode(model: nn.Module, device: torch.device | str | None = None) 
     """Run in evaluation mode, without gradients and compiled code, on a device; restore everything afterwards.
 
     Yields the device for the batches. The random states of the CPU and of the model's accelerators are restored too.
+    An inspection in another thread waits until this one has ended.
     """
+    with _one_at_a_time, _inspect(model, device) as target:
+        yield target
+
+
+@contextmanager
+def _inspect(model: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
+    """Open `inspection_mode`, in the only thread that does."""
     modes = [(module, module.training) for module in model.modules()]
     devices = dict.fromkeys(tensor.device for tensor in [*model.parameters(), *model.buffers()])
     homes = [device for device in devices if device.type != "meta"]  # offloaded weights are loaded when they are used
@@ -48,17 +58,17 @@ def inspection_mode(model: nn.Module, device: torch.device | str | None = None) 
 
 @contextmanager
 def _count_inspection() -> Iterator[None]:
-    global _inspections
-    _inspections += 1
+    before = getattr(_inspections, "count", 0)
+    _inspections.count = before + 1
     try:
         yield
     finally:
-        _inspections -= 1
+        _inspections.count = before
 
 
 def is_inspecting() -> bool:
-    """Return whether a model is running only to be inspected, not for its user."""
-    return _inspections > 0
+    """Return whether this thread runs a model only to inspect it, not for its user."""
+    return not torch.compiler.is_compiling() and getattr(_inspections, "count", 0) > 0
 
 
 @contextmanager

@@ -80,8 +80,10 @@ def check_not_quantized(model: nn.Module) -> None:
     kinds = {key: type(module).__module__ for key, module in model.named_modules()}
     other += [key for key, kind in kinds.items() if kind.startswith(QUANTIZED) and not key.endswith("_packed_params")]
     if other:
-        name = type(model).__name__
-        raise ValueError(f"{name} has no random twin: {_some(other)} are quantized. Load it without quantization.")
+        raise ValueError(
+            f"{type(model).__name__} has no random twin: {_some(other)} are quantized, not floating-point. Load it "
+            "without quantization."
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -1,5 +1,6 @@
 """Hooks that read the sites of a model while it runs, and the context of the tokens there."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -18,7 +19,8 @@ OnTensor = Callable[[Site, int, Tensor], None]
 class SiteReader:
     """Reads the tensors at some sites of a stack, inside `with reader:`; afterwards no hook is left.
 
-    Recomputation by gradient checkpointing during a backward pass is not reported, nor are copies of the model.
+    Recomputation by gradient checkpointing during a backward pass is not reported, nor are copies of the model. A
+    reader of inspections reports only the thread that opened it: a pass in another thread is not the inspected one.
 
     Args:
         model: the model that has the stack.
@@ -46,8 +48,10 @@ class SiteReader:
         self._receive, self._pass_begins, self._inspections = receive, begin, inspections
         self._calls: Counter[int] = Counter()
         self._hooks = ExitStack()
+        self._thread = 0  # in which it was opened
 
     def __enter__(self) -> "SiteReader":
+        self._thread = threading.get_ident()
         self._calls.clear()
         self.context = self._known()
         with ExitStack() as hooks:  # if a later step fails, earlier ones are undone
@@ -104,7 +108,9 @@ class SiteReader:
         return self._after(module, lambda args, kwargs, output: report(site.read((args, kwargs), output)))
 
     def _is_reported(self) -> bool:
-        return not _is_backward() and (self._inspections or not forward.is_inspecting())
+        if _is_backward():
+            return False
+        return threading.get_ident() == self._thread if self._inspections else not forward.is_inspecting()
 
     def _before(self, watched: nn.Module, act: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> RemovableHandle:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`nn.TransformerEncoder`, `nn.TransformerDecoder`, `nn.Transformer` with both, and their layers in other models."""
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,8 @@ BRANCHES: dict[type, tuple[str, ...]] = {
     nn.TransformerEncoderLayer: ("attention", "mlp"),
     nn.TransformerDecoderLayer: ("attention", "cross", "mlp"),
 }
+_lock = threading.Lock()
+_settings: list[bool] = []  # of the fast path, which belongs to the whole process, before each use of `step_by_step`
 STEPS = ("forward", "_sa_block", "_mha_block", "_ff_block")
 
 
@@ -159,12 +162,15 @@ def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[
 @contextmanager
 def step_by_step(model: nn.Module) -> Iterator[None]:
     """Switch the fast path off, which runs a layer in one operator and packs padded batches into nested tensors."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    with _lock:
+        _settings.append(torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        with _lock:
+            before = _settings.pop()  # the last one that is left is the user's own
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
