@@ -144,6 +144,23 @@ def test_a_layer_that_goes_wrong_is_named() -> None:
         uc.diagnose(model, batches())
 
 
+def test_a_layer_with_numbers_too_large_to_square_is_named_at_once() -> None:
+    class Exploding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[2](self.layers[1](self.layers[0](x) * 1e20))  # type: ignore[no-any-return]
+
+    def data() -> Iterator[Tensor]:
+        yield torch.randn(4, 16, 32)
+        pytest.fail("a second batch was read")
+
+    with pytest.raises(ValueError, match=r"At layers\.1 .*overflow.* in batch 1"):
+        uc.diagnose(Exploding(), data(), modules=["layers.*"])
+
+
 def test_outputs_do_not_change_under_measurement() -> None:
     model, (batch,) = encoder().eval(), batches(1)
     seen: list[Tensor] = []

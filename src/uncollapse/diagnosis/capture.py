@@ -96,7 +96,11 @@ class Capture:
     def _layer(self, key: Key) -> Layer:
         name, place, call = key
         label = name if call == 0 else f"{name} (call {call + 1})"
-        return self.stats[key].layer(label, place, self._paths[key])
+        try:
+            return self.stats[key].layer(label, place, self._paths[key])
+        except NotFiniteError as error:
+            where = f"At {label} ({self._paths[key] or 'the model'})"
+            raise NotFiniteError(f"{where} numbers are too large to be measured: {error}") from error
 
     def _see(self, site: Site, call: int, x: Tensor) -> None:
         if self.context.mask is not None and not bool(self.context.mask.any()):
@@ -128,14 +132,15 @@ class Capture:
             place = "" if key[1] == OUTPUT else f"{key[1]}, "
             where = f"At {key[0]} ({place}{site.side} of {site.path or 'the model'})"
             if isinstance(error, NotFiniteError):
-                raise NotFiniteError(f"{where}: {self._not_finite(site, x)}") from error
+                raise NotFiniteError(f"{where}: {self._not_finite(site, x) or error}") from error
             raise ValueError(f"{where}: {error}") from error
 
     def _not_finite(self, site: Site, x: Tensor) -> str:
-        """Return how many numbers are not finite, without those of padding."""
+        """Return how many numbers are not finite, without those of padding; "" if none, as when only squares are."""
         if site.what == "tokens":
             x = numerics.prepare(*sets_with_mask(x, self.stack.layout, self.context, prefix=self.config.prefix))
-        return nonfinite.describe_counts(*nonfinite.count_nonfinite(x))
+        nan, infinite, entries = nonfinite.count_nonfinite(x)
+        return nonfinite.describe_counts(nan, infinite, entries) if nan or infinite else ""
 
     def _update(self, stats: LayerStats, x: Tensor) -> None:
         context, layout = self.context, self.stack.layout

@@ -15,6 +15,7 @@ from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
+from uncollapse.errors import NotFiniteError
 from uncollapse.metrics import robust
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
@@ -200,7 +201,11 @@ class LayerStats:
         x = x[chosen]
         real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask[chosen]
         for name in ("effective_rank", "token_variance", "feature_variance"):
-            self._add(name, metric_function(name)(x, real), real)
+            values = metric_function(name)(x, real)
+            if bool(values.isinf().any()):
+                largest = float(x.abs().max())
+                raise NotFiniteError(f"numbers as large as {largest:.1e}, whose squares overflow single precision")
+            self._add(name, values, real)
         if context.causal:
             self._add("first_token_norm", first_token_norm(x, real), real)
             real = robust.drop_first_token(real)
