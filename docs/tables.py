@@ -15,6 +15,7 @@ import uncollapse
 from uncollapse.backbones import BACKBONES
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.experiments.calibration.analysis import Case, cases, hit_rates
+from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from uncollapse.registry import CURES, LOSSES, METRICS
 
 sys.path.insert(0, str(Path(__file__).parent))  # a hook is not run from its folder, and that is no package
@@ -158,12 +159,19 @@ def calibration_rates() -> str:
     if not found:
         return "*Not run yet.*"
     rows = []
-    for name, rate in hit_rates(found).items():
-        low, high = rate.interval
-        share = f"{rate.right} of {rate.cases} ({100 * low:.0f}–{100 * high:.0f} %)"
-        rows.append((name, share, str(rate.alarms), str(rate.misses)))
+    for use, tasks in (("cosine", PAIRS), ("linear probe", PROBES)):
+        for name, rate in hit_rates([case for case in found if case.task in tasks]).items():
+            low, high = rate.interval
+            share = f"{rate.right} of {rate.cases} ({100 * low:.0f}–{100 * high:.0f} %)"
+            rows.append((use, name, share, str(rate.alarms), str(rate.misses)))
     unclear = sum(case.helps is None for case in found)
-    head = ("rule", "right, with Wilson's 95 % interval", "acted where it hurt", "left what would have helped")
+    head = (
+        "used by",
+        "rule",
+        "right, with Wilson's 95 % interval",
+        "acted where it hurt",
+        "left what would have helped",
+    )
     note = f"{len(found)} cases, of which {unclear} show no clear difference and count for no rule."
     return f"{_table(head, rows)}\n\n{note}"
 

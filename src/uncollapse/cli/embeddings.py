@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INTERVALS = "Alignment and uniformity"
 MEND = "Mend"
+FOR_COSINE = "This is for rows that are compared by cosine; train classifiers on the originals."
 SHOWN = ("mean_cosine", "robust_cosine", "effective_rank", "rank_share", "uniformity", "uniformity_gap")
 
 
@@ -213,15 +214,12 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
     used, reason = outcome["method"], outcome["reason"]
     if outcome["written"] is not None:
-        return (
-            f"{used} was applied: {reason}."
-            if outcome["advice"] != "none"
-            else f"{used} was applied, although {reason}."
-        )
+        why = reason if outcome["advice"] != "none" else f"although {reason}"
+        return f"{used} was applied: {why}. {FOR_COSINE}"
     if outcome["advice"] == "none":
         rest = "" if how.dry_run or used == "none" else " --force mends them all the same."
         return f"Leave these embeddings as they are: {reason}. Nothing was written.{rest}"
-    return f"{used} is advised: {reason}. Nothing was written."
+    return f"{used} is advised: {reason}. {FOR_COSINE} Nothing was written."
 
 
 def _fitted(parts: "Iterable[Tensor]", transform: "EmbeddingTransform") -> "Iterator[Tensor]":

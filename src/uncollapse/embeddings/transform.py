@@ -30,11 +30,12 @@ class EmbeddingTransform:
         whiten            y = Σ^−½ (x − mean), Σ the covariance, shrunk towards a multiple of the identity
         pca               y = Vᵀ(x − mean), V the top `dims` principal directions
         none              y = x
-        auto              one of these from the geometry of the rows, see `advice`; often none
+        auto              one of these from the geometry of the rows, see `advice_`; often none
 
     It has scikit-learn's interface (`fit`, `transform`, `get_params`), so it goes into pipelines. Rows may be NumPy
-    arrays or tensors; `fit` also takes an iterable of parts, such as a stream, and `partial_fit` one part. Transforms
-    that were fitted to different parts can be merged, exactly. Rows too few for what is asked are an error.
+    arrays or tensors. Use it for rows that are compared by cosine; a classifier that is trained on them loses by it.
+    `fit` also takes an iterable of parts, such as a stream, and `partial_fit` one part. Transforms that were fitted to
+    different parts can be merged, exactly. Rows too few for what is asked are an error.
 
     Args:
         method: One of the above.
