@@ -1,6 +1,7 @@
 """Models of transformers by folder, with text and images."""
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -156,7 +157,11 @@ def test_what_cannot_be_loaded(run: Run, folders: Folders, tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "custom" / "code.py").write_text("raise SystemExit('was run')", encoding="utf-8")
+    for file in ("config.json", "model.safetensors"):  # transformers then makes a tokenizer without any words
+        (tmp_path / "wordless").mkdir(exist_ok=True)
+        shutil.copy(folders["gpt2"] / file, tmp_path / "wordless")
     expected = {
+        "wordless": "has no tokenizer",
         "empty": "no config.json",
         "custom": "needs its own code",
         "unknown": "cannot be loaded",

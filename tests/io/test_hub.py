@@ -1,5 +1,6 @@
 """What the hub answers."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,3 +39,15 @@ def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_path_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="no folder"):
         hf_models.is_on_hub(name)
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match=r"uncollapse\[hf\]"):
+        hf_models.is_on_hub("owner/model")
+
+
+def test_the_remedy_of_a_library_is_shown() -> None:
+    error = ValueError("This needs sentencepiece. Install it with pip.")
+    assert hf_models._describe(error) == "This needs sentencepiece. Install it with pip."
+    assert len(hf_models._describe(ValueError("x" * 5000))) < 700

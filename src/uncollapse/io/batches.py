@@ -89,6 +89,11 @@ def _check_known(ids: Any, tokenizer: Any) -> None:
     """Raise if most tokens are unknown: they are all alike, which would look like collapse."""
     special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
     real = [number for number in ids.flatten().tolist() if number not in special]
+    if not real:
+        raise UsageError(
+            "The tokenizer finds no tokens in the text: the folder of the model probably has no tokenizer. Save it "
+            "there too, or pass --batches module:function."
+        )
     unknown = sum(number == tokenizer.unk_token_id for number in real)
     if tokenizer.unk_token_id not in (tokenizer.eos_token_id, tokenizer.pad_token_id) and 2 * unknown > len(real):
         raise UsageError(

@@ -154,7 +154,7 @@ def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]
 
 @contextmanager
 def _loading(origin: Origin) -> Iterator[Any]:
-    """Yield transformers with its output silenced; its errors become one sentence."""
+    """Yield transformers with its output silenced; its errors become usage errors."""
     torchvision_ops.declare()
     with silence_libraries():
         transformers: Any = import_optional("transformers", "hf")
@@ -169,15 +169,15 @@ def _loading(origin: Origin) -> Iterator[Any]:
                 f"{origin.place} is not a local folder, and the hub cannot be reached now; "
                 "name a folder with the saved model, or connect and try again."
             ) from error
-        raise UsageError(f"{origin.place} cannot be loaded: {_first_sentence(error)}") from error
+        raise UsageError(f"{origin.place} cannot be loaded: {_describe(error)}") from error
 
 
-def _first_sentence(error: Exception) -> str:
+def _describe(error: Exception) -> str:
+    """Return what a library says, with the remedy that often follows its first sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "trust_remote_code" in text:
         return "it needs its own code, which is not run; build the model in a function and name module:function."
-    end = text.find(". ")
-    return (text if end < 0 else text[: end + 1])[:LENGTH]
+    return text if len(text) <= LENGTH else f"{text[:LENGTH]}…"
 
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -188,9 +188,8 @@ def is_on_hub(repo: str) -> bool:
     """Return True if the hub has the repository, False if it cannot be reached; UsageError if the hub refuses it."""
     if not NAME.fullmatch(repo):
         raise UsageError(f"There is no folder {repo}, and it is not a valid name on the hub.")
-    import huggingface_hub
-    from huggingface_hub import errors
-
+    huggingface_hub: Any = import_optional("huggingface_hub", "hf")
+    errors: Any = import_optional("huggingface_hub.errors", "hf")
     api: Any = huggingface_hub.HfApi()
     try:
         api.model_info(repo, timeout=TIMEOUT)
