@@ -126,7 +126,7 @@ def test_checkpointing_of_transformers(name: str, cure: str, options: dict[str, 
 def test_a_sequential_in_segments() -> None:
     tiny = double("mlp", blocks=4)
     model, x = nn.Sequential(*tiny.model.layers).train(), tiny.batch["x"].requires_grad_()
-    uc.attach(model, "contra_norm", scale=SCALE, modules=["*"])
+    uc.attach(model, "contra_norm", scale=SCALE, modules=["*"], causal=False)
     runs = (model, lambda x: checkpoint_sequential(model, 2, x, use_reentrant=False))
     found = [torch.autograd.grad(run(x).square().sum(), list(model.parameters())) for run in runs]
     for one, other in zip(*found, strict=True):
@@ -154,7 +154,7 @@ def shared() -> Tiny:
 def masked() -> Tiny:
     tiny = double("mlp")
     mask = torch.arange(6) < torch.tensor([[6], [4]])
-    return Tiny(Masked(tiny.model), {**tiny.batch, "mask": mask}, {"modules": ["inner.layers.*"]})
+    return Tiny(Masked(tiny.model), {**tiny.batch, "mask": mask}, {"modules": ["inner.layers.*"], "causal": False})
 
 
 @pytest.mark.parametrize(

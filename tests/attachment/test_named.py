@@ -13,6 +13,7 @@ import uncollapse as uc
 from .by_hand import assert_clean, assert_same
 
 OPTIONS = {"scale": 0.5, "temperature": 0.7}
+BOTH_WAYS = {**OPTIONS, "causal": False}  # the layers below do not mix tokens, so nothing shows it
 MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 EDGES, GRAPHS = torch.tensor([[0, 1, 4], [1, 2, 5]]), torch.tensor([0, 0, 0, 0, 1, 1, 1])
 
@@ -120,7 +121,7 @@ def check(model: Any, change: Any, *args: Any, at: str = "block", layers: Any = 
     original, by_hand = copy.deepcopy(model), copy.deepcopy(model)
     chosen = range(len(model.blocks)) if layers is None else layers
     setattr(by_hand, "before" if at == "input" else "after", lambda n, x: change(x) if n in chosen else x)
-    handle = uc.attach(model, "contra_norm", modules=["blocks.*"], at=at, layers=layers, **OPTIONS, **options)
+    handle = uc.attach(model, "contra_norm", modules=["blocks.*"], at=at, layers=layers, **BOTH_WAYS, **options)
     assert_same(model(*args), by_hand(*args), original(*args))
     return handle
 
@@ -179,7 +180,7 @@ def test_what_is_a_set(name: str) -> None:
 def test_the_model_itself_is_a_sequential(depth: int) -> None:
     model = spread(nn.Sequential(*(sequence() if depth == 2 else nn.Linear(8, 8) for _ in range(3))))
     original, x = copy.deepcopy(model), tokens()
-    handle = uc.attach(model, "contra_norm", modules=["*"], **OPTIONS, learnable=True, dim=8)
+    handle = uc.attach(model, "contra_norm", modules=["*"], **BOTH_WAYS, learnable=True, dim=8)
     expected = x
     for stage in original:
         expected = cure(stage(expected))
@@ -207,7 +208,7 @@ class Loops(nn.Module):
 def test_a_module_that_loops_over_its_children_does_not_run_the_cure_as_one() -> None:
     model, x = spread(Loops()), tokens()
     wrapped = nn.Sequential(model)
-    with uc.attach(wrapped, "contra_norm", **OPTIONS, modules=["0"]):
+    with uc.attach(wrapped, "contra_norm", **BOTH_WAYS, modules=["0"]):
         torch.testing.assert_close(wrapped(x), cure(model.second(model.first(x))))
 
 
@@ -245,9 +246,9 @@ class Pooling(nn.Module):
 def test_layers_that_a_mask_does_not_fit() -> None:
     model = spread(Pooling())
     original, x = copy.deepcopy(model), tokens()
-    with uc.attach(model, "contra_norm", modules=["last"], **OPTIONS):
+    with uc.attach(model, "contra_norm", modules=["last"], **BOTH_WAYS):
         assert_same(model(x, MASK), cure(original(x)), original(x))  # vectors have no padding
-    uc.attach(model, "contra_norm", modules=["pool"], layout="channels_first", **OPTIONS)
+    uc.attach(model, "contra_norm", modules=["pool"], layout="channels_first", **BOTH_WAYS)
     with pytest.raises(ValueError, match=r"mask.*\(2, 5\)"):
         model(x, MASK)
 
@@ -263,10 +264,10 @@ class Outer(nn.Module):
 
 def test_a_second_attachment_by_another_path_leaves_the_first_its_mask() -> None:
     model, x = Outer(), tokens()
-    uc.attach(model, "contra_norm", modules="inner.blocks.*", **OPTIONS)
+    uc.attach(model, "contra_norm", modules="inner.blocks.*", **BOTH_WAYS)
     expected = model(x, MASK)
     assert not torch.allclose(expected, model(x, torch.ones(2, 5).bool()))
-    with uc.attach(model.inner, "feat_scale", modules="blocks.*", dim=8):
+    with uc.attach(model.inner, "feat_scale", modules="blocks.*", dim=8, causal=False):
         assert torch.equal(model(x, MASK), expected)
     assert torch.equal(model(x, MASK), expected)
 
@@ -274,11 +275,11 @@ def test_a_second_attachment_by_another_path_leaves_the_first_its_mask() -> None
 def test_the_number_of_features_where_it_is_needed() -> None:
     """A linear layer has it; of others it must be given, and be right."""
     model = stack()
-    uc.attach(model, "feat_scale", modules=["blocks.*.lin"])
-    handle = uc.attach(model, "contra_norm", modules=["blocks.*"], learnable=True, dim=8, **OPTIONS)
+    uc.attach(model, "feat_scale", modules=["blocks.*.lin"], causal=False)
+    handle = uc.attach(model, "contra_norm", modules=["blocks.*"], learnable=True, dim=8, **BOTH_WAYS)
     model(tokens()).square().sum().backward()
     assert all(one.scale_param.grad.abs().max() > 1e-6 for one in handle.cures.values())
-    uc.attach(model, "contra_norm", modules=["blocks.*"], at="input", dim=7, **OPTIONS)
+    uc.attach(model, "contra_norm", modules=["blocks.*"], at="input", dim=7, **BOTH_WAYS)
     with pytest.raises(ValueError, match="7 features"):
         model(tokens())
 
@@ -297,7 +298,7 @@ def test_a_layer_without_tokens() -> None:
             return x * self.count(x)
 
     model = Odd()
-    uc.attach(model, "contra_norm", modules=["count"], **OPTIONS)
+    uc.attach(model, "contra_norm", modules=["count"], **BOTH_WAYS)
     with pytest.raises(RuntimeError, match=r"no tokens.*count"):
         model(tokens())
 

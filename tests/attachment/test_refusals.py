@@ -167,5 +167,5 @@ def test_named_modules_that_never_run() -> None:
         with pytest.warns(UserWarning, match=r"None of .*self_attn\.out_proj"):
             model(x)
         model(x)  # it is said once
-    uc.attach(model, "contra_norm", scale=0.5, modules=["linear1", "self_attn.out_proj"])
+    uc.attach(model, "contra_norm", scale=0.5, modules=["linear1", "self_attn.out_proj"], causal=False)
     model(x)  # one of them runs

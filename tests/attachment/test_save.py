@@ -90,7 +90,8 @@ def test_names_and_graphs(tmp_path: Path) -> None:
     build = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))  # noqa: E731
     model, other = build(), build()
     other.load_state_dict(model.state_dict())
-    uc.attach(model, "contra_norm", scale=0.5, modules=["0", "2"], layers=-1, learnable=True, layout="tokens")
+    where = {"modules": ["0", "2"], "layers": -1, "layout": "tokens", "causal": False}
+    uc.attach(model, "contra_norm", scale=0.5, learnable=True, **where)
     uc.save_cure(model, tmp_path)
     uc.load_cure(other, tmp_path)
     assert torch.equal(other(x), model(x))

@@ -146,7 +146,7 @@ class _Perceptron(nn.Module):
 
 
 def _perceptron(blocks: int) -> Tiny:
-    return Tiny(_Perceptron(blocks), {"x": torch.randn(2, 6, WIDTH)}, {"modules": ["layers.*"]})
+    return Tiny(_Perceptron(blocks), {"x": torch.randn(2, 6, WIDTH)}, {"modules": ["layers.*"], "causal": False})
 
 
 def _cnn(blocks: int) -> Tiny:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from uncollapse import backbones
+from uncollapse.attachment.causality import find_causality
 from uncollapse.attachment.install import Cures, Installed, install
 from uncollapse.attachment.plan import (
     PlannedCure,
@@ -39,7 +40,7 @@ def attach(
     layout: Layout | None = None,
     tokens: TokenChoice = "patches",
     padding: Literal["masked", "counted"] = "masked",
-    causal: bool = False,
+    causal: bool | None = None,
     **options: Any,
 ) -> "Attachment":
     """Put a cure into a model, without changing its code or its own weights.
@@ -65,7 +66,9 @@ def attach(
             "all" treats them as patches, as published code does. Cures of attention and edges act on all tokens.
         padding: "counted" treats padding as real tokens, as published code does: the result for a text then depends on
             the other texts of its batch. Use it only to compare with such results.
-        causal: a token sees earlier ones only. Known decoders do not need it; your own, by `modules`, do.
+        causal: whether a token sees earlier ones only. If not given: what is known of the model; otherwise a trial with
+            copies of the model finds out, on a few tokens here or on the input of its first call. Pass it to avoid
+            that, and before `torch.compile`.
         options: arguments of the cure, such as scale=0.1, and preset="bert" for a published variant of ContraNorm.
             `dim` is needed only where the modules do not show the number of features.
 
@@ -89,7 +92,8 @@ def attach(
     blocks = select_layers(stack, layers, ends=False).blocks
     arguments: dict[str, Any] = {"part": part, "modules": None if modules is None else list(modules), "layout": layout}
     arguments |= {"tokens": tokens, "padding": padding, "causal": causal}
-    request = Request(stack, entry, places, blocks, dict(options), arguments)
+    causality = find_causality(model, stack, entry.mixes and entry.acts_on != "edges", causal)
+    request = Request(stack, entry, places, blocks, dict(options), arguments, causality)
     request = replace(request, blocks=select_blocks(model, request))
     planned = plan(model, request)
     _check_not_wrapped(model, planned)

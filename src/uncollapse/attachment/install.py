@@ -60,7 +60,7 @@ class Installed:
     counters: list[CallState] = field(default_factory=list)
     shared: list[Receiver | FirstTensor] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
-    writers: list[Callable[..., Any]] = field(default_factory=list)
+    writers: list[Any] = field(default_factory=list)
     overridden: list[tuple[nn.Module, str, Any]] = field(default_factory=list)  # attributes, with their old values
 
     def undo(self) -> None:
@@ -117,11 +117,22 @@ def _connect(model: nn.Module, planned: PlannedCure, new: Installed) -> None:
         state.counters += 1
         new.counters.append(state)
     state.followed = state.followed or not inside
+    _add_probe(model, planned, new)
     scope = _create_scope(model, planned, state, inside, new)
     rank = STREAM if site.carried else PLAIN if inside else OUTSIDE
     _add_writer(model, site, rank, _create_writer(model, planned, state, scope, new), new)
     if site.carried:
         _add_receivers(model, planned, state, new)
+
+
+def _add_probe(model: nn.Module, planned: PlannedCure, new: Installed) -> None:
+    """Let the next call of the owner find out whether the model is causal, if that is not known."""
+    causality, path = planned.request.causality, planned.request.stack.path
+    if causality is not None and causality.is_open:
+        hooks = _use_hooks(model, path, new)
+        new.writers.append(causality)
+        if not any(probe is causality for probe in hooks.probes):
+            hooks.probes.append(causality)
 
 
 def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, inside: bool, new: Installed) -> Scope:
@@ -144,7 +155,7 @@ def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, insi
         planned.calls,
         patches=request.arguments["tokens"] == "patches",
         counts_padding=request.arguments["padding"] == "counted",
-        causal=bool(request.arguments["causal"]),
+        causality=request.causality,
         mixes=request.cure.mixes,
         first=first,
         inputs=inputs,

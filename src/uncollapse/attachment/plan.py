@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from uncollapse.attachment.causality import Causality
 from uncollapse.backbones import random_weights
 from uncollapse.backbones.introspection import width
 from uncollapse.backbones.select import At, final_places, select_places
@@ -24,6 +25,7 @@ class Request:
 
     stack: the blocks. cure: of the registry. at: names of places. blocks: numbers of blocks. options: arguments of the
     cure. arguments: the other arguments of `attach` as they were given: part, modules, layout, tokens, padding, causal.
+    causality: what is known of the order in which tokens see each other, beyond what a context says.
     """
 
     stack: Stack
@@ -32,6 +34,7 @@ class Request:
     blocks: tuple[int, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    causality: Causality | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +253,7 @@ def _try_out(planned: PlannedCure) -> None:
     stack, name = request.stack, request.cure.name
     if request.cure.acts_on != "tokens" or any(p.is_meta for p in cure.parameters()):
         return
-    causal = bool(request.arguments["causal"]) or stack.context((), {}).causal
+    causal = bool(request.causality and request.causality.causal) or stack.context((), {}).causal
     takes = context_names(cure)
     if causal and request.cure.mixes and "causal" not in takes:
         raise ValueError(f"{name} reads later tokens, so it does not fit {stack.architecture}, a decoder.")

@@ -35,7 +35,7 @@ class Entry:
     modules: tuple[str, ...] | None
     layout: str | None
     tokens: str
-    causal: bool
+    causal: bool | None
     family: str
     architecture: str
     blocks: int

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.attachment.calls import CallState, FirstTensor
+from uncollapse.attachment.causality import Causality
 from uncollapse.attachment.writers import Receiver
-from uncollapse.backbones.sites import Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
+from uncollapse.backbones.sites import HOOKS, Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
-HOOKS = "_uncollapse_hooks"  # the attribute that holds a module's `ModuleHooks`
 NO_SCRIPT = (
     "A model with a cure cannot become TorchScript or be traced, as for ONNX without dynamo. Use torch.export.export, "
     "which keeps the cure, or take the cure out with uncollapse.detach(model)."
@@ -62,13 +62,14 @@ class Recomputation:
 class ModuleHooks:
     """The hooks of one module.
 
-    states: call states that a call of the module opens. arguments: functions that change its arguments as a whole.
-    sides: writers at its input and at its output, with their rank.
+    states: call states that a call of the module opens. probes: what its first call may find out. arguments: functions
+    that change its arguments as a whole. sides: writers at its input and at its output, with their rank.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
         self.states: list[CallState] = []
+        self.probes: list[Causality] = []
         self.checkpoint: Callable[..., Any] | None = None  # the module's own, while it is replaced
         self.arguments: list[Callable[[tuple[Any, ...], dict[str, Any]], Arguments]] = []
         self.sides: dict[Side, list[tuple[int, Write]]] = {"input": [], "output": []}
@@ -88,13 +89,14 @@ class ModuleHooks:
         for side, entries in self.sides.items():
             self.sides[side] = [entry for entry in entries if id(entry[1]) not in writers]
         self.arguments = [change for change in self.arguments if id(change) not in writers]
+        self.probes = [probe for probe in self.probes if id(probe) not in writers]
 
     def is_idle(self) -> bool:
         """Drop states and receivers without users, and return whether nothing is left."""
         self.states = [state for state in self.states if state.users]
         for side, entries in self.sides.items():
             self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver | FirstTensor) or e[1].users]
-        return not any((self.states, self.arguments, *self.sides.values()))
+        return not any((self.states, self.arguments, self.probes, *self.sides.values()))
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Run before the module."""
@@ -107,6 +109,8 @@ class ModuleHooks:
             raise RuntimeError(NO_SCRIPT)  # a trace would fix the padding and the number of tokens of one batch
         for change in self.arguments:
             args, kwargs = change(args, kwargs)
+        for probe in self.probes:
+            probe.probe(module, args, kwargs)
         for state in self.states:
             state.open(args, kwargs)
         if self.states and getattr(module, "gradient_checkpointing", False) and CHECKPOINT in module.__dict__:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.attachment.calls import CallState, FirstTensor
+from uncollapse.attachment.causality import Causality
 from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
 SECOND = "second"  # the key under which A(Av), or A, is held
@@ -20,8 +21,8 @@ class Scope:
     layout: of the tokens. takes: which parts of the context the cure takes, see `plan.CONTEXT_NAMES`. inside: whether
     the place is within the block, or else directly after it. calls: in which calls of the block, None for all.
     patches: leave CLS and other prefix tokens as they are. counts_padding: do not tell the cure which tokens are
-    padding. causal: tokens see earlier ones only, also where the context does not say so. mixes: whether the cure lets
-    tokens depend on each other. first: the tensor of the first block, if the cure takes it. inputs: the key of the
+    padding. causality: whether tokens see earlier ones only, where the context does not say so. mixes: whether the cure
+    lets tokens depend on each other. first: the tensor of the first block, if the cure takes it. inputs: the key of the
     input of its module, likewise. maps: the attention map is held, not yet applied a second time.
     """
 
@@ -31,7 +32,7 @@ class Scope:
     calls: frozenset[int] | None = None
     patches: bool = False
     counts_padding: bool = False
-    causal: bool = False
+    causality: Causality | None = None
     mixes: bool = True
     first: FirstTensor | None = None
     inputs: str = ""
@@ -81,9 +82,13 @@ class Writer:
         mask = None if ignores_mask else fit_mask(context.mask, sets)
         skip = context.prefix if self.scope.patches else 0
         others = {name: other[:, skip:] for name, other in others.items()}
-        known = {"mask": None if mask is None else mask[:, skip:], "causal": self.scope.causal or context.causal}
+        known = {"mask": None if mask is None else mask[:, skip:], "causal": self._is_causal(sets, context)}
         new = self._apply(sets[:, skip:], **known, **others)
         return from_sets(new if skip == 0 else torch.cat([sets[:, :skip], new], 1), x, layout)
+
+    def _is_causal(self, sets: Tensor, context: Context) -> bool:
+        causality = self.scope.causality
+        return context.causal if causality is None else causality.hides_later(context.causal, sets)
 
     def _other_tensors(self, x: Tensor) -> dict[str, Tensor]:
         """Return the tensors of other places that the cure takes, which must be laid out as x is."""
@@ -165,7 +170,7 @@ class HeadWriter(Writer):
     def change(self, x: Tensor, context: Context) -> Tensor:
         """Apply the cure to the heads (b, n, heads·d), side by side as the projection takes them."""
         heads = _split_heads(x, self.values.heads * self.values.repeats)
-        known: dict[str, Any] = {"mask": fit_mask(context.mask, x), "causal": self.scope.causal or context.causal}
+        known: dict[str, Any] = {"mask": fit_mask(context.mask, x), "causal": self._is_causal(x, context)}
         if self.scope.inputs:
             known["inputs"] = self._held(self.scope.inputs)
         if self.scope.first is not None:

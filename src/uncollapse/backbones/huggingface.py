@@ -87,6 +87,7 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         refusal=partial(_refusal, causal, introspection.argument_names(module)),
         needs_owner=masked
         and "attention_mask" not in introspection.argument_names(model.get_submodule(run.blocks[0][0])),
+        knows_causality=causal or _looks_both_ways(module, model.get_submodule(run.blocks[0][0])),
         width=getattr(config, "hidden_size", None) if known else None,
         numbers=numbers(blocks[0].places, config.model_type),
         expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
@@ -183,6 +184,15 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
         return True
     one_way = getattr(module, "attn_type", "") == "uni"  # XLNet
     return one_way or any(_hides_later(buffer) for buffer in block.buffers())
+
+
+def _looks_both_ways(module: nn.Module, block: nn.Module) -> bool:
+    """Return whether a model that does not say that it is causal is known not to be: it is of a known kind, or masks
+    nothing but padding, or reads images.
+    """
+    of_images = getattr(module, "main_input_name", "") == "pixel_values"
+    masks = "create_bidirectional_mask" in introspection.code_names(module)
+    return of_images or masks or kind_of(block) is not None
 
 
 def _hides_later(buffer: Tensor) -> bool:

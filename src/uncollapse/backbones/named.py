@@ -54,6 +54,7 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         context=partial(_context, names),
         arguments=names if "edge_index" in names else (),
         needs_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch")),
+        knows_causality="edge_index" in names or layout == "nodes",
         under_hooks=step_by_step,  # the modules may be torch's own layers
         reinitialize=random_weights.reinitialize,
     )

@@ -19,6 +19,7 @@ BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  #
 
 OUTPUT = "block"  # the place that every block has: the residual stream after it
 CHILD = "uncollapse"  # the name of the child module that holds cures
+HOOKS = "_uncollapse_hooks"  # the attribute that holds a module's hooks for cures
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class Stack:
     arguments: names of the owner's arguments, where a graph is among them.
     outer: (path, its arguments -> Context) of a module around the owner, for what the owner does not get.
     lacks_batch: no module gets the graph of each node.
+    knows_causality: a context says whether a token sees only earlier ones; otherwise it may not know.
     width: features of the residual stream, None if they are not known before it runs.
     numbers: the numbers of the ContraNorm paper for places of this architecture.
     overrides: (path, attribute, value) that must be set while a cure is in the model.
@@ -184,6 +186,7 @@ class Stack:
     arguments: tuple[str, ...] = ()
     outer: tuple[str, ReadContext] | None = None
     lacks_batch: bool = False
+    knows_causality: bool = True
     width: int | None = None
     numbers: Mapping[int, str] = field(default_factory=dict)
     overrides: tuple[tuple[str, str, Any], ...] = ()

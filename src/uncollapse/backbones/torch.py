@@ -94,6 +94,7 @@ def _stack(
         final=final,
         layout="tokens" if getattr(attention, "batch_first", False) else "sequence_first",
         context=context,
+        knows_causality=all(map(_is_as_written, layers)),
         width=getattr(attention, "embed_dim", None),
         overrides=((path, "use_nested_tensor", False),) if hasattr(modules[path], "use_nested_tensor") else (),
         under_hooks=step_by_step,
