@@ -45,11 +45,14 @@ class Causality:
     def __init__(self, causal: bool | None, stack: Stack) -> None:
         self.causal, self.stack = causal, stack
         self.is_open = causal is None  # a probe may find out
+        self.is_compiled = False  # a call of the owner could not be probed
         self.warned = causal is not None  # there is nothing to report
         self.problem = f"it runs outside of a forward pass of {stack.architecture}"
 
     def probe(self, owner: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Find out by the arguments of a call of the owner. A single token shows nothing: the next call is tried."""
+        if self.is_open and torch.compiler.is_compiling():
+            self.is_compiled = True
         if not self.is_open or torch.compiler.is_compiling():
             return
         try:
@@ -67,7 +70,7 @@ class Causality:
             if self.causal and not told:
                 self.remark()
             return told or bool(self.causal)
-        if self.is_open and torch.compiler.is_compiling():
+        if self.is_open and (self.is_compiled or torch.compiler.is_compiling()):
             raise RuntimeError(
                 f"Whether {self.stack.architecture} is causal is not known, and compiled code cannot be probed. "
                 f"{REMEDY}, or run the model once before you compile it."

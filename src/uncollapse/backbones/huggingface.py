@@ -247,12 +247,19 @@ def _block_context(
     """Read the mask that the model made of the user's for its blocks, or none if all tokens are real."""
     given = introspection.bind_arguments(names, args, kwargs)
     caches = (given.get(name) for name in _CACHES)
-    cached = any(cache is not None and cache.get_seq_length(number) > 0 for cache in caches)
+    cached = any(cache is not None and _has_earlier_tokens(cache, number) for cache in caches)
     seen = introspection.keys_seen(given.get("attention_mask"))
     hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
     if seen is not None and hidden is not None:
         seen = seen[:, : hidden.shape[1]]  # without cache entries that are not filled yet
     return Context(seen, prefix=prefix, causal=causal, refuse=_CACHED if cached else "")
+
+
+def _has_earlier_tokens(cache: Any, number: int) -> bool:
+    """Return whether a block's cache is filled: with keys and values, or with the state of a recurrent layer."""
+    layers = getattr(cache, "layers", ())
+    states = getattr(layers[number], "has_previous_state", None) if number < len(layers) else None
+    return any(states.values()) if isinstance(states, dict) else bool(cache.get_seq_length(number) > 0)
 
 
 def _as_bool(mask: Any, kind: str) -> Tensor | None:
