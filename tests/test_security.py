@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import pickle
 import sys
 import zipfile
@@ -223,6 +224,23 @@ def test_folders_of_models_run_no_code(tmp_path: Path, trap: Runs) -> None:
     with pytest.raises(UsageError, match="cannot be loaded"):
         models.load_model(str(tmp_path))
     assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "large"])
+def test_the_config_of_a_model_is_a_small_regular_file(tmp_path: Path, kind: str) -> None:
+    from uncollapse.io import models
+
+    config = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(config)
+    elif kind == "device":
+        config.symlink_to("/dev/null")
+    elif kind == "deep":
+        config.write_text("[" * 100_000)
+    else:
+        config.write_text(" " * 2**25)
+    with pytest.raises(UsageError, match=r"config\.json"):
+        models.load_model(str(tmp_path))
 
 
 HOSTILE = [

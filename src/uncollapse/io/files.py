@@ -1,14 +1,18 @@
 """Write files atomically, and lock them against other processes."""
 
 import errno
+import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Any
+
+from uncollapse.errors import UsageError, file_errors
 
 fcntl: ModuleType | None
 try:
@@ -17,6 +21,7 @@ except ImportError:  # Windows has no such locks: leftovers of killed processes 
     fcntl = None
 
 PATIENCE = 0.1  # seconds until a lock counts as held: its holder may be removing the file right now
+LARGEST_CONFIG = 2**24  # bytes of a model's config.json
 CURE_FILE = "uncollapse.json"  # describes the cures that were saved with a model
 PART = re.compile(r"\.[0-9a-f]{32}\.part")  # a file before it gets its name
 ROOM = "Make room on that disk, or name a folder on another one."
@@ -82,6 +87,17 @@ def open_new(path: Path) -> Iterator[IO[bytes]]:
             part.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def read_config(path: Path) -> Any:
+    """Read the config.json of a stranger's model. UsageError unless it is a regular file of bounded size and depth."""
+    with file_errors(path, "config of a model"):
+        facts = path.stat()  # a pipe would block, and a device may never end
+        if not stat.S_ISREG(facts.st_mode):
+            raise UsageError(f"{path} is not a regular file; name the folder of a saved model.")
+        if facts.st_size > LARGEST_CONFIG:
+            raise UsageError(f"{path} has {facts.st_size:,} bytes; a config has at most {LARGEST_CONFIG:,}.")
+        return json.loads(path.read_text(encoding="utf-8"))  # RecursionError if it is nested too deeply
 
 
 def expand_user(path: str | Path) -> Path:

@@ -13,7 +13,7 @@ from torch import nn
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.io.files import expand_user
+from uncollapse.io.files import expand_user, read_config
 from uncollapse.io.loading import fixed_seed, silence_libraries
 
 PACKAGE = "package:"
@@ -39,6 +39,8 @@ class Origin:
                 self.options["gguf_file"] = ggufs[0].name
             elif not (path / "config.json").exists():
                 raise UsageError(f"The folder {place} has no config.json; name the folder of a saved model.")
+            else:
+                read_config(path / "config.json")  # before a library reads it without any bound
         elif not is_on_hub(place):
             self.options["local_files_only"] = True
 

@@ -1,6 +1,5 @@
 """Models of timm and their preprocessing."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io import hf_models
+from uncollapse.io.files import read_config
 from uncollapse.io.loading import fixed_seed, silence_libraries
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -35,10 +35,9 @@ def load_timm_model(name: str, *, random_weights: bool, way_out: str = WAY_OUT) 
 
 def is_folder(path: Path) -> bool:
     """Return whether a folder has a model in timm's format, as `uncollapse train vit --save` writes it."""
-    try:
-        facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (path / "config.json").exists():
         return False
+    facts = read_config(path / "config.json")
     return isinstance(facts, dict) and "architecture" in facts and "pretrained_cfg" in facts
 
 
