@@ -8,7 +8,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones.sites import Context, ReadContext, find_tensor, get_nested, is_tokens, without_masks
+from uncollapse.backbones.nested import find_tensor, get_nested
+from uncollapse.backbones.sites import Context, ReadContext, is_tokens, without_masks
 
 _THREADS = (
     "Two threads run {} at the same time, and its cure would mistake the padding of one for that of the other. Give "

@@ -18,9 +18,10 @@ from uncollapse.backbones.select import (
     select_layers,
     select_places,
 )
-from uncollapse.backbones.sites import OUTPUT, Context, Layout, Site, Stack, fit_mask, resolve_layout, to_sets
+from uncollapse.backbones.sites import OUTPUT, Context, Layout, Site, Stack, fit_mask, to_sets
 
 LayerName = str | int
+FLAT = ("nodes", "vectors")  # layouts of tensors that have no batch of sequences
 
 
 def tokens(
@@ -118,18 +119,18 @@ class Tokens:
 
         Nodes (N, d) of graph networks and vectors (b, d) of `modules` come as they are.
         """
-        x = self._raw(layer)
-        return x if self._is_flat(x) else to_sets(x, self._stack.layout)[:, self._skipped() :]
+        x, layout = self._raw(layer), self._layout(layer)
+        return x if layout in FLAT else to_sets(x, layout)[:, self._skipped() :]
 
     def __iter__(self) -> Iterator[LayerName]:
         return iter(self._spots)
 
     def mask(self, layer: LayerName) -> Tensor | None:
         """Return the mask (b, n) of `t[layer]`, True = real; None if the model was called without a mask."""
-        x = self._raw(layer)
-        if self._is_flat(x):
+        x, layout = self._raw(layer), self._layout(layer)
+        if layout in FLAT:
             return None
-        mask = fit_mask(self._context().mask, to_sets(x, self._stack.layout))
+        mask = fit_mask(self._context().mask, to_sets(x, layout))
         return None if mask is None else mask[:, self._skipped() :]
 
     def real(self, layer: LayerName) -> Tensor:
@@ -139,10 +140,10 @@ class Tokens:
 
     def prefix(self, layer: LayerName) -> Tensor:
         """Return the prefix tokens (b, p, d): CLS, distillation, registers. p is 0 in models without them."""
-        x = self._raw(layer)
-        if self._is_flat(x):
+        x, layout = self._raw(layer), self._layout(layer)
+        if layout in FLAT:
             raise ValueError(f"Layer {layer!r} has nodes or vectors of shape {tuple(x.shape)}, and no prefix tokens.")
-        return to_sets(x, self._stack.layout)[:, : self._context().prefix]
+        return to_sets(x, layout)[:, : self._context().prefix]
 
     @property
     def batch(self) -> Tensor | None:
@@ -201,8 +202,8 @@ class Tokens:
             )
         return x
 
-    def _is_flat(self, x: Tensor) -> bool:
-        return resolve_layout(self._stack.layout, x) in ("nodes", "vectors")
+    def _layout(self, layer: LayerName) -> Layout:
+        return self._stack.layout_at(self._spots[layer].site, self._raw(layer))
 
 
 def _entries(layers: Layers) -> list[Any]:

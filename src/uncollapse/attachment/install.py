@@ -151,6 +151,7 @@ def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, insi
     return Scope(
         request.stack.layout,
         takes,
+        planned.site.axes,
         inside,
         planned.calls,
         patches=request.arguments["tokens"] == "patches",

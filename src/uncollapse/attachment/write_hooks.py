@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.attachment.causality import Causality
 from uncollapse.attachment.writers import Receiver
-from uncollapse.backbones.sites import HOOKS, Side, find_tensor, get_nested, is_tokens, set_nested, without_masks
+from uncollapse.backbones.nested import describe, find_tensor, get_nested, set_nested
+from uncollapse.backbones.sites import HOOKS, Side, is_tokens, without_masks
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
 NO_SCRIPT = (
@@ -144,7 +145,10 @@ class ModuleHooks:
             return value
         keys = find_tensor(without_masks(value) if side == "input" else value, is_tokens)
         if keys is None:
-            raise RuntimeError(f"There are no tokens at the {side} of {self.name}, where a cure was attached.")
+            raise RuntimeError(
+                f"There are no tokens at the {side} of {self.name}, where a cure was attached: it is "
+                f"{describe(value if side == 'output' else value[0])}. Attach it to a module with tensors there."
+            )
         x: Tensor = get_nested(value, keys)
         for writer in writers:
             x = writer(x)

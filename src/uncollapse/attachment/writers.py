@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.attachment.causality import Causality
-from uncollapse.backbones.sites import Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
+from uncollapse.backbones.sites import Axes, Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
 SECOND = "second"  # the key under which A(Av), or A, is held
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr", "edge_type")  # one entry per edge
@@ -18,16 +18,18 @@ EDGE_ARGUMENTS = ("edge_weight", "edge_attr", "edge_type")  # one entry per edge
 class Scope:
     """Where and on what a cure acts.
 
-    layout: of the tokens. takes: which parts of the context the cure takes, see `plan.CONTEXT_NAMES`. inside: whether
-    the place is within the block, or else directly after it. calls: in which calls of the block, None for all.
-    patches: leave CLS and other prefix tokens as they are. counts_padding: do not tell the cure which tokens are
-    padding. causality: whether tokens see earlier ones only, where the context does not say so. mixes: whether the cure
-    lets tokens depend on each other. first: the tensor of the first block, if the cure takes it. inputs: the key of the
-    input of its module, likewise. maps: the attention map is held, not yet applied a second time.
+    layout: of the tokens. takes: which parts of the context the cure takes, see `plan.CONTEXT_NAMES`. axes: of images,
+    where the layout is "auto". inside: whether the place is within the block, or else directly after it. calls: in
+    which calls of the block, None for all. patches: leave CLS and other prefix tokens as they are. counts_padding: do
+    not tell the cure which tokens are padding. causality: whether tokens see earlier ones only, where the context does
+    not say so. mixes: whether the cure lets tokens depend on each other. first: the tensor of the first block, if the
+    cure takes it. inputs: the key of the input of its module, likewise. maps: the attention map is held, not yet applied
+    a second time.
     """
 
     layout: Layout
     takes: tuple[str, ...]
+    axes: Axes | None = None
     inside: bool = True
     calls: frozenset[int] | None = None
     patches: bool = False
@@ -65,7 +67,7 @@ class Writer:
 
     def change(self, x: Tensor, context: Context) -> Tensor:
         """Apply the cure to the tokens, laid out as sets, and lay them back."""
-        layout = self.scope.layout
+        layout = resolve_layout(self.scope.layout, x, self.scope.axes)
         if layout == "nodes":
             traced = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
             if traced and context.batch is not None and "batch" in self.scope.takes:
@@ -78,7 +80,7 @@ class Writer:
         others = {name: to_sets(other, layout) for name, other in others.items()}
         if not self.scope.mixes:
             return from_sets(self._apply(sets, **others), x, layout)
-        ignores_mask = self.scope.counts_padding or resolve_layout(layout, x) == "vectors"
+        ignores_mask = self.scope.counts_padding or layout == "vectors"
         mask = None if ignores_mask else fit_mask(context.mask, sets)
         skip = context.prefix if self.scope.patches else 0
         others = {name: other[:, skip:] for name, other in others.items()}

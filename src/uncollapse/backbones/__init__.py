@@ -62,7 +62,7 @@ def find(
         modules: names or patterns ("blocks.*") of the modules that are the blocks, for models that are not known.
         part: dotted name of the part to take where a model has several stacks, such as "vision_model": the module that
             runs the blocks, or the list that holds them.
-        layout: how the outputs of `modules` are laid out; if not given, it is guessed from their shape.
+        layout: how the outputs of `modules` are laid out; if not given, it depends on their rank and modules.
     """
     if layout is not None and layout not in get_args(Layout):
         hint = did_you_mean(layout, get_args(Layout))

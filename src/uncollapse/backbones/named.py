@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.backbones import introspection, random_weights
-from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Site, Stack, join_path
+from uncollapse.backbones import axes, introspection, random_weights
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Side, Site, Stack, join_path
 from uncollapse.backbones.torch import step_by_step
 from uncollapse.errors import did_you_mean
 
@@ -23,7 +23,8 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
     Args:
         model: any module.
         patterns: dotted names, or patterns of them: "blocks.*" is every child of `blocks`; * ? and [] stop at a dot.
-        layout: of the modules' outputs; if not given, nodes where the model takes `edge_index`, else by their rank.
+        layout: of the modules' outputs; if not given, nodes where the model takes `edge_index`, else by their rank, and
+            for images by the modules in them, see `Axes`.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     _check(model, patterns, modules)
@@ -32,12 +33,13 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
     if lists:
         raise ValueError(f"{lists[0]} is a list of modules, which never runs itself. Name its items: '{lists[0]}.*'.")
     first = {id(modules[name]): name for name in reversed(selected)}
+    site = partial(_site, modules)
     paths = [first[id(modules[name])] for name in selected]  # a layer with several names runs once for each
     blocks = tuple(
         Block(
             name,
             path,
-            {OUTPUT: Site(path), "input": Site(path, "input")},
+            {OUTPUT: site(path, "output"), "input": site(path, "input")},
             partial(_context, introspection.argument_names(modules[path])),
             call=paths[:number].count(path),
         )
@@ -49,7 +51,7 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         family="named",
         architecture=type(model).__name__,
         blocks=blocks,
-        embed=Site(paths[0], "input"),
+        embed=site(paths[0], "input"),
         layout=layout or ("nodes" if "edge_index" in names else "auto"),
         context=partial(_context, names),
         arguments=names if "edge_index" in names else (),
@@ -58,6 +60,10 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         under_hooks=step_by_step,  # the modules may be torch's own layers
         reinitialize=random_weights.reinitialize,
     )
+
+
+def _site(modules: Mapping[str, nn.Module], path: str, side: Side) -> Site:
+    return Site(path, side, axes=axes.read_axes(modules, path, side))
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from uncollapse.backbones import forward
+from uncollapse.backbones.nested import describe
 from uncollapse.backbones.sites import Context, Site, Stack
 
 OnTensor = Callable[[Site, int, Tensor], None]
@@ -97,15 +98,15 @@ class SiteReader:
     def _at(self, number: int, site: Site) -> RemovableHandle:
         module = self.model.get_submodule(site.path)
 
-        def report(x: Tensor | None) -> None:
-            call = self._calls[number]
+        def report(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> None:
+            x, call = site.read((args, kwargs), output), self._calls[number]
             self._calls[number] = call + 1
             if x is not None:
                 self._receive(site, call, x)
+            elif site.what == "tokens" and site != self.stack.embed:  # ids may enter the first block
+                raise ValueError(_no_tokens(site, (*args, kwargs) if site.side == "input" else output))
 
-        if site.side == "input":
-            return self._before(module, lambda args, kwargs: report(site.read((args, kwargs), None)))
-        return self._after(module, lambda args, kwargs, output: report(site.read((args, kwargs), output)))
+        return self._before(module, report) if site.side == "input" else self._after(module, report)
 
     def _is_reported(self) -> bool:
         if _is_backward():
@@ -131,6 +132,16 @@ class SiteReader:
                 act(args, kwargs, output)
 
         return watched.register_forward_hook(hook, with_kwargs=True, always_call=always)
+
+
+def _no_tokens(site: Site, value: Any) -> str:
+    """Return that a site was read in vain, and what there was."""
+    got = "took" if site.side == "input" else "returned"
+    return (
+        f"{site.path or 'The model'} {got} {describe(value)}, and no tokens: expected a floating-point tensor of two "
+        "or more dimensions, alone or in a tuple, a list, a mapping or a dataclass. Leave this module out, or name one "
+        "inside it whose output is such a tensor."
+    )
 
 
 def _is_backward() -> bool:

@@ -4,7 +4,6 @@ A backbone (`uncollapse.backbones`) describes a model as a `Stack` of `Block`s; 
 Reading a model and writing into it go through the same sites.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,47 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first"]
+from uncollapse.backbones.nested import find_tensor, get_nested
+
+Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first", "channels_last"]
 Side = Literal["input", "output"]
 BY_RANK: dict[int, Layout] = {2: "vectors", 3: "tokens", 4: "channels_first"}  # what "auto" means
 
 OUTPUT = "block"  # the place that every block has: the residual stream after it
 CHILD = "uncollapse"  # the name of the child module that holds cures
 HOOKS = "_uncollapse_hooks"  # the attribute that holds a module's hooks for cures
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What the modules at a site say about images there: channels first (b, d, h, w) or last (b, h, w, d).
+
+    name: of the module, for errors. widths: the numbers of features of its parts. layout: which all of its parts need
+    that need one; None if they differ. declared: what the model around it says.
+    """
+
+    name: str
+    widths: tuple[int, ...] = ()
+    layout: "Layout | None" = None
+    declared: "Layout | None" = None
+
+    def decide(self, x: Tensor) -> Layout:
+        """Return the layout of an image; ValueError if the modules allow both."""
+        ends: dict[Layout, int] = {"channels_first": x.shape[1], "channels_last": x.shape[-1]}
+        fits = [layout for layout, size in ends.items() if any(size == width for width in self.widths)]
+        if self.layout is not None and (self.layout in fits or not fits):
+            return self.layout
+        if self.layout is None and len(fits) == 1:
+            return fits[0]
+        if self.declared is not None:
+            return self.declared
+        pixels = x[0].numel()
+        readings = (f"{layout}: {size} features × {pixels // max(1, size)} tokens" for layout, size in ends.items())
+        raise ValueError(
+            f"The axes of {self.name}, of shape {tuple(x.shape)}, can be read in two ways, and its modules do not "
+            f'decide it ({"; ".join(readings)}). Pass layout="channels_first" or layout="channels_last", '
+            "--layout on the command line."
+        )
 
 
 @dataclass(frozen=True)
@@ -30,12 +63,14 @@ class Site:
     what: "tokens" is the first floating-point tensor, "attention" the first with shape (b, heads, n, n).
     carried: the module only reads the residual stream, which bypasses it, as at a pre-norm: a change of the stream here
     must be repeated at every later read in the block, and after the block.
+    axes: how images at it are laid out, in a stack whose layout is "auto".
     """
 
     path: str
     side: Side = "output"
     what: Literal["tokens", "attention"] = "tokens"
     carried: bool = False
+    axes: Axes | None = field(default=None, compare=False)
 
     def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
         """Return the tensor at this site in one call of the module, or None if there is none."""
@@ -199,6 +234,10 @@ class Stack:
         """Return the names of the places that every block has."""
         return tuple(place for place in self.blocks[0].places if all(place in b.places for b in self.blocks))
 
+    def layout_at(self, site: Site, x: Tensor) -> Layout:
+        """Return the layout of the tensor at a site."""
+        return resolve_layout(self.layout, x, site.axes)
+
 
 def join_path(path: str, part: str) -> str:
     """Return the dotted name of a part of the module at `path`; either may be "", the module itself."""
@@ -208,48 +247,6 @@ def join_path(path: str, part: str) -> str:
 def without_masks(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments without masks that were passed by name, which may come before the tokens."""
     return given[0], {name: value for name, value in given[1].items() if "mask" not in name}
-
-
-def find_tensor(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] | None:
-    """Return the keys of the first fitting tensor in nested tuples, lists and mappings; None if there is none.
-
-    Objects such as caches are not searched.
-    """
-    if isinstance(value, Tensor):
-        return () if fits(value) else None
-    if isinstance(value, Mapping):
-        items: Any = value.items()
-    elif isinstance(value, tuple | list):
-        items = enumerate(value)
-    else:
-        return None
-    for key, item in items:
-        found = find_tensor(item, fits)
-        if found is not None:
-            return (key, *found)
-    return None
-
-
-def get_nested(value: Any, keys: tuple[Any, ...]) -> Any:
-    """Return the value at these keys."""
-    for key in keys:
-        value = value[key]
-    return value
-
-
-def set_nested(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
-    """Return a copy of nested tuples, lists and mappings with a new value at these keys."""
-    if not keys:
-        return new
-    inner = set_nested(value[keys[0]], keys[1:], new)
-    if isinstance(value, Mapping):
-        copied: Any = copy.copy(value)
-        copied[keys[0]] = inner
-        return copied
-    items = [inner if number == keys[0] else item for number, item in enumerate(value)]
-    if isinstance(value, list):
-        return items
-    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
 
 def to_sets(x: Tensor, layout: Layout) -> Tensor:
@@ -274,9 +271,11 @@ def from_sets(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
     return sets.reshape(like.shape)
 
 
-def resolve_layout(layout: Layout, x: Tensor) -> Layout:
-    """Return the layout of a tensor; "auto" depends on its rank."""
-    return BY_RANK.get(x.dim(), "tokens") if layout == "auto" else layout
+def resolve_layout(layout: Layout, x: Tensor, axes: Axes | None = None) -> Layout:
+    """Return the layout of a tensor; "auto" depends on its rank, and for images on the modules at its site."""
+    if layout != "auto":
+        return layout
+    return axes.decide(x) if axes is not None and x.dim() > 3 else BY_RANK.get(x.dim(), "tokens")
 
 
 def sets_with_mask(

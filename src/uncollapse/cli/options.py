@@ -31,7 +31,7 @@ AsJson = Annotated[
 FailOnCollapse = Annotated[bool, flag("--fail-on-collapse", "Exit with code 3 if there is a collapse.", OUTPUT)]
 
 
-Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first"]
+Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first", "channels_last"]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 GRAPHS = {"karate": "Zachary's karate club", "cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}

@@ -112,7 +112,7 @@ class Capture:
                 self._measure((name, OUTPUT, 0), site, x, lambda stats: stats.update_attention(x, self.context))
             return
         for key in self._keys(site, call):
-            self._measure(key, site, x, lambda stats: self._update(stats, x))
+            self._measure(key, site, x, lambda stats: self._update(stats, site, x))
 
     def _keys(self, site: Site, call: int) -> Iterator[Key]:
         """Yield the layers that a site is, at this call of it."""
@@ -138,12 +138,13 @@ class Capture:
     def _not_finite(self, site: Site, x: Tensor) -> str:
         """Return how many numbers are not finite, without those of padding; "" if none, as when only squares are."""
         if site.what == "tokens":
-            x = numerics.prepare(*sets_with_mask(x, self.stack.layout, self.context, prefix=self.config.prefix))
+            layout = self.stack.layout_at(site, x)
+            x = numerics.prepare(*sets_with_mask(x, layout, self.context, prefix=self.config.prefix))
         nan, infinite, entries = nonfinite.count_nonfinite(x)
         return nonfinite.describe_counts(nan, infinite, entries) if nan or infinite else ""
 
-    def _update(self, stats: LayerStats, x: Tensor) -> None:
-        context, layout = self.context, self.stack.layout
+    def _update(self, stats: LayerStats, site: Site, x: Tensor) -> None:
+        context, layout = self.context, self.stack.layout_at(site, x)
         sets, mask = sets_with_mask(x, layout, context, prefix=self.config.prefix)
         vectors = x.dim() == 2 and layout != "nodes"
         views = sets.transpose(0, 1) if vectors else sets  # a vector is a sample of its own

@@ -108,7 +108,8 @@ def diagnose(
         part: the part to measure in a model with several stacks of blocks, such as "vision_model".
         tokens: "patches" leaves out CLS, distillation and register tokens; "all" includes them.
         layout: the layout of the outputs of `modules`: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors"
-            (b, d), "channels_first" (b, d, h, w), "nodes" (n, d); guessed from the shape if not given.
+            (b, d), "channels_first" (b, d, h, w), "channels_last" (b, h, w, d), "nodes" (n, d). If not given, it
+            depends on the number of dimensions, and for images on the modules in the block.
         attention: measure attention maps too; the model then computes attention without fused kernels.
         pairs: batches with a second view of each sample, in the same order, for alignment.
         device: run there, and move the model back afterwards; where the model is if not given.
@@ -349,6 +350,18 @@ def _graphs(batch: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def _check_all_ran(target: Target, capture: Capture) -> None:
+    """Raise ValueError if a block that the user named did not run: the verdict would be about the others alone."""
+    measured = {name for name, _, _ in capture.stats}
+    names = [target.stack.blocks[number].name for number in target.selection.blocks]
+    missing = [name for name in names if name not in measured]
+    if missing and target.modules:
+        raise ValueError(
+            f"{', '.join(missing)} did not run in any batch, so there is nothing to measure there. Leave it out of "
+            f"modules; these ran: {', '.join(name for name in names if name in measured) or 'none'}."
+        )
+
+
 def _build(
     target: Target, capture: Capture, baseline: _Baseline, labels: Labels, counts: tuple[int, int], seconds: float
 ) -> Diagnosis:
@@ -358,6 +371,7 @@ def _build(
     layers = capture.layers()
     if not layers:
         raise ValueError(f"No layer of {stack.architecture} was measured in {batches} batches: give batches to run it.")
+    _check_all_ran(target, capture)
     check_enough(layers[-1].tokens)
     subject = Subject(
         stack.family,
