@@ -1,0 +1,194 @@
+"""Images with their channels first or last: told from the modules, read and written by every function alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import uncollapse as uc
+from uncollapse import backbones
+from uncollapse.backbones.sites import from_sets, to_sets
+
+PLAN = uc.Plan(baseline=0)
+
+
+def timm_swin(width: int = 12) -> nn.Module:
+    """A Swin of two stages; with a width of 8 its first images are (b, 8, 8, 8)."""
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": width, "num_heads": (2, 2)}
+    model: nn.Module = timm.create_model("swin_tiny_patch4_window7_224", **sizes, num_classes=3)
+    return model
+
+
+def torchvision_swin(width: int = 12) -> nn.Module:
+    pytest.importorskip("torchvision")
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    sizes: dict[str, Any] = {"patch_size": [4, 4], "window_size": [4, 4], "depths": [1, 1], "num_heads": [2, 2]}
+    return SwinTransformer(**sizes, embed_dim=width, num_classes=3)
+
+
+class LastBlock(nn.Module):
+    """A residual MLP on (b, h, w, d)."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.norm, self.grow, self.shrink = nn.LayerNorm(width), nn.Linear(width, 12), nn.Linear(12, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shrink(self.grow(self.norm(x)).relu())
+
+
+class MixedBlock(nn.Module):
+    """Convolves channels first, normalizes channels last; its images are channels first, or last."""
+
+    def __init__(self, last: bool, width: int = 6) -> None:
+        super().__init__()
+        self.last, self.conv, self.norm = last, nn.Conv2d(width, width, 3, padding=1), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x.permute(0, 3, 1, 2) if self.last else x).permute(0, 2, 3, 1)
+        x = self.norm(x)
+        return x if self.last else x.permute(0, 3, 1, 2)
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation: its linear layers see means of images with channels first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.linear(x.mean((2, 3)))[:, :, None, None]
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+def by_hand(model: nn.Module, path: str, x: Tensor, last: bool) -> Tensor:
+    """Return the output of a module as sets (b, n, d) in float64, by a plain hook."""
+    found: list[Tensor] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, output: found.append(output))
+    with torch.no_grad():
+        model.eval()(x)
+    handle.remove()
+    image = found[0].double()
+    return image.flatten(1, -2) if last else image.flatten(2).mT
+
+
+def mean_cosine(sets: Tensor) -> float:
+    unit, n = nn.functional.normalize(sets, dim=-1), sets.shape[1]
+    return float(((unit @ unit.mT).sum((1, 2)) - n).div(n * (n - 1)).mean())
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...], bool]] = {
+    "timm swin": (timm_swin, "layers.*", (3, 3, 32, 32), True),
+    "timm swin, d = h = w": (lambda: timm_swin(8), "layers.*", (3, 3, 32, 32), True),
+    "torchvision swin": (torchvision_swin, "features.*", (3, 3, 32, 32), True),
+    "torchvision swin, d = h = w": (lambda: torchvision_swin(8), "features.*", (3, 3, 32, 32), True),
+    "norm and linear": (lambda: nn.Sequential(LastBlock(), LastBlock()), "*", (3, 4, 5, 6), True),
+    "norm and linear, d = h = w": (lambda: nn.Sequential(LastBlock(), LastBlock()), "*", (3, 6, 6, 6), True),
+    "norm and linear, h = hidden": (lambda: nn.Sequential(LastBlock(), LastBlock()), "*", (3, 12, 4, 6), True),
+    "video": (lambda: nn.Sequential(LastBlock(), LastBlock()), "*", (3, 2, 4, 5, 6), True),
+    "activation after linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU()), "1", (3, 4, 4, 6), True),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU()), "*", (3, 3, 6, 6), False),
+    "convolution of video": (lambda: nn.Sequential(nn.Conv3d(3, 6, 1), nn.ReLU()), "*", (3, 3, 2, 4, 6), False),
+    "mixed, channels last": (lambda: nn.Sequential(MixedBlock(True)), "0", (3, 4, 5, 6), True),
+    "mixed, channels first": (lambda: nn.Sequential(MixedBlock(False)), "0", (3, 6, 4, 5), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_axes_come_from_the_modules(name: str) -> None:
+    torch.manual_seed(0)
+    build, pattern, shape, last = CASES[name]
+    model, x = build(), images(*shape)
+    diagnosis = uc.diagnose(model, [x], modules=pattern, plan=PLAN)
+    layers = [layer for layer in diagnosis.layers if layer.name != "embed"]
+    assert len(layers) == len(backbones.find(model, modules=pattern).blocks)
+    for layer in layers:
+        sets = by_hand(model, layer.name, x, last)
+        assert (layer.dim, layer.tokens) == (sets.shape[-1], sets.shape[0] * sets.shape[1])
+        assert layer["mean_cosine"] == pytest.approx(mean_cosine(sets), rel=1e-5, abs=1e-6)
+        with uc.tokens(model, layer.name, modules=pattern) as t, torch.no_grad():
+            model(x)
+            torch.testing.assert_close(t[layer.name].double(), sets)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cures_write_the_layout_back(name: str) -> None:
+    torch.manual_seed(0)
+    build, pattern, shape, last = CASES[name]
+    model, x = build().eval(), images(*shape)
+    before = model(x)
+
+    def cure(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        sets = output.flatten(1, -2) if last else output.flatten(2).mT
+        new = uc.contra_norm(sets, 0.5)
+        return new.reshape(output.shape) if last else new.mT.reshape(output.shape)
+
+    path = backbones.find(model, modules=pattern).blocks[-1].path
+    handle = model.get_submodule(path).register_forward_hook(cure)
+    expected = model(x)
+    handle.remove()
+    assert not torch.allclose(expected, before)
+    with uc.attach(model, "contra_norm", scale=0.5, modules=pattern, layers="last"):
+        torch.testing.assert_close(model(x), expected)
+    assert torch.equal(model(x), before)
+
+
+AMBIGUOUS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "d = h = w": (MixedBlock(True), (2, 6, 6, 6)),
+    "parts without weights": (nn.Identity(), (2, 3, 4, 5)),
+    "means": (Gate(), (2, 6, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_an_ambiguous_image_is_an_error_with_both_readings(name: str) -> None:
+    block, shape = AMBIGUOUS[name]
+    model, x = nn.Sequential(block), images(*shape)
+    words = rf"(?s)channels_first: {shape[1]} features.*channels_last: {shape[-1]} features.*layout="
+    with pytest.raises(ValueError, match=words):
+        uc.diagnose(model, [x], modules="0", plan=PLAN)
+    with uc.attach(model, "contra_norm", scale=0.5, modules="0"), pytest.raises(ValueError, match=words):
+        model(x)
+    with uc.tokens(model, "last", modules="0") as t:
+        model(x)
+        with pytest.raises(ValueError, match=words):
+            t["last"]
+
+
+def test_the_argument_decides() -> None:
+    model, x = nn.Sequential(MixedBlock(True)), images(3, 6, 6, 6)
+    sets = {layout: by_hand(model, "0", x, layout == "channels_last") for layout in ("channels_first", "channels_last")}
+    for layout, expected in sets.items():
+        layer = uc.diagnose(model, [x], modules="0", layout=layout, plan=PLAN).layers[-1]  # type: ignore[arg-type]
+        assert layer["mean_cosine"] == pytest.approx(mean_cosine(expected), rel=1e-5)
+    assert abs(mean_cosine(sets["channels_first"]) - mean_cosine(sets["channels_last"])) > 1e-3
+
+
+def test_timm_declares_what_its_modules_leave_open() -> None:
+    model = nn.Sequential(MixedBlock(True))
+    model.output_fmt = "NHWC"  # type: ignore[assignment]
+    layer = uc.diagnose(model, [images(3, 6, 6, 6)], modules="0", plan=PLAN).layers[-1]
+    sets = by_hand(model, "0", images(3, 6, 6, 6), last=True)
+    assert layer["mean_cosine"] == pytest.approx(mean_cosine(sets), rel=1e-5)
+
+
+def test_an_attached_cure_is_no_evidence() -> None:
+    model, x = nn.Sequential(nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6))), images(3, 6, 6, 6)
+    uc.attach(model, "contra_norm", scale=0.5, modules="0.1", dim=6, after="layer")
+    layer = uc.diagnose(model, [x], modules="0.1", plan=PLAN).layers[-1]
+    assert layer["mean_cosine"] == pytest.approx(mean_cosine(by_hand(model, "0.1", x, last=False)), rel=1e-4)
+
+
+def test_channels_last_and_back() -> None:
+    x = images(2, 3, 4, 5)
+    sets = to_sets(x, "channels_last")
+    assert torch.equal(sets[1, 6], x[1, 1, 2])
+    assert torch.equal(from_sets(sets, x, "channels_last"), x)
