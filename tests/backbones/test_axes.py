@@ -1,5 +1,6 @@
 """Images with their channels first or last: told from the modules, read and written by every function alike."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,10 @@ def timm_swin(width: int = 12) -> nn.Module:
 
 def torchvision_swin(width: int = 12) -> nn.Module:
     pytest.importorskip("torchvision")
-    from torchvision.models.swin_transformer import SwinTransformer
-
+    swin: Any = importlib.import_module("torchvision.models.swin_transformer")
     sizes: dict[str, Any] = {"patch_size": [4, 4], "window_size": [4, 4], "depths": [1, 1], "num_heads": [2, 2]}
-    return SwinTransformer(**sizes, embed_dim=width, num_classes=3)
+    model: nn.Module = swin.SwinTransformer(**sizes, embed_dim=width, num_classes=3)
+    return model
 
 
 class LastBlock(nn.Module):
@@ -38,7 +39,8 @@ class LastBlock(nn.Module):
         self.norm, self.grow, self.shrink = nn.LayerNorm(width), nn.Linear(width, 12), nn.Linear(12, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.shrink(self.grow(self.norm(x)).relu())
+        added: Tensor = self.shrink(self.grow(self.norm(x)).relu())
+        return x + added
 
 
 class MixedBlock(nn.Module):
@@ -62,7 +64,19 @@ class Gate(nn.Module):
         self.linear = nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.linear(x.mean((2, 3)))[:, :, None, None]
+        gate: Tensor = self.linear(x.mean((2, 3)))
+        return x * gate[:, :, None, None]
+
+
+class Permute(nn.Module):
+    """As in torchvision."""
+
+    def __init__(self, *dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self.dims)
 
 
 def images(*shape: int) -> Tensor:
@@ -97,6 +111,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...], bool]] = {
     "activation after linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU()), "1", (3, 4, 4, 6), True),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU()), "*", (3, 3, 6, 6), False),
     "convolution of video": (lambda: nn.Sequential(nn.Conv3d(3, 6, 1), nn.ReLU()), "*", (3, 3, 2, 4, 6), False),
+    "permuted": (lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Permute(0, 2, 3, 1)), "1", (3, 3, 6, 6), True),
     "mixed, channels last": (lambda: nn.Sequential(MixedBlock(True)), "0", (3, 4, 5, 6), True),
     "mixed, channels first": (lambda: nn.Sequential(MixedBlock(False)), "0", (3, 6, 4, 5), False),
 }
@@ -178,6 +193,22 @@ def test_timm_declares_what_its_modules_leave_open() -> None:
     layer = uc.diagnose(model, [images(3, 6, 6, 6)], modules="0", plan=PLAN).layers[-1]
     sets = by_hand(model, "0", images(3, 6, 6, 6), last=True)
     assert layer["mean_cosine"] == pytest.approx(mean_cosine(sets), rel=1e-5)
+
+
+def test_timm_lists_the_features_of_its_stages() -> None:
+    """The stages of this model permute images around layers that need channels last."""
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "window_size": 4, "depths": (1, 1), "embed_dim": 12, "num_heads": (2, 2)}
+    model, x = timm.create_model("swinv2_cr_tiny_224", **sizes, num_classes=3), images(3, 3, 32, 32)
+    layers = uc.diagnose(model, [x], modules="stages.*", plan=PLAN).layers[1:]
+    assert [layer.dim for layer in layers] == [12, 24]
+    assert layers[1]["mean_cosine"] == pytest.approx(mean_cosine(by_hand(model, "stages.1", x, False)), rel=1e-5)
+
+
+def test_a_permutation_has_two_sides() -> None:
+    model, x = nn.Sequential(nn.Sequential(Permute(0, 2, 3, 1), LastBlock())), images(3, 6, 6, 6)
+    embed = uc.diagnose(model, [x], modules="0", plan=PLAN).layers[0]
+    assert embed["mean_cosine"] == pytest.approx(mean_cosine(x.double().flatten(2).mT), rel=1e-5)
 
 
 def test_an_attached_cure_is_no_evidence() -> None:

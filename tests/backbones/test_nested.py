@@ -139,7 +139,13 @@ def test_a_named_block_without_tokens_is_an_error(form: str) -> None:
 def test_a_named_block_that_does_not_run_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2))
     with pytest.raises(ValueError, match=r"1 did not run.*these ran: 0"):
-        uc.diagnose(model, [torch.randn(4, 16, 8)], modules=["0", "1"], call=lambda model, x: model[0](x), plan=PLAN)
+        uc.diagnose(
+            model,
+            [torch.randn(4, 16, 8)],
+            modules=["0", "1"],
+            call=lambda model, x: model.get_submodule("0")(x),
+            plan=PLAN,
+        )
 
 
 def test_ids_may_enter_the_first_block() -> None:

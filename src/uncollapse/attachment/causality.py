@@ -14,17 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import forward
+from uncollapse.backbones.nested import find_tensor, get_nested, set_nested
 from uncollapse.backbones.sites import (
     CHILD,
     HOOKS,
     Stack,
-    find_tensor,
     fit_mask,
     from_sets,
-    get_nested,
     is_tokens,
     resolve_layout,
-    set_nested,
     to_sets,
     without_masks,
 )
@@ -174,7 +172,7 @@ class _Probe:
         """Replace one real token of each sequence in the tensor at these keys."""
         x, layout = get_nested(value, keys), self.stack.layout
         self.is_changed = True
-        if resolve_layout(layout, x) in ("vectors", "nodes", "channels_first"):
+        if resolve_layout(layout, x) in ("vectors", "nodes", "channels_first", "channels_last"):
             return value
         sets = to_sets(x, layout)
         self.count = sets.shape[1]

@@ -23,8 +23,8 @@ class Scope:
     which calls of the block, None for all. patches: leave CLS and other prefix tokens as they are. counts_padding: do
     not tell the cure which tokens are padding. causality: whether tokens see earlier ones only, where the context does
     not say so. mixes: whether the cure lets tokens depend on each other. first: the tensor of the first block, if the
-    cure takes it. inputs: the key of the input of its module, likewise. maps: the attention map is held, not yet applied
-    a second time.
+    cure takes it. inputs: the key of the input of its module, likewise. maps: the attention map is held, not yet
+    applied a second time.
     """
 
     layout: Layout

@@ -6,13 +6,14 @@ from typing import Any
 from torch import nn
 
 from uncollapse.backbones.introspection import code_names, width
-from uncollapse.backbones.sites import CHILD, Axes, Layout, Side
+from uncollapse.backbones.sites import CHILD, Axes, Layout, Side, join_path
 
 FORMATS: dict[str, Layout] = {"NCHW": "channels_first", "NHWC": "channels_last"}  # timm's `output_fmt`
-PERMUTED: dict[tuple[int, ...], Layout] = {(0, 3, 1, 2): "channels_first", (0, 2, 3, 1): "channels_last"}
+TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 FIRST = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.GroupNorm)
 LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
-POOLS = ("mean", "adaptive_avg_pool2d", "avg_pool2d")  # what comes after them need not be an image
+# Where a module does this in its code, its parts need not see the image as it leaves the module.
+HIDING = ("mean", "adaptive_avg_pool2d", "avg_pool2d", "permute", "rearrange", "movedim")
 
 Evidence = tuple[Layout | None, tuple[int, ...]]  # the layout that a module needs, and its widths
 
@@ -29,20 +30,31 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
         side: its input or its output.
     """
     own, name = _format(modules[path]), f"the {side} of {path}"
-    if own is not None and side == "output":
+    end = _end(modules[path], side)
+    own = _permuted(end, side) or (own if side == "output" else None)
+    if own is not None:
         return Axes(name, layout=own)
-    found = _evidence(modules[path], side) or _neighbours(modules, path)
+    found = _evidence(end) or _neighbours(modules, path)
     layouts = {layout for layout, _ in found}
-    layout = next(iter(layouts)) if len(layouts) == 1 and not _pools(modules[path]) else None
+    layout = next(iter(layouts)) if len(layouts) == 1 and not _hides_axes(end) else None
     widths = tuple(dict.fromkeys(size for _, sizes in found for size in sizes))
-    return Axes(name, widths, layout, _declared(modules, path))
+    features = _features(modules, path) if side == "output" else None
+    return Axes(name, widths, layout, _declared(modules, path), features)
 
 
-def _evidence(module: nn.Module, side: Side) -> list[Evidence]:
-    """Return what the parts of a module say; of a Sequential only the part at this side."""
-    if isinstance(module, nn.Sequential):
+def _end(module: nn.Module, side: Side) -> nn.Module:
+    """Return the part of a Sequential at this side that says something about axes; another module as it is."""
+    while isinstance(module, nn.Sequential):
         parts = [*module] if side == "input" else [*module][::-1]
-        return next((found for part in parts if (found := _evidence(part, side))), [])
+        telling = next((part for part in parts if _evidence(part)), None)
+        if telling is None:
+            break
+        module = telling
+    return module
+
+
+def _evidence(module: nn.Module) -> list[Evidence]:
+    """Return what the parts of a module say about axes."""
     inner = (part for name, part in module.named_modules() if CHILD not in name.split("."))
     return [evidence for part in inner for evidence in _of_part(part)]
 
@@ -51,8 +63,8 @@ def _of_part(part: Any) -> Iterator[Evidence]:
     """Yield what a linear layer, a convolution, a norm or a permutation says about the axes of an image."""
     widths = tuple(size for size in (width(part, "input"), width(part, "output")) if size)
     kind = type(part).__name__
-    if kind == "Permute" and tuple(getattr(part, "dims", ())) in PERMUTED:
-        yield PERMUTED[tuple(part.dims)], ()
+    if _permuted(part, "output"):
+        yield None, ()
     elif isinstance(part, FIRST) or ("Norm" in kind and "2d" in kind):  # a LayerNorm2d is a LayerNorm
         yield "channels_first", widths
     elif getattr(part, "data_format", None) in FORMATS.values():  # ConvNeXt's own LayerNorm
@@ -63,10 +75,18 @@ def _of_part(part: Any) -> Iterator[Evidence]:
         yield None, widths
 
 
+def _permuted(part: Any, side: Side) -> Layout | None:
+    """Return the layout at one side of torchvision's `Permute`, None for other modules."""
+    dims = tuple(part.dims) if type(part).__name__ == "Permute" and hasattr(part, "dims") else ()
+    if dims not in (TO_FIRST, TO_LAST):
+        return None
+    return "channels_first" if (dims == TO_FIRST) == (side == "output") else "channels_last"
+
+
 def _neighbours(modules: Mapping[str, nn.Module], path: str) -> list[Evidence]:
     around = [name for name in modules if name != path and not path.startswith(f"{name}." if name else "")]
-    names = list(modules)
-    before = [name for name in around if names.index(name) < names.index(path)]
+    position = {name: number for number, name in enumerate(modules)}
+    before = [name for name in around if position[name] < position[path]]
     for name in (*before[::-1], *around[len(before) :]):
         found = list(_of_part(modules[name]))
         if found:
@@ -74,9 +94,16 @@ def _neighbours(modules: Mapping[str, nn.Module], path: str) -> list[Evidence]:
     return []
 
 
-def _pools(module: nn.Module) -> bool:
-    """Return whether a module takes means: its linear layers may then see vectors, as in squeeze-and-excitation."""
-    return any("Pool" in type(part).__name__ or {*POOLS} & {*code_names(part)} for part in module.modules())
+def _hides_axes(module: nn.Module) -> bool:
+    """Return whether parts of a module may see means, as in squeeze-and-excitation, or permuted images.
+
+    Attention permutes its heads, which does not matter.
+    """
+    parts = [part for part in module.modules() if not list(_of_part(part)) and "Att" not in type(part).__name__]
+    names = {name for part in parts for name in code_names(part)}
+    return any("Pool" in type(part).__name__ for part in parts) or any(
+        name in HIDING or "bchw" in name or "nchw" in name for name in names
+    )
 
 
 def _format(module: nn.Module) -> Layout | None:
@@ -84,10 +111,23 @@ def _format(module: nn.Module) -> Layout | None:
     return FORMATS.get(str(getattr(declared, "value", declared)))
 
 
-def _declared(modules: Mapping[str, nn.Module], path: str) -> Layout | None:
-    """Return what timm says about the images of the nearest module around a path."""
+def _around(path: str) -> Iterator[str]:
+    """Yield the paths of the modules around a path, the nearest first."""
     while path:
         path = path.rpartition(".")[0]
-        if path in modules and (found := _format(modules[path])) is not None:
-            return found
+        yield path
+
+
+def _declared(modules: Mapping[str, nn.Module], path: str) -> Layout | None:
+    """Return what timm says about the images of the nearest module around a path."""
+    return next((found for outer in _around(path) if (found := _format(modules[outer])) is not None), None)
+
+
+def _features(modules: Mapping[str, nn.Module], path: str) -> int | None:
+    """Return how many features a stage of a timm model has, as the model lists them."""
+    for outer in _around(path):
+        listed: Any = getattr(modules[outer], "feature_info", None)
+        for entry in listed if isinstance(listed, list) else ():
+            if isinstance(entry, dict) and "num_chs" in entry and join_path(outer, entry.get("module", "")) == path:
+                return int(entry["num_chs"])
     return None

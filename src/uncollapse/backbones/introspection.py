@@ -25,8 +25,8 @@ def argument_names(module: nn.Module) -> Names:
 
 def code_names(module: nn.Module) -> Names:
     """Return all names in the code of a module's forward pass, in the order of their first use."""
-    forward: Callable[..., Any] = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
+    forward: Callable[..., Any] | None = getattr(type(module), "forward", None)  # TorchScript has none
+    code = getattr(inspect.unwrap(forward), "__code__", None) if forward is not None else None
     return code.co_names if code is not None else ()
 
 

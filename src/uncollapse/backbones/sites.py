@@ -28,21 +28,23 @@ class Axes:
     """What the modules at a site say about images there: channels first (b, d, h, w) or last (b, h, w, d).
 
     name: of the module, for errors. widths: the numbers of features of its parts. layout: which all of its parts need
-    that need one; None if they differ. declared: what the model around it says.
+    that need one; None if they differ. declared: what the model around it says. features: their number, if it is known.
     """
 
     name: str
     widths: tuple[int, ...] = ()
     layout: "Layout | None" = None
     declared: "Layout | None" = None
+    features: int | None = None
 
     def decide(self, x: Tensor) -> Layout:
         """Return the layout of an image; ValueError if the modules allow both."""
         ends: dict[Layout, int] = {"channels_first": x.shape[1], "channels_last": x.shape[-1]}
-        fits = [layout for layout, size in ends.items() if any(size == width for width in self.widths)]
+        widths = self.widths if self.features is None else (self.features,)
+        fits = [layout for layout, size in ends.items() if any(size == width for width in widths)]
         if self.layout is not None and (self.layout in fits or not fits):
             return self.layout
-        if self.layout is None and len(fits) == 1:
+        if len(fits) == 1 and (self.layout is None or self.features is not None):
             return fits[0]
         if self.declared is not None:
             return self.declared
