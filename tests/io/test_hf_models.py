@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from typer.testing import Result
 
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.io import load_model
+from uncollapse.io.batches import built_in_sentences
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.io.loading import silence_libraries
 
@@ -147,6 +149,22 @@ def test_missing_weights_are_told(run: Run, folders: Folders, tmp_path: Path) ->
     result = run("diagnose", "part", "--json", "--no-baseline", "--max-batches", 1)
     assert result.exit_code == 0, result.stderr
     assert "4 weights are missing in the files and are random: encoder.layer.1.output" in result.stderr
+
+
+@pytest.mark.parametrize(("strange", "certainty"), [(0, None), (1, "medium"), (4, "low")])
+def test_unknown_tokens_are_a_doubt(run: Run, folders: Folders, tmp_path: Path, strange: int, certainty: Any) -> None:
+    """Of nine words in each text some are unknown: 0, 11 or 44 %."""
+    known = " ".join(built_in_sentences()).replace(".", " ").split()
+    lines = [" ".join([*known[9 * n : 9 * n + 9 - strange], *["qzxv"] * strange]) for n in range(40)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
+    result = run("diagnose", folders["bert"], "--text", "texts.txt", "--json", "--no-baseline")
+    assert result.exit_code == 0, result.stderr
+    verdict = json.loads(result.stdout)["verdict"]
+    doubts = [text for text in verdict["cautions"] if "does not know" in text]
+    assert len(doubts) == (certainty is not None)
+    if certainty is not None:
+        assert f"{strange / 9:.0%}" in doubts[0]
+        assert verdict["certainty"] in (certainty, "low")
 
 
 def test_what_cannot_be_loaded(run: Run, folders: Folders, tmp_path: Path) -> None:

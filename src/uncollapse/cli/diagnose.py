@@ -182,7 +182,7 @@ def _measure(loaded: "LoadedModel", target: "Target", data: "Data", device: "tor
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.run import measure
 
-    labels = Labels(loaded.name, data.words, data.example)
+    labels = Labels(loaded.name, data.words, data.example, data.unknown)
     gather = distributed.launch_size() > 1
     try:
         diagnosis = measure(target, data.batches, device=device, call=data.call, labels=labels, gather=gather)

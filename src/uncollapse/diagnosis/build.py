@@ -27,12 +27,13 @@ class Labels:
     """How a diagnosis is labelled in tables and reports.
 
     model: the name of the model; its class if not given. data: what the model read, in words. example: the tokens of
-    the first sequence as text, for the heat map.
+    the first sequence as text, for the heat map. unknown: the share of tokens that the tokenizer does not know.
     """
 
     model: str | None = None
     data: str = ""
     example: Sequence[str] = ()
+    unknown: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ SINK = 10.0  # a first token at least this many times as long as the others is c
 ROGUE = 0.3  # how far the largest features must raise the cosine to be called rogue
 SAME = 0.999  # mean cosine of pooled sequences from which the input hardly matters
 SMALLEST = 16  # features below which a low rank is hard to distinguish from a full one
+UNKNOWN = 0.05, 0.25  # shares of unknown tokens from which a verdict is less certain, and uncertain
 WIDE = 256  # dimensions from which a smooth spectrum may have a low share
 STILL = 0.6  # log rank over log ceiling from which a low share still means many dimensions
 
@@ -34,6 +35,10 @@ def _certainty(doubt: int) -> Certainty:
 def _doubts(found: Findings) -> Iterator[tuple[int, str]]:
     """Yield the reasons to be less certain, each with its weight."""
     yield from _about_amounts(found)
+    if found.subject.unknown >= UNKNOWN[0]:
+        alike = "they all enter as the same token, so layers look more alike than on text that it knows"
+        weight = 2 if found.subject.unknown >= UNKNOWN[1] else 1
+        yield weight, f"The tokenizer does not know {found.subject.unknown:.0%} of the tokens: {alike}."
     for evidence in _close_calls(found):
         yield 1, f"A close call: {evidence.says} at {evidence.layer} (bound {evidence.bound:.2f})."
     yield from _about_sequences(found)

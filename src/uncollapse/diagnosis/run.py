@@ -383,6 +383,7 @@ def _build(
         modules=target.modules,
         blocks=len(stack.blocks),
         partial=target.partial,
+        unknown=labels.unknown,
         skipped=skipped,
     )
     settings = settings_of(target.config, target.places)

@@ -33,6 +33,7 @@ class Subject:
     modules: the names or patterns of the layers, if the user gave them. blocks: how many the model has, 0 without a
     model. partial: whether only some of them were measured. outputs: for a graph network whose last layer gives outputs
     rather than features, the name of that layer. skipped: how many batches were empty or only padding.
+    unknown: the share of tokens that the tokenizer does not know.
     """
 
     family: str
@@ -46,6 +47,7 @@ class Subject:
     partial: bool = False
     outputs: str = ""
     skipped: int = 0
+    unknown: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,6 @@ def token_batches(
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
         encoded = tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
-        if start == 0:
-            _check_known(encoded["input_ids"], tokenizer)
         if decoder:
             encoded["decoder_input_ids"] = encoded["input_ids"]
             encoded["decoder_attention_mask"] = encoded["attention_mask"]
@@ -85,22 +83,29 @@ def example_tokens(text: str, tokenizer: Any, max_length: int) -> tuple[str, ...
     return tuple(tokenizer.decode([number]) for number in ids)
 
 
-def _check_known(ids: Any, tokenizer: Any) -> None:
-    """Raise if most tokens are unknown: they are all alike, which would look like collapse."""
+def unknown_share(texts: list[str], tokenizer: Any, max_length: int) -> float:
+    """Return the share of unknown tokens in up to 256 texts. UsageError if it is above one half.
+
+    Unknown tokens are all alike, which looks like collapse.
+    """
     special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-    real = [number for number in ids.flatten().tolist() if number not in special]
+    ids = tokenizer(texts[:: -(-len(texts) // 256)], truncation=True, max_length=max_length)["input_ids"]
+    real = [number for row in ids for number in row if number not in special]
     if not real:
         raise UsageError(
             "The tokenizer finds no tokens in the text: the folder of the model probably has no tokenizer. Save it "
             "there too, or pass --batches module:function."
         )
+    if tokenizer.unk_token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+        return 0.0
     unknown = sum(number == tokenizer.unk_token_id for number in real)
-    if tokenizer.unk_token_id not in (tokenizer.eos_token_id, tokenizer.pad_token_id) and 2 * unknown > len(real):
+    if 2 * unknown > len(real):
         raise UsageError(
-            f"The tokenizer does not know {unknown} of the first {len(real)} tokens. If the folder of the model has no "
+            f"The tokenizer does not know {unknown} of {len(real)} tokens. If the folder of the model has no "
             "tokenizer, save it there too; otherwise pass text of the kind that the model reads with --text, or pass "
             "--batches module:function if the model has another tokenizer."
         )
+    return unknown / len(real)
 
 
 Kind = Literal["text", "images", "graph"]
@@ -149,7 +154,8 @@ class Data:
     """Batches for a model. words: a description. total: how many there are; None if unknown.
 
     built_in: whether they came with the package. example: the tokens of the first text. call: runs the model on a
-    batch. unreadable: files that were skipped, filled while the batches are read.
+    batch. unknown: the share of tokens that the tokenizer does not know. unreadable: files that were skipped, filled
+    while the batches are read.
     """
 
     batches: Iterable[Any]
@@ -158,6 +164,7 @@ class Data:
     built_in: bool = False
     example: tuple[str, ...] = ()
     call: forward.Call = forward.run
+    unknown: float = 0.0
     unreadable: list[Path] = field(default_factory=list)
 
 
@@ -217,6 +224,7 @@ def _text(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
         _count(len(texts), request),
         built_in=not request.text,
         example=example_tokens(texts[0], tokenizer, length),
+        unknown=unknown_share(texts, tokenizer, length),
         call=_call(loaded.model, stack),
     )
 
