@@ -182,7 +182,9 @@ def calibration_layers() -> str:
     rows = []
     for record in (json.loads(path.read_text()) for path in folder):
         config = record["config"]
-        name = f"{config['model'].split('/')[0].removeprefix('package:')}{', random' if config['random'] else ''}"
+        own = config["model"].startswith("package:")
+        model = config["model"].removeprefix("package:").split("/")[0 if own else -1]
+        name = f"{model}{', random' if config['random'] else ''}"
         for layer in record["layers"]:
             scores, gain = layer["scores"], layer["gain"]
             interval = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}"
