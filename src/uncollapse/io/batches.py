@@ -98,7 +98,7 @@ def unknown_share(texts: list[str], tokenizer: Any, max_length: int) -> float:
         )
     if tokenizer.unk_token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
         return 0.0
-    unknown = sum(number == tokenizer.unk_token_id for number in real)
+    unknown: int = sum(number == tokenizer.unk_token_id for number in real)
     if 2 * unknown > len(real):
         raise UsageError(
             f"The tokenizer does not know {unknown} of {len(real)} tokens. If the folder of the model has no "
