@@ -90,7 +90,7 @@ def test_nothing_of_it_needs_torch(answers: dict[str, list[str]]) -> None:
         ("recipes", list(RECIPES)),
         ("some recipes", ["vit-digits", "vit"]),
         ("recipes to sweep", ["gcn-depth", "glue"]),
-        ("recipes to lay out", ["circle", "contrast"]),
+        ("recipes to lay out", ["circle", "contrast", "calibration"]),
         ("lists", ["metrics", "cures", "losses", "backbones", "recipes", "measures"]),
         ("flags", ["--random-weights"]),
         ("places", ["attention.residual"]),
