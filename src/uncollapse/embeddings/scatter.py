@@ -1,14 +1,10 @@
 """Gather what a transform of embeddings is fitted from: mean, covariance and Ledoit–Wolf shrinkage, in one pass."""
 
-from collections.abc import Mapping
-from typing import Self
-
-import torch
 from torch import Tensor
 
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.diagnosis.stats.moments import Moments
-from uncollapse.diagnosis.stats.streaming import check_keys, chunks, flat_rows, named_state, nested_state, read_tensor
+from uncollapse.diagnosis.stats.streaming import check_entries, chunks, flat_rows
 
 LARGEST = 1e70  # largest entry whose fourth powers can be summed without overflow
 EXTRA = ("fourth", "weighted")
@@ -40,9 +36,11 @@ class Scatter:
         return self.moments.count
 
     def update(self, x: Tensor) -> None:
-        """Add rows (..., d). NaN, infinite and huge entries raise an error, and nothing is added."""
+        """Add rows (..., d). NaN, infinite and huge entries (beyond 1e70) raise an error, and nothing is added."""
+        flat = flat_rows(x, None, self.dim)
+        check_entries(flat, LARGEST)
         self.moments.update(x)
-        for rows in chunks(flat_rows(x, None, self.dim)):
+        for rows in chunks(flat):
             each = rows.double()
             squares = each.square().sum(-1)
             self._sums["fourth"].add(squares.square().sum()[None])
@@ -77,19 +75,3 @@ class Scatter:
         along = float(mean @ moments.gram @ mean)  # Σ (x·m)²
         fourth, weighted = float(self._sums["fourth"].value[0]), float(self._sums["weighted"].value @ mean)
         return fourth - 4 * weighted + 4 * along + 2 * c * squares - 3 * self.count * c**2
-
-    def state(self) -> dict[str, Tensor | int]:
-        """Return a copy of everything, for storage."""
-        sums: dict[str, Tensor | int] = {name: total.parts.clone() for name, total in self._sums.items()}
-        return named_state({"moments": self.moments.state(), "sums": sums})
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor | int]) -> Self:
-        """Return what `state()` described. ValueError if it is invalid."""
-        moments, sums = Moments.from_state(nested_state(state, "moments")), nested_state(state, "sums")
-        check_keys(sums, EXTRA)
-        scatter = cls(moments.dim)
-        scatter.moments = moments
-        for name, size in (("fourth", 1), ("weighted", moments.dim)):
-            scatter._sums[name] = CompensatedSum(read_tensor(sums, name, torch.float64, (None, size)).clone())
-        return scatter

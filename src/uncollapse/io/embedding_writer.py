@@ -13,9 +13,10 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError
 from uncollapse.io import files
+from uncollapse.io.embedding_files import SAFETENSORS
 from uncollapse.io.embedding_rows import Rows
 
-SAFETENSORS = {"float16": "F16", "float32": "F32", "float64": "F64"}
+TYPES = {name: short for short, name in SAFETENSORS.items()}
 Change = Callable[[Tensor], Tensor]
 
 
@@ -64,7 +65,7 @@ def _npz(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
 
 def _safetensors(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
     size = source.count * dim * numpy.dtype(source.dtype).itemsize
-    entry = {"dtype": SAFETENSORS[source.dtype], "shape": [source.count, dim], "data_offsets": [0, size]}
+    entry = {"dtype": TYPES[source.dtype], "shape": [source.count, dim], "data_offsets": [0, size]}
     header = json.dumps({source.key: entry}).encode()
     header += b" " * (-len(header) % 8)
     file.write(struct.pack("<Q", len(header)) + header)

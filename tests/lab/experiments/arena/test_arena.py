@@ -137,6 +137,16 @@ def test_bytes_that_follow() -> None:
     assert found["_bits_per_byte"] == pytest.approx(sum(bits[goal] for goal in goals) / len(goals))
 
 
+def test_changed_data_is_noticed_in_every_task_that_reads_files(root: Path) -> None:
+    assert RECIPE.fingerprint is not None
+    config, runtime = Config(task="decoder", depth=2), Runtime(data_root=root)
+    before = RECIPE.fingerprint(config, runtime)
+    (root / "wikitext2" / "test.txt").write_bytes(b"hgfedcba" * 200)
+    assert None is not before != RECIPE.fingerprint(config, runtime)
+    assert RECIPE.fingerprint(Config(task="vit-digits", depth=2), runtime) is None
+    assert RECIPE.fingerprint(Config(), runtime) is None
+
+
 def test_a_decoder_learns_a_text_and_needs_its_files(root: Path, tmp_path: Path) -> None:
     config = Config(task="decoder", depth=2, longer=30.0, lr=3e-3)
     assert run(config, Runtime(data_root=root))["figures"]["test"] > 0.9

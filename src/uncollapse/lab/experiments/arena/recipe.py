@@ -8,6 +8,7 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.arena.config import Config, find_contestant, row_of
 from uncollapse.lab.experiments.arena.training import NAME, build_problem, run
+from uncollapse.lab.experiments.gcn.config import BUILT_IN
 from uncollapse.lab.recipe import Recipe
 from uncollapse.registry import CURES
 
@@ -31,7 +32,8 @@ def cost(config: Config) -> float:
 
 def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
     """Return the fingerprint of data in a named folder; None for data that does not change."""
-    if runtime.data_root is None or config.task == "vit-digits" or config.data in ("csbm", "karate"):
+    built_in = config.task == "vit-digits" or (config.task == "gcn" and config.data in BUILT_IN)
+    if runtime.data_root is None or built_in:
         return None
     return str(build_problem(config, runtime).data["fingerprint"])
 
