@@ -44,7 +44,7 @@ def build_gcn(config: Config, settings: Mapping[str, Any], cure: Cure, runtime: 
         lr=config.lr,
         epochs=scaled_epochs(config, 200),
         select="accuracy",
-        patience=100,
+        patience=scaled_epochs(config, 100),  # else more epochs would end where the usual ones do
         seed=config.seed,
         **{"norm": "none", **settings},
     )
