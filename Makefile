@@ -38,12 +38,13 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks --only streaming --out results/benchmarks_streaming.json
 
 docs: $(DOCS_STAMP)
-	$(BIN)/python docs/links.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m website.links
+	$(BIN)/python -m website.render build/pages
+	$(BIN)/sphinx-build -W --keep-going -q -c website -d build/doctrees build/pages build/site
 
 figures: $(STAMP)
-	$(BIN)/python docs/figures.py
-	$(BIN)/python docs/printed.py
+	$(BIN)/python -m website.figures
+	$(BIN)/python -m website.printed
 
 notebooks: $(STAMP)
 	@$(PIP_INSTALL) -e '.[notebooks]'

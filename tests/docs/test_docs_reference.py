@@ -1,54 +1,46 @@
 """Every public name is in the reference, and its pictures and measured tables are drawn from what was measured."""
 
-import importlib
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from website import render
+from website.pages import comparisons
+from website.pages import concepts as concepts_page
 
 import uncollapse as uc
 from uncollapse.report import canvas
 
 ROOT = Path(__file__).parents[2]
-DIRECTIVE = re.compile(r"^::: ([\w.]+)\n(?:    options:\n      members: \[([^\]]*)\])?", flags=re.M)
 
 
-def referenced() -> dict[str, set[str] | None]:
-    """Module -> the names of it that are shown; None where all are."""
-    found: dict[str, set[str] | None] = {}
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        for module, members in DIRECTIVE.findall(page.read_text(encoding="utf-8")):
-            names = set(re.split(r",\s*", members)) if members else None
-            known = found.get(module, set())
-            found[module] = None if names is None or known is None else known | names
-    return found
+def referenced() -> set[str]:
+    """Names below `uncollapse` whose docstrings are on some page."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    return {name for names in render.API.findall(text) for name in re.split(r"[\s,]+", names)}
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    shown, missing = referenced(), []
-    for name in (name for name in uc.__all__ if not name.isupper() and not name.startswith("__")):
-        thing = getattr(uc, name)
-        if not isinstance(thing, ModuleType):
-            members = shown.get(thing.__module__, set())
-            missing += [] if members is None or name in members else [f"{thing.__module__}.{name}"]
-    assert missing == [], "give each a place: ::: module on a page"
+    named = (name for name in uc.__all__ if not name.isupper() and not name.startswith("__"))
+    public = {name for name in named if not isinstance(getattr(uc, name), ModuleType)}
+    assert public - referenced() == set(), "give each a place: <!-- api: NAME --> on a page"
 
 
-def test_modules_of_the_reference_have_what_is_shown() -> None:
-    for module, members in referenced().items():
-        imported = importlib.import_module(module)
-        assert [name for name in members or () if not hasattr(imported, name)] == []
+def test_names_of_the_reference_become_directives() -> None:
+    assert all("autofunction" in (d := render.directive(name)) or "autoclass" in d for name in referenced())
+    assert render.fill("<!-- api: mean_cosine,\nContraNorm -->", "a.md").split("\n\n") == [
+        "```{eval-rst}\n.. autofunction:: uncollapse.mean_cosine\n```",
+        "```{eval-rst}\n.. autoclass:: uncollapse.ContraNorm\n   :members:\n```",
+    ]
+    with pytest.raises(AttributeError, match="nothing"):
+        render.fill("<!-- api: nothing -->", "a.md")
 
 
 @pytest.fixture
 def concepts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    monkeypatch.delitem(sys.modules, "concepts", raising=False)
-    module = importlib.import_module("concepts")
-    monkeypatch.setattr(module, "IMAGES", tmp_path)
-    return module
+    monkeypatch.setattr(concepts_page, "IMAGES", tmp_path)
+    return concepts_page
 
 
 def test_pictures_of_concepts_have_the_colours_of_light_and_dark_pages(concepts: ModuleType) -> None:
@@ -75,8 +67,7 @@ def test_what_the_page_of_concepts_says_was_measured(concepts: ModuleType) -> No
     assert verdicts[3] == "none"
 
 
-def test_peers_and_losses_are_those_of_the_benchmarks(concepts: ModuleType) -> None:
-    comparisons = importlib.import_module("comparisons")
+def test_peers_and_losses_are_those_of_the_benchmarks() -> None:
     _, rows = comparisons.peers()
     assert any("lightly" in row[0] for row in rows)
     lost = comparisons.lost()[1]

@@ -1,6 +1,5 @@
 """The page of the hypersphere shows what was run, and says what was not."""
 
-import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from website.pages import hypersphere
 
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import recipe as contrast
@@ -19,11 +19,9 @@ JUDGES = [table.metric for table in contrast.RECIPE.tables.values()]
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.syspath_prepend(str(DOCS))
-    module = importlib.import_module("hyperspheres")
-    monkeypatch.setattr(module, "IMAGES", tmp_path)
-    show(monkeypatch, module)
-    return module
+    monkeypatch.setattr(hypersphere, "IMAGES", tmp_path)
+    show(monkeypatch, hypersphere)
+    return hypersphere
 
 
 def show(monkeypatch: pytest.MonkeyPatch, page: ModuleType, **records: list[dict[str, Any]]) -> None:

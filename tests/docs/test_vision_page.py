@@ -1,6 +1,5 @@
 """The page of vision shows what was run, with how sure it is, and says what was not."""
 
-import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,21 +7,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from website.pages import vision, vision_plots
 
 from uncollapse.lab.experiments.vit.recipe import DIVERSE, NAME, RECIPE, Config, name_of
 
-DOCS = Path(__file__).parents[2] / "docs"
 NOT_RUN = "not run yet"
 
 
 @pytest.fixture
 def visions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.syspath_prepend(str(DOCS))
-    module = importlib.import_module("visions")
-    monkeypatch.setattr(module, "IMAGES", tmp_path)
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
-    show(monkeypatch, module)
-    return module
+    monkeypatch.setattr(vision, "IMAGES", tmp_path)
+    monkeypatch.setattr(vision, "RESULTS", tmp_path)
+    show(monkeypatch, vision)
+    return vision
 
 
 def show(monkeypatch: pytest.MonkeyPatch, visions: ModuleType, *records: dict[str, Any]) -> None:
@@ -95,10 +92,9 @@ def test_what_goes_on_from_a_kept_model_stands_beside_it(visions: ModuleType, mo
 
 def test_pictures(visions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    draw = importlib.import_module("vision_pictures").draw
-    assert list(draw()) == []
+    assert list(vision_plots.draw()) == []
     show(monkeypatch, visions, made(0.5), made(0.5, seed=1), made(None, cure="contra_norm"), made(0.5, 12))
-    names = [path.name for path in draw()]
+    names = [path.name for path in vision_plots.draw()]
     assert names == ["vision_layers_24.svg", "vision_spectrum_24.svg", "vision_layers_12.svg"]
     assert "images/vision_layers_24.svg" in visions.picture("layers_24", "")
     assert visions.picture("layers_tiny", "") == "Not run yet."

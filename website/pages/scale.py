@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from boards import RESULTS, Row  # the module beside this one
+from website.pages.boards import RESULTS, Row
 
 FLOAT, DOUBLE = 4, 8  # bytes
 GPU, LINK = 100e12, 25e9  # assumed: FLOP/s of a GPU that a training reaches, bytes/s between GPUs in each direction

@@ -1,6 +1,6 @@
 """Tables and pictures of the page of deep graph networks, from results/gcn-depth/.
 
-`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
 """
 
 import dataclasses
@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import boards  # the module beside this one
 import numpy as np
-from boards import IMAGES, NOT_RUN, Row
 
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.recipe import RECIPES
@@ -21,6 +19,8 @@ from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of, metric_of
 from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
+from website.pages import boards
+from website.pages.boards import IMAGES, NOT_RUN, Row
 
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.tables["table3"]

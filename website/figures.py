@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-import hyperspheres
-import texts
-import vision_pictures
-
-import concepts
-import graphs  # the modules beside this one
 from uncollapse import Diagnosis, report
+from website.pages import concepts, graphs, hypersphere, text, vision_plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "results" / "real_models", ROOT / "docs" / "images"
@@ -33,7 +28,7 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
-    for path in (*concepts.draw(), *graphs.draw(), *texts.draw(), *vision_pictures.draw(), *hyperspheres.draw()):
+    for path in (*concepts.draw(), *graphs.draw(), *text.draw(), *vision_plots.draw(), *hypersphere.draw()):
         print(path.relative_to(ROOT))
 
 

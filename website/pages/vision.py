@@ -1,6 +1,6 @@
 """Tables and pictures of the page of vision, from results/vit/ and results/benchmarks_vision.json.
 
-`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
 """
 
 import json
@@ -12,9 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import boards  # the module beside this one
-from boards import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
-
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.experiments.vit.recipe import DIVERSE, variant
 from uncollapse.lab.experiments.vit.start_weights import PUBLISHED, SCRATCH
@@ -23,6 +20,8 @@ from uncollapse.lab.tables.contrasts import compare_rows
 from uncollapse.lab.tables.markdown import cell_notes, contrast_table, format_published, format_result, group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of
+from website.pages import boards
+from website.pages.boards import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
 
 RECIPE = RECIPES["vit"]
 ACCURACY = RECIPE.tables["accuracy"]

@@ -1,6 +1,6 @@
 """Tables and pictures of the page of text, from results/glue/, results/bert-depth/ and results/text/.
 
-`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
 """
 
 import json
@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import boards  # the module beside this one
-from boards import IMAGES, NOT_RUN, RESULTS, Row
-
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.lab.experiments.glue.config import MINILM
 from uncollapse.lab.experiments.glue.recipe import variant
@@ -20,6 +17,8 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, field_of
 from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure
+from website.pages import boards
+from website.pages.boards import IMAGES, NOT_RUN, RESULTS, Row
 
 DEPTH = RECIPES["bert-depth"].tables["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")

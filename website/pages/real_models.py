@@ -1,4 +1,4 @@
-"""Tables of the page of real models, from results/real_models/. `docs/tables.py` puts them in place."""
+"""Tables of the page of real models, from results/real_models/. `website/tables.py` puts them in place."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 from uncollapse.diagnosis.result import Diagnosis, Layer
 
-RESULTS = Path(__file__).parents[1] / "results" / "real_models"
+RESULTS = Path(__file__).parents[2] / "results" / "real_models"
 
 # ContraNorm, arXiv 2303.06562, read off the figures: about ±0.05 for similarities
 PAPER_FEATURES = (0.347, 0.423, 0.472, 0.461, 0.476, 0.481, 0.482, 0.458, 0.464, 0.457, 0.523, 0.621)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import visions  # the module beside this one
 
 from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from website.pages import vision
 
 BY_LAYER = {
     "mean_cosine": "a. Similarity of patches",
@@ -20,11 +20,11 @@ MARKED = 0.9  # share of the sum of singular values, where the picture has dots
 
 def draw() -> Iterator[Path]:
     """Draw all pictures that the results allow."""
-    for name, (data, depth) in visions.PLACES.items():
-        found = visions.grouped(data, depth)
+    for name, (data, depth) in vision.PLACES.items():
+        found = vision.grouped(data, depth)
         for kind, drawn in (("layers", _draw_layers), ("spectrum", _draw_spectra)):
-            if found and f"{kind}_{name}" in visions.PICTURES:
-                yield drawn(f"{visions.ACCURACY.name(data)}, {depth} blocks", found, visions.image(f"{kind}_{name}"))
+            if found and f"{kind}_{name}" in vision.PICTURES:
+                yield drawn(f"{vision.ACCURACY.name(data)}, {depth} blocks", found, vision.image(f"{kind}_{name}"))
 
 
 def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path:
@@ -56,7 +56,7 @@ def _draw_spectra(where: str, found: dict[str, list[Record]], path: Path) -> Pat
     figure, (values, sums) = new_figure(f"{where}: singular values of the patches after the last block", (14.0, 4.2), 2)
     for number, (way, of) in enumerate(found.items()):
         line = np.array([r["spectrum"] for r in of]).mean(0)
-        line, held = line / line.sum(), visions.held(line.tolist(), MARKED)
+        line, held = line / line.sum(), vision.held(line.tolist(), MARKED)
         dimensions = np.arange(1, len(line) + 1)
         values.plot(dimensions, 100 * line, label=f"{_told(way, len(of))}: {held} dimensions", **_look(number))
         sums.plot(dimensions, 100 * line.cumsum(), **_look(number))
@@ -80,7 +80,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 def _told(way: str, seeds: int) -> str:
-    return f"{visions.ACCURACY.name(way)} ({seeds} seed{'s' if seeds > 1 else ''})"
+    return f"{vision.ACCURACY.name(way)} ({seeds} seed{'s' if seeds > 1 else ''})"
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Tables and pictures of the page of the hypersphere, from results/.
 
-`docs/tables.py` puts the tables in place, and pictures if `docs/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
 """
 
 import json
@@ -10,10 +10,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import boards  # the modules beside this one
-import hypersphere_limits
-from boards import IMAGES, NOT_RUN, TOGETHER, Row
 
 from uncollapse.lab.experiments.contrastive.circle import LEARNED
 from uncollapse.lab.experiments.contrastive.encoder_plots import circle_figure, objective_kind, scatter_figure
@@ -27,6 +23,8 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
+from website.pages import boards, hypersphere_limits
+from website.pages.boards import IMAGES, NOT_RUN, TOGETHER, Row
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
 PROBES = {table.metric: table.title.removeprefix("Test accuracy, ") for table in CONTRAST.tables.values()}

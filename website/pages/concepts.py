@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from boards import IMAGES, RESULTS, Row  # the module beside this one
 
 from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from website.pages.boards import IMAGES, RESULTS, Row
 
 RESULT, PROPOSITIONS = RESULTS / "concepts.json", RESULTS / "propositions.json"
 LAYERS = {"mean_cosine": "a. Mean cosine of two tokens", "effective_rank": "b. Effective rank of the tokens"}

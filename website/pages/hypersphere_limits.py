@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boards  # the module beside this one
 import numpy as np
-from boards import IMAGES
 from matplotlib.ticker import NullLocator
 
 from uncollapse.lab.config.fields import build
@@ -16,6 +14,8 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from website.pages import boards
+from website.pages.boards import IMAGES
 
 SETS = {
     "uniform": "random",

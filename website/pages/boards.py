@@ -12,7 +12,7 @@ from uncollapse.lab.tables.markdown import to_markdown
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import Record
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
 NOT_RUN = "Not run yet."
 TOGETHER = re.compile(r"(?<=\d) (?=[±(])|(?<=±) |(?<=paper) (?=\d)")  # where a line must not be broken

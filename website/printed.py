@@ -1,10 +1,10 @@
-"""What the Python code of a page prints, shown below it: run once, kept in results/printed.json, filled in by a hook.
+"""What the Python code of a page prints, shown below it: run once, stored in results/printed.json.
 
 A comment `<!-- printed -->` on a page stands for what the block of code above it printed. The blocks of a page are run
 in their order and share their names, as a reader would run them. To run them again after a change:
 
-    python docs/printed.py            # all pages
-    python docs/printed.py timm.md    # one
+    python -m website.printed            # all pages
+    python -m website.printed timm.md    # one
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 RESULT = DOCS.parent / "results" / "printed.json"
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n<!-- (printed) -->)?", flags=re.M | re.S)
 MARK = "<!-- printed -->"
@@ -49,13 +49,13 @@ def fill(markdown: str, page: str) -> str:
         return markdown
     kept = json.loads(RESULT.read_text(encoding="utf-8"))["pages"].get(page, {"source": [], "printed": []})
     if kept["source"] != blocks(markdown):
-        raise ValueError(f"The code of {page} was changed since it was run: python docs/printed.py {page}")
+        raise ValueError(f"The code of {page} was changed since it was run: python -m website.printed {page}")
     told = iter(kept["printed"])
 
     def shown(found: re.Match[str]) -> str:
         printed = next(told)
         kind = "table" if "──" in printed else "prose"  # a table is scrolled, a long sentence is broken
-        block = f"```{{.text .printed .{kind}}}\n{printed.rstrip()}\n```"
+        block = f"{{.printed .{kind}}}\n```text\n{printed.rstrip()}\n```"
         return found[0].replace(MARK, block) if found[2] else found[0]
 
     return CODE.sub(shown, markdown)
@@ -76,7 +76,7 @@ def main(names: list[str]) -> None:
         print(f"{name}: {len(source)} blocks")
     kept = {name: kept[name] for name in sorted(kept) if MARK in pages.get(name, "")}
     versions = {name: metadata.version(name) for name in LIBRARIES}
-    record = {"command": "python docs/printed.py", "versions": versions, "seed": 0, "pages": kept}
+    record = {"command": "python -m website.printed", "versions": versions, "seed": 0, "pages": kept}
     files.write(RESULT, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 

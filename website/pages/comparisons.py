@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from boards import RESULTS, Row  # the module beside this one
+from website.pages.boards import RESULTS, Row
 
 LIBRARIES = ("lightly", "pytorch-metric-learning", "the authors' pdist", "a cross entropy")
 DENSE, OURS = "the published dense form", "ContraNorm in every block"

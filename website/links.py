@@ -1,12 +1,11 @@
 """Check the links of the README and of all pages without a network; list those that lead out.
 
-python docs/links.py               # ends with 1 and names what leads nowhere
-python docs/links.py --external    # the addresses on the web, which are not fetched, with their pages
+python -m website.links               # ends with 1 and names what leads nowhere
+python -m website.links --external    # the addresses on the web, which are not fetched, with their pages
 """
 
 import re
 import sys
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,21 +32,18 @@ def anchors(page: Path) -> set[str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as mkdocs makes it."""
-    words = LINK.sub("", heading).replace("`", "").replace("[", "")
-    plain = unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode()
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+    """The anchor of a heading, as MyST and GitHub make it."""
+    words = LINK.sub("", heading).replace("[", "").strip().lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
 
 
 def broken(page: Path) -> Iterator[str]:
-    """The links of a page whose file or anchor is not there. The site has the texts at the root under small letters."""
+    """The links of a page whose file or anchor is not there."""
     for link in links(page):
         target, _, anchor = link.partition("#")
         if "://" in link or link.startswith("mailto:"):
             continue
         file = page.parent / target if target else page
-        if not file.exists() and page.parent.name == "docs":
-            file = ROOT / f"{Path(target).stem.upper()}.md"
         if not file.exists() or (anchor and anchor not in anchors(file)):
             yield link
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import uncollapse as uc
 
-RESULT = Path(__file__).parents[1] / "results" / "text" / "sts_embeddings.json"
+RESULT = Path(__file__).parents[2] / "results" / "text" / "sts_embeddings.json"
 DIMENSIONS = (2, 8, 16, 32, 64, 128, 256, 384, 768, 1024, 1536, 4096)
 SHARPNESSES = (1.0, 2.0, 3.0)
 COUNTS = (100, 1_000, 10_000, 100_000)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results" / "tune"
+RESULTS = Path(__file__).parents[2] / "results" / "tune"
 TITLES = {
     "gcn-depth": "Cora, 16 layers",
     "glue": "SST-2, 1,500 sentences, MiniLM",

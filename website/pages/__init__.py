@@ -1,0 +1,1 @@
+"""Tables and plots of single pages, one module per page, from results/."""

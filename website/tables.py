@@ -1,0 +1,183 @@
+"""Tables of the documentation by name, from the registries and from results/.
+
+A comment `<!-- table: NAME -->` on a page stands for the table called NAME; `website/render.py` puts it there.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from uncollapse.lab.experiments.calibration.analysis import Case, cases, hit_rates
+from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
+from website import reference
+from website.pages import (
+    comparisons,
+    concepts,
+    embeddings,
+    graphs,
+    hypersphere,
+    real_models,
+    scale,
+    text,
+    tuning,
+    vision,
+)
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def mending() -> str:
+    """The deep vision transformer as it is and with ContraNorm attached; nothing if it was not run."""
+    file = RESULTS / "mend_vit.json"
+    if not file.exists():
+        return ""
+    runs = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (
+            name,
+            f"{run['effective_rank']:.2f}",
+            f"{run['mean_cosine']:.2f}",
+            f"{run['figures']['test']:.1%}",
+            f"{run['seconds']:.0f} s",
+            run["verdict"],
+        )
+        for name, run in runs.items()
+    )
+    head = ("", "effective rank after the last block", "mean cosine there", "test accuracy", "training", "verdict")
+    return f"{reference.table(head, rows)}\n\nBy `python examples/mend_vit.py --out results/mend_vit.json`."
+
+
+def calibration_rates() -> str:
+    """How often each rule was right about acting on embeddings; nothing before the recipe has run."""
+    found = _calibration_cases()
+    if not found:
+        return "*Not run yet.*"
+    rows = []
+    for use, tasks in (("cosine", PAIRS), ("linear probe", PROBES)):
+        for name, rate in hit_rates([case for case in found if case.task in tasks]).items():
+            low, high = rate.interval
+            share = f"{rate.right} of {rate.cases} ({100 * low:.0f}–{100 * high:.0f} %)"
+            rows.append((use, name, share, str(rate.alarms), str(rate.misses)))
+    unclear = sum(case.helps is None for case in found)
+    head = (
+        "used by",
+        "rule",
+        "right, with Wilson's 95 % interval",
+        "acted where it hurt",
+        "left what would have helped",
+    )
+    note = f"{len(found)} cases, of which {unclear} show no clear difference and count for no rule."
+    return f"{reference.table(head, rows)}\n\n{note}"
+
+
+def calibration_layers() -> str:
+    """Scores of each layer of the encoders on STS-B: as they are, with all-but-the-top, and what auto did."""
+    folder = sorted((RESULTS / "calibration").glob("*-stsb--*.json"))
+    rows = []
+    for record in (json.loads(path.read_text()) for path in folder):
+        config = record["config"]
+        own = config["model"].startswith("package:")
+        model = config["model"].removeprefix("package:").split("/")[0 if own else -1]
+        name = f"{model}{', random' if config['random'] else ''}"
+        for layer in record["layers"]:
+            scores, gain = layer["scores"], layer["gain"]
+            interval = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}"
+            numbers = (f"{100 * scores[key]:.1f}" for key in ("none", "all_but_the_top"))
+            geometry = f"{layer['geometry']['mean_cosine']:.2f}"
+            rows.append(
+                (f"{name}, {config['pooling']}", str(layer["layer"]), geometry, *numbers, interval, layer["auto"])
+            )
+    head = ("encoder", "layer", "mean cosine", "as it is", "top removed", "gain, 95 % interval", "auto chose")
+    return reference.table(head, rows) if rows else "*Not run yet.*"
+
+
+def _calibration_cases() -> list[Case]:
+    paths = sorted((RESULTS / "calibration").glob("*.json"))
+    return cases(json.loads(path.read_text()) for path in paths)
+
+
+def benchmarks(name: str) -> str:
+    """The targets of a file of benchmarks next to what was measured."""
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        return graphs.NOT_RUN
+    result = json.loads(file.read_text(encoding="utf-8"))
+    said = {True: "yes", False: "no", None: "no target"}
+    rows = (
+        (t["name"], t["target"], f"{t['measured']:.3g} {t['unit']}", said[t["reached"]], t["detail"])
+        for t in result["targets"]
+    )
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    table = reference.table(("what", "target", "measured", "reached", "detail"), rows)
+    machine = f"{result['processor']}, {result['config']['threads']} threads"
+    return f"{table}\n\nMeasured on {result['date']} with {versions}, on {machine}, by `make bench`."
+
+
+def diverse_patch() -> str:
+    """What became of the four ways of examples/diverse_patch.py; nothing before it has run."""
+    file = RESULTS / "diverse_patch.json"
+    if not file.exists():
+        return ""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (
+            run["way"],
+            f"{100 * run['test_accuracy']:.1f} %",
+            f"{run['mean_cosine']:.2f}",
+            f"{run['effective_rank']:.1f}",
+            f"{run['cpu_seconds']:.0f} s",
+        )
+        for run in result["runs"]
+    )
+    head = ("way", "test accuracy", "cosine, last block", "effective rank, last block", "CPU time of training")
+    vit, versions = result["config"]["vit"], result["versions"]
+    return (
+        f"{reference.table(head, rows)}\n\n{vit['depth']} blocks, {vit['epochs']} epochs, seed {result['seed']}; "
+        f"{result['date'][:10]}, torch {versions['torch']}, timm {versions['timm']}."
+    )
+
+
+def _of(parts: dict[str, Callable[[], Any]], name: str) -> Callable[[], str]:
+    def filled() -> str:
+        head, rows = parts[name]()
+        return reference.table(head, rows) if rows else graphs.NOT_RUN
+
+    return filled
+
+
+BENCHMARKS = {  # table -> file in results/
+    "benchmarks": "benchmarks",
+    "overhead": "benchmarks_diagnose",
+    "attaching": "benchmarks_attach",
+    "graph_costs": "benchmarks_graphs",
+    "text_costs": "benchmarks_text",
+    "vision_costs": "benchmarks_vision",
+    "hypersphere_speed": "benchmarks_hypersphere",
+    "gathering": "benchmarks_gather",
+    "streaming": "benchmarks_streaming",
+}
+TABLES: dict[str, Callable[[], str]] = {
+    **{name: partial(benchmarks, file) for name, file in BENCHMARKS.items()},
+    "mending": mending,
+    "diverse_patch": diverse_patch,
+    **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
+    **{name: _of(concepts.PARTS, name) for name in concepts.PARTS},
+    **{name: _of(comparisons.PARTS, name) for name in comparisons.PARTS},
+    **{name: _of(embeddings.PARTS, name) for name in embeddings.PARTS},
+    **{name: _of(graphs.PARTS, name) for name in graphs.PARTS},
+    **{name: _of(scale.PARTS, name) for name in scale.PARTS},
+    **{name: _of(text.PARTS, name) for name in text.PARTS},
+    **{name: _of(vision.PARTS, name) for name in vision.PARTS},
+    **{name: _of(tuning.PARTS, name) for name in tuning.PARTS},
+    **{name: _of(hypersphere.PARTS_OF_PAGE, name) for name in hypersphere.PARTS_OF_PAGE},
+    **graphs.TEXTS,
+    **text.TEXTS,
+    **vision.TEXTS,
+    **tuning.TEXTS,
+    **hypersphere.TEXTS,
+    "calibration_rates": calibration_rates,
+    "calibration_layers": calibration_layers,
+    **reference.TEXTS,
+}
