@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the same names as in _PUBLIC, for editors and type checkers
     from uncollapse.embeddings.transform import EmbeddingTransform as EmbeddingTransform
     from uncollapse.losses import *  # noqa: F403
     from uncollapse.metrics import *  # noqa: F403
+    from uncollapse.monitoring.geometry_evaluator import GeometryEvaluator as GeometryEvaluator
     from uncollapse.monitoring.monitor import CollapseWarning as CollapseWarning
     from uncollapse.monitoring.monitor import Monitor as Monitor
     from uncollapse.monitoring.monitor import Rule as Rule
@@ -66,14 +67,15 @@ _PUBLIC = {
     "uncollapse.diagnosis.stats.moments": "Moments",
     "uncollapse.diagnosis.stats.reservoir": "Reservoir",
     "uncollapse.embeddings.transform": "EmbeddingTransform",
-    "uncollapse.losses": "PatchMix align_loss contra_uniform_loss covariance_loss cutmix_patches dispersion_loss "
-    "global_orthogonal_loss gram_anchor_loss info_nce koleo_loss patch_contrastive_loss "
+    "uncollapse.losses": "PatchMix SentenceLoss align_loss contra_uniform_loss covariance_loss cutmix_patches "
+    "dispersion_loss global_orthogonal_loss gram_anchor_loss info_nce koleo_loss patch_contrastive_loss "
     "patch_cosine_loss patch_mixing_loss sigreg_loss uniform_loss variance_loss visreg_loss",
     "uncollapse.metrics": "Interval alignment alignment_interval alpha_req attention_entropy attention_similarity "
     "attention_std dense_structure dirichlet_energy effective_rank feature_correlation feature_variance gram_drift "
     "group_distance_ratio lidar mean_average_distance mean_cosine outlier_share pairwise_potential "
     "participation_ratio rankme singular_values stable_rank token_variance uniformity uniformity_gap "
     "uniformity_interval uniformity_optimum",
+    "uncollapse.monitoring.geometry_evaluator": "GeometryEvaluator",
     "uncollapse.monitoring.monitor": "CollapseWarning Monitor Rule",
     "uncollapse.registry": "CURES LOSSES METRICS",
     "uncollapse.tuning.tune_model": "Tuned tune",

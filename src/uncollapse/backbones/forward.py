@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uncollapse.backbones import sentence_models
+
 Call = Callable[[nn.Module, Any], Any]
 
 _one_at_a_time = threading.RLock()  # modes, random states and the compiler's stance belong to the whole process
@@ -124,7 +126,9 @@ def check_model(model: Any) -> None:
 
 
 def is_empty(batch: Any) -> bool:
-    """Return whether a batch has tensors, and none of them holds a number."""
+    """Return whether a batch is an empty list, or has tensors and none of them holds a number."""
+    if isinstance(batch, tuple | list) and not batch:
+        return True
     tensors = list(_tensors(batch))
     return bool(tensors) and all(tensor.numel() == 0 for tensor in tensors)
 
@@ -146,8 +150,11 @@ def run(model: nn.Module, batch: Any) -> Any:
     A mapping is passed as arguments by name, without those that the model does not take (labels, indices). Of a tuple
     or list the model gets as many elements as it requires, so the images of (images, labels). A PyG data object is
     passed whole if the model requires one argument, or else as x, edge_index, batch and other attributes by name.
-    Anything else is the only argument.
+    Anything else is the only argument. A SentenceTransformer takes texts, or features.
     """
+    if sentence_models.is_sentence_model(model):
+        home = next((p.device for p in model.parameters()), torch.device("cpu"))
+        return model(move_to_device(sentence_models.read_batch(model, batch), home))
     try:
         return _call(model, batch)
     except (AttributeError, TypeError) as error:

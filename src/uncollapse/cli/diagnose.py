@@ -162,6 +162,8 @@ def _note_surprises(loaded: "LoadedModel", data: "Data", note: Callable[[str], N
         note(f"No data was given, so {loaded.name} reads {data.words}.")
     for attachment in attachments(loaded.model):
         note(f"The model has a cure: {attachment}.")
+    if loaded.note:
+        note(loaded.note)
     if loaded.filled:
         some = ", ".join(loaded.filled[:3]) + (", …" if len(loaded.filled) > 3 else "")
         note(f"{len(loaded.filled)} weights are missing in the files and are random: {some}.")

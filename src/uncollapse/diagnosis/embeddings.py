@@ -26,7 +26,6 @@ from uncollapse.diagnosis.layer_stats import (
     thin_spectrum,
 )
 from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
-from uncollapse.diagnosis.run import next_view
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
@@ -37,6 +36,7 @@ from uncollapse.diagnosis.stats.streaming import (
     flat_rows,
     named_state,
     nested_state,
+    next_view,
     read_integer,
     read_number,
 )
@@ -307,7 +307,7 @@ def diagnose_rows(
     statistics = _fill(rows, pairs, {"t": t, "alpha": alpha, "seed": seed + distributed.rank() * gather})
     if gather:
         with distributed.peer_errors():
-            statistics = _merge_ranks(statistics)
+            statistics = merge_ranks(statistics)
 
     def diagnosis() -> Diagnosis:
         return statistics.diagnosis(labels=labels, level=level, draws=draws, seconds=time.perf_counter() - started)
@@ -326,7 +326,7 @@ def _fill(rows: Iterable[Tensor], pairs: Iterable[Tensor] | None, options: dict[
     return statistics
 
 
-def _merge_ranks(own: RowStatistics) -> RowStatistics:
+def merge_ranks(own: RowStatistics) -> RowStatistics:
     """Return the statistics of the rows of all processes, on rank 0."""
     widths = [dim for dim, count in distributed.gather_objects((own.dim, own.count)) if count > 0]
     if own.count == 0 and widths:

@@ -1,7 +1,7 @@
 """Diagnose a model: run it over batches under hooks, measure every layer, and build the Diagnosis."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -14,11 +14,14 @@ from uncollapse.attachment.attach import attachments
 from uncollapse.backbones import forward
 from uncollapse.backbones.nonfinite import first_fault
 from uncollapse.backbones.select import At, Layers, Selection, TokenChoice, check_tokens, select_layers, select_places
+from uncollapse.backbones.sentence_models import group_texts
 from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, sets_with_mask
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough, settings_of
 from uncollapse.diagnosis.capture import Capture
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.diagnosis.sentences import SentenceRows
+from uncollapse.diagnosis.stats.streaming import next_view
 from uncollapse.diagnosis.verdict import Subject
 from uncollapse.errors import NotFiniteError
 
@@ -95,9 +98,10 @@ def diagnose(
     progress, wrap them: `itertools.islice(loader, 20)`, `tqdm(loader)`.
 
     Args:
-        model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
+        model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own. Of
+            a SentenceTransformer the tokens of each block and the final embeddings are measured.
         batches: what the model takes: tensors, mappings of arguments, tuples of which as many elements are passed on as
-            the model's forward requires, or PyG data objects.
+            the model's forward requires, or PyG data objects; for a SentenceTransformer, texts or lists of texts.
         layers: which blocks, counted from 0 and negative from the end: a number, a slice, "first", "last", "first 4",
             "last 4" or "4:8", "embed" for what enters block 0, "final" for what leaves the last norm, or a list of
             these; all if not given.
@@ -189,15 +193,16 @@ def measure(
     if count > 1:
         forward.check_unsharded(target.model)
     capture = target.capture(target.model, target.plan.seed + rank)  # samples that are merged need different seeds
-    views = None if pairs is None else islice(iter(pairs), rank, None, count)
+    views = None if pairs is None else islice(group_texts(pairs), rank, None, count)
+    rows = SentenceRows.of(target.model, target.plan.seed + rank)
     with forward.inspection_mode(target.model, device) as home, distributed.peer_errors():
         baseline = _Baseline(target, target.plan.baseline if rank == 0 else 0)
         done = skipped = 0
-        for position, batch in enumerate(islice(iter(batches), rank, None, count)):
+        for position, batch in enumerate(islice(group_texts(batches), rank, None, count)):
             batch = forward.move_to_device(batch, home)
             view = None if views is None else forward.move_to_device(next_view(views, position), home)
             number = position * count + rank
-            if forward.is_empty(batch) or not _measure(capture, call, batch, view, number):
+            if forward.is_empty(batch) or not _measure(capture, call, batch, view, number, rows):
                 skipped += 1
                 continue
             done += 1
@@ -206,10 +211,11 @@ def measure(
         if count > 1:
             done, skipped = map(int, distributed.sum_over_ranks([done, skipped]))
             capture.gather()
+            rows.gather()
 
     def build_here() -> Diagnosis:
         seconds = time.perf_counter() - started
-        return _build(target, capture, baseline, labels or Labels(), (done, skipped), seconds)
+        return rows.join(_build(target, capture, baseline, labels or Labels(), (done, skipped), seconds))
 
     return distributed.on_rank_zero(build_here, "The diagnosis") if gather else build_here()
 
@@ -269,14 +275,6 @@ def check_batches(batches: Any) -> None:
         raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
 
 
-def next_view(pairs: Iterator[Any], number: int) -> Any:
-    """Return the next second view, for the batch with this number."""
-    try:
-        return next(pairs)
-    except StopIteration:
-        raise ValueError(f"pairs ended after {number} batches; each batch needs its second view.") from None
-
-
 class _Baseline:
     """A randomly initialised copy of the architecture, measured on the first batches.
 
@@ -319,25 +317,29 @@ class _Baseline:
             self._capture = None
 
 
-def _measure(capture: Capture, call: forward.Call, batch: Any, view: Any, number: int) -> bool:
+def _measure(
+    capture: Capture, call: forward.Call, batch: Any, view: Any, number: int, rows: SentenceRows | None = None
+) -> bool:
     """Run the model under hooks on a batch, whose number is for errors, and on its second view if there is one.
 
-    Return whether the batch held real tokens, rather than only padding.
+    Return whether the batch held real tokens, rather than only padding. rows: receive the embeddings of sentences.
     """
     capture.view = "first" if view is None else "first of two"
-    _run(capture, call, batch, f"batch {number + 1}")
+    outputs = [_run(capture, call, batch, f"batch {number + 1}")]
     if view is not None:
         capture.view = "second"
-        _run(capture, call, view, f"the second view of batch {number + 1}")
+        outputs.append(_run(capture, call, view, f"the second view of batch {number + 1}"))
+    if rows is not None and not capture.only_padding:
+        rows.update(*outputs)
     return not capture.only_padding
 
 
-def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> None:
-    """Run the model on a batch. If a layer is not finite, run it again to find the module at which that begins."""
+def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> Any:
+    """Return the output for a batch. If a layer is not finite, run it again to find where that begins."""
     capture.graphs = _graphs(batch)
     try:
         with capture:
-            call(capture.model, batch)
+            return call(capture.model, batch)
     except NotFiniteError as error:
         with capture.stack.under_hooks(capture.model):
             begins = first_fault(capture.model, lambda: call(capture.model, batch))

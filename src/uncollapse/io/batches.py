@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones import forward
+from uncollapse.backbones import forward, sentence_models
 from uncollapse.backbones.sites import Stack
 from uncollapse.errors import UsageError
 from uncollapse.io import graphs, images, models
@@ -20,6 +20,7 @@ from uncollapse.io.files import expand_user
 from uncollapse.io.models import LoadedModel
 
 LENGTH = 128  # tokens of a text, unless asked otherwise
+LIMIT = 512  # and at most so many for a SentenceTransformer, which has a length of its own
 
 
 def built_in_sentences() -> list[str]:
@@ -214,18 +215,42 @@ def _text(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     if loaded.origin is None:
         raise UsageError(f"Text needs a tokenizer, and {loaded.name} has none; pass --batches module:function.")
     texts = read_lines(request.text, request.limit) if request.text else built_in_sentences()[: request.limit]
+    if sentence_models.is_sentence_model(loaded.model):
+        return _sentences(loaded.model, texts, request)
     tokenizer = hf_models.load_tokenizer(hf_models.Origin(loaded.origin))
     length = token_limit(tokenizer, loaded.model, request.max_length)
     both = bool(getattr(getattr(loaded.model, "config", None), "is_encoder_decoder", False))
-    source = "the standard input" if request.text == "-" else Path(request.text or "").name
     return Data(
         token_batches(texts, tokenizer, batch_size=request.batch_size, max_length=length, decoder=both),
-        f"{len(texts)} {f'texts of {source}' if request.text else 'built-in sentences'}, at most {length} tokens each",
+        _describe_texts(texts, request, length),
         _count(len(texts), request),
         built_in=not request.text,
         example=example_tokens(texts[0], tokenizer, length),
         unknown=unknown_share(texts, tokenizer, length),
         call=_call(loaded.model, stack),
+    )
+
+
+def _describe_texts(texts: list[str], request: DataRequest, length: int) -> str:
+    source = "the standard input" if request.text == "-" else Path(request.text or "").name
+    kind = f"texts of {source}" if request.text else "built-in sentences"
+    return f"{len(texts)} {kind}, at most {length} tokens each"
+
+
+def _sentences(model: Any, texts: list[str], request: DataRequest) -> Data:
+    """Return batches of texts: a SentenceTransformer has its own tokenizer, length and prompt."""
+    tokenizer, length = model.tokenizer, min(model.max_seq_length or LIMIT, LIMIT)
+    if request.max_length is not None:
+        length = token_limit(tokenizer, model.transformers_model, request.max_length)
+    model.max_seq_length = length
+    size = request.batch_size
+    return Data(
+        [texts[start : start + size] for start in range(0, len(texts), size)],
+        _describe_texts(texts, request, length),
+        _count(len(texts), request),
+        built_in=not request.text,
+        example=example_tokens(texts[0], tokenizer, length),
+        unknown=unknown_share(texts, tokenizer, length),
     )
 
 

@@ -37,9 +37,9 @@ class Origin:
             ggufs = sorted(path.glob("*.gguf"))
             if len(ggufs) == 1 and not (path / "config.json").exists():
                 self.options["gguf_file"] = ggufs[0].name
-            elif not (path / "config.json").exists():
+            elif not (path / "config.json").exists() and not (path / "modules.json").exists():
                 raise UsageError(f"The folder {place} has no config.json; name the folder of a saved model.")
-            else:
+            elif (path / "config.json").exists():
                 read_config(path / "config.json")  # before a library reads it without any bound
         elif not is_on_hub(place):
             self.options["local_files_only"] = True
@@ -67,7 +67,7 @@ def load_hf_model(
 
     dtype: None keeps the dtype of the files.
     """
-    with _loading(origin) as transformers, fixed_seed():
+    with loading(origin) as transformers, fixed_seed():
         if random_weights:
             config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
             model = transformers.AutoModel.from_config(config, dtype=dtype or config.dtype or torch.float32)
@@ -93,7 +93,7 @@ def load_classifier(
         head_too: Refuse a missing head as well.
         changes: Changed fields of the model's configuration, such as the number of layers.
     """
-    with _loading(origin) as transformers:
+    with loading(origin) as transformers:
         config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **origin.options)
         _change(config, changes, origin)
         kind = transformers.AutoModelForSequenceClassification
@@ -133,7 +133,7 @@ def _of_cures(report: Any) -> list[str]:
 
 def load_tokenizer(origin: Origin) -> Any:
     """Return the tokenizer of the model; it pads on the right, with the end of a text if it has no padding token."""
-    with _loading(origin) as transformers:
+    with loading(origin) as transformers:
         found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
     if found.pad_token is None:
         found.pad_token = found.eos_token or found.unk_token
@@ -145,7 +145,7 @@ def load_tokenizer(origin: Origin) -> Any:
 
 def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Return a function that preprocesses images as the model expects, into its arguments."""
-    with _loading(origin) as transformers:
+    with loading(origin) as transformers:
         processor = transformers.AutoImageProcessor.from_pretrained(origin.place, **origin.options)
 
     def read(images: Sequence[Any]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]
 
 
 @contextmanager
-def _loading(origin: Origin) -> Iterator[Any]:
+def loading(origin: Origin) -> Iterator[Any]:
     """Yield transformers with its output silenced; its errors become usage errors."""
     torchvision_ops.declare()
     with silence_libraries():

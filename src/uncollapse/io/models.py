@@ -15,7 +15,7 @@ from torch import nn
 
 from uncollapse.backbones.random_weights import reset_cures
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.io import DTYPES, hf_models, tensor_files, timm_models
+from uncollapse.io import DTYPES, hf_models, sentence_folders, tensor_files, timm_models
 from uncollapse.io.files import CURE_FILE, expand_user
 from uncollapse.io.loading import fixed_seed
 
@@ -27,13 +27,14 @@ LoadCure = Callable[[nn.Module, Path], object]
 class LoadedModel:
     """A model, its name in reports, and where its tokenizer or image processor is, if that is known.
 
-    filled: names of weights that are missing in the files and are therefore random.
+    filled: names of weights that are missing in the files and are therefore random. note: what else to know about it.
     """
 
     model: nn.Module
     name: str
     origin: str | None = None
     filled: tuple[str, ...] = ()
+    note: str = ""
 
 
 def load_model(
@@ -90,9 +91,8 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
         cures: list[str] = []
         loaded = LoadedModel(model, _folder_name(path))
     else:
-        origin = hf_models.Origin(what)
-        model, filled, cures = hf_models.load_hf_model(origin, random_weights=random_weights, dtype=dtype)
-        loaded = LoadedModel(model, _folder_name(path) if path.exists() else what, what, tuple(filled))
+        loaded, cures = _load_hf(what, _folder_name(path) if path.exists() else what, random_weights, dtype)
+        model = loaded.model
     if (path / CURE_FILE).is_file():
         _load_saved_cure(model, path, random_weights, load_cure)
     elif cures:
@@ -102,6 +102,19 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
             "and name module:function."
         )
     return loaded
+
+
+def _load_hf(what: str, name: str, random_weights: bool, dtype: torch.dtype | None) -> tuple[LoadedModel, list[str]]:
+    """Load a model of transformers or of sentence-transformers; return it and the weights of cures without a place."""
+    origin, note = hf_models.Origin(what), ""
+    modules = None if random_weights else sentence_folders.find_modules(origin)
+    if modules is not None:
+        model = sentence_folders.load_sentence_model(origin, modules, dtype)
+        if model is not None:
+            return LoadedModel(model, name, what), []
+        note = f'{name} makes sentence embeddings; to measure them too: pip install "uncollapse[st]".'
+    model, filled, cures = hf_models.load_hf_model(origin, random_weights=random_weights, dtype=dtype)
+    return LoadedModel(model, name, what, tuple(filled), note), cures
 
 
 def _names_function(what: str) -> bool:

@@ -14,6 +14,7 @@ from uncollapse.losses.global_orthogonal import global_orthogonal_loss
 from uncollapse.losses.gram_anchor import gram_anchor_loss
 from uncollapse.losses.info_nce import info_nce
 from uncollapse.losses.koleo import koleo_loss
+from uncollapse.losses.sentence_loss import SentenceLoss
 from uncollapse.losses.sigreg import sigreg_loss
 from uncollapse.losses.vicreg import covariance_loss, variance_loss
 from uncollapse.losses.visreg import visreg_loss
@@ -21,6 +22,7 @@ from uncollapse.registry import discover
 
 __all__ = [
     "PatchMix",
+    "SentenceLoss",
     "align_loss",
     "contra_uniform_loss",
     "covariance_loss",

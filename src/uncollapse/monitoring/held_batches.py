@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uncollapse.backbones.sentence_models import group_texts
 from uncollapse.diagnosis.run import check_batches
 
 
@@ -22,7 +23,7 @@ def hold_batches(batches: Iterable[Any], most: int) -> list[Any]:
         raise ValueError("batches must be a list or a loader of batches, got one Tensor; pass [batch].")
     check_batches(batches)
     with preserve_random_states():
-        copies = [copy_batch(batch) for batch in islice(iter(batches), most)]
+        copies = [copy_batch(batch) for batch in islice(group_texts(batches), most)]
     if not copies:
         raise ValueError("There are no batches: the monitor needs at least one to measure on.")
     return copies

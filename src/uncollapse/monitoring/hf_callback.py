@@ -1,11 +1,13 @@
-"""Use a monitor as a callback of the HuggingFace Trainer."""
+"""Use a monitor or an evaluator as a callback of the HuggingFace Trainer."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 if TYPE_CHECKING:
+    from uncollapse.monitoring.geometry_evaluator import GeometryEvaluator
     from uncollapse.monitoring.monitor import Monitor
 
 
@@ -56,3 +58,32 @@ class MonitorCallback(TrainerCallback):
 def make_callback(monitor: "Monitor", trainer: Any) -> MonitorCallback:
     """Return the callback for a trainer."""
     return MonitorCallback(monitor, trainer)
+
+
+class EvaluatorCallback(TrainerCallback):
+    """Evaluates at the start and every so many steps, and logs to where the trainer reports."""
+
+    def __init__(self, evaluator: "GeometryEvaluator", trainer: Any, every: int) -> None:
+        self.evaluator, self.trainer, self.every = evaluator, trainer, every
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Evaluate the initial model."""
+        self._evaluate(args, state, control)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Evaluate if the step is due."""
+        if state.global_step % self.every == 0:
+            self._evaluate(args, state, control)
+
+    def _evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        if not state.is_world_process_zero:
+            return
+        model, wanted = self.trainer.model, control.should_log
+        training = model.training
+        folder = str(Path(args.output_dir or ".") / "eval")
+        metrics = self.evaluator(model, folder, -1 if state.epoch is None else state.epoch, state.global_step)
+        model.train(training)  # encode leaves the model in evaluation mode
+        self.trainer.log({f"eval_{name}": value for name, value in metrics.items()})
+        control.should_log = wanted  # logging clears this flag, but the trainer still has to log its own values

@@ -1,6 +1,7 @@
 """Read a stream as checked chunks of rows, and read and write the stored states of its statistics."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,14 @@ def chunks(flat: tuple[Tensor, Tensor | None]) -> Iterator[Tensor]:
         rows = x[part] if mask is None else x[part][mask[part]]
         if rows.shape[0] > 0:
             yield rows
+
+
+def next_view(pairs: Iterator[Any], number: int) -> Any:
+    """Return the next second view, for the batch with this number."""
+    try:
+        return next(pairs)
+    except StopIteration:
+        raise ValueError(f"pairs ended after {number} batches; each batch needs its second view.") from None
 
 
 def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
