@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uncollapse.lab.experiments.calibration.analysis import Case, cases, hit_rates
-from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from website import reference
 from website.pages import (
     comparisons,
@@ -21,6 +19,7 @@ from website.pages import (
     real_models,
     scale,
     text,
+    trust,
     tuning,
     vision,
 )
@@ -49,29 +48,6 @@ def mending() -> str:
     return f"{reference.table(head, rows)}\n\nBy `python examples/mend_vit.py --out results/mend_vit.json`."
 
 
-def calibration_rates() -> str:
-    """How often each rule was right about acting on embeddings; nothing before the recipe has run."""
-    found = _calibration_cases()
-    if not found:
-        return "*Not run yet.*"
-    rows = []
-    for use, tasks in (("cosine", PAIRS), ("linear probe", PROBES)):
-        for name, rate in hit_rates([case for case in found if case.task in tasks]).items():
-            low, high = rate.interval
-            share = f"{rate.right} of {rate.cases} ({100 * low:.0f}–{100 * high:.0f} %)"
-            rows.append((use, name, share, str(rate.alarms), str(rate.misses)))
-    unclear = sum(case.helps is None for case in found)
-    head = (
-        "used by",
-        "rule",
-        "right, with Wilson's 95 % interval",
-        "acted where it hurt",
-        "left what would have helped",
-    )
-    note = f"{len(found)} cases, of which {unclear} show no clear difference and count for no rule."
-    return f"{reference.table(head, rows)}\n\n{note}"
-
-
 def calibration_layers() -> str:
     """Scores of each layer of the encoders on STS-B: as they are, with all-but-the-top, and what auto did."""
     folder = sorted((RESULTS / "calibration").glob("*-stsb--*.json"))
@@ -91,11 +67,6 @@ def calibration_layers() -> str:
             )
     head = ("encoder", "layer", "mean cosine", "as it is", "top removed", "gain, 95 % interval", "auto chose")
     return reference.table(head, rows) if rows else "*Not run yet.*"
-
-
-def _calibration_cases() -> list[Case]:
-    paths = sorted((RESULTS / "calibration").glob("*.json"))
-    return cases(json.loads(path.read_text()) for path in paths)
 
 
 def benchmarks(name: str) -> str:
@@ -172,12 +143,13 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: _of(vision.PARTS, name) for name in vision.PARTS},
     **{name: _of(tuning.PARTS, name) for name in tuning.PARTS},
     **{name: _of(hypersphere.PARTS_OF_PAGE, name) for name in hypersphere.PARTS_OF_PAGE},
+    **{name: _of(trust.PARTS, name) for name in trust.PARTS},
     **graphs.TEXTS,
+    **trust.TEXTS,
     **text.TEXTS,
     **vision.TEXTS,
     **tuning.TEXTS,
     **hypersphere.TEXTS,
-    "calibration_rates": calibration_rates,
     "calibration_layers": calibration_layers,
     **reference.TEXTS,
 }

@@ -89,6 +89,8 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
     print_paragraph(terminal, verdict.sure, bullet=" · ")
     for caution in verdict.cautions:
         print_paragraph(terminal, caution, bullet=" · ")
+    if verdict.outlook:
+        print_paragraph(terminal, verdict.outlook, bullet=" · ")
     for advice in verdict.advice:
         print_paragraph(terminal, advice.reason, bullet=" → ")
         print_paragraph(terminal, advice.code, bullet="   ", style="cyan")

@@ -212,7 +212,10 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
 
 
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
-    used, reason = outcome["method"], outcome["reason"]
+    from uncollapse.diagnosis.outcomes import embedding_outlook
+
+    used, counts = outcome["method"], embedding_outlook(outcome["advice"] != "none")
+    reason = "; ".join(filter(None, [outcome["reason"], counts]))
     if outcome["written"] is not None:
         why = reason if outcome["advice"] != "none" else f"although {reason}"
         return f"{used} was applied: {why}. {FOR_COSINE}"

@@ -11,6 +11,7 @@ from uncollapse.diagnosis import verdict
 from uncollapse.diagnosis.advice import suggest
 from uncollapse.diagnosis.cautions import list_cautions
 from uncollapse.diagnosis.layer_stats import StatsConfig, spaced_tokens
+from uncollapse.diagnosis.outcomes import outlook
 from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
 from uncollapse.diagnosis.verdict import Subject
 
@@ -79,7 +80,8 @@ def conclude(measured: Measured, subject: Subject) -> Verdict:
     found = verdict.evaluate(measured.layers, measured.baseline, subject, measured.sequences)
     certainty, cautions = list_cautions(found)
     tips = suggest(found.kind, found.onset, found.subject) if found.onset else ()
-    return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips)
+    helps = outlook(subject.family, found.kind)
+    return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips, helps)
 
 
 def settings_of(config: StatsConfig, places: Sequence[str]) -> dict[str, Any]:

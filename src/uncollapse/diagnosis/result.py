@@ -119,7 +119,7 @@ class Verdict:
 
     kind: none, complete (tokens are alike), dimensional (tokens are apart and span few dimensions), or both.
     onset: name of the first collapsed layer, None if there is none. certainty: see `cautions` for the reasons.
-    sentence: the verdict in one or two sentences.
+    sentence: the verdict in one or two sentences. outlook: how often acting on such a verdict has helped, in words.
     """
 
     kind: Kind
@@ -129,6 +129,7 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     cautions: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
+    outlook: str = ""
 
     @property
     def collapsed(self) -> bool:
@@ -141,9 +142,10 @@ class Verdict:
         return f"Certainty: {self.certainty}."
 
     def lines(self) -> tuple[str, ...]:
-        """Return everything as lines of text: the finding, its certainty, the cautions and the advice."""
+        """Return everything as lines of text: the finding, its certainty, the cautions, the outlook and the advice."""
         tips = (line for tip in self.advice for line in (f"→ {tip.reason}", f"  {tip.code}"))
-        return (self.sentence, self.sure, *(f"· {caution}" for caution in self.cautions), *tips)
+        cautions = (f"· {caution}" for caution in self.cautions)
+        return (self.sentence, self.sure, *cautions, *filter(None, [self.outlook]), *tips)
 
 
 @dataclass(frozen=True)

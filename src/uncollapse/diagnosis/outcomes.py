@@ -1,0 +1,66 @@
+"""Say how often acting on a verdict has helped: `outcomes.json`, counted from stored runs.
+
+`python -m experiments.outcomes` writes that file from `results/`; docs/trust.md shows the cases behind it.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+ENOUGH = 5  # cases
+NETWORKS = {"pyg": "graph networks", "huggingface": "transformers", "timm": "transformers", "torch": "transformers"}
+CLEAR = "2 points"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What acting brought in like cases: how many there are, where it clearly helped or hurt, and the median gain.
+
+    sources: from how many data sets or encoders. median: in points of the score.
+    """
+
+    cases: int
+    sources: int
+    helped: int
+    hurt: int
+    median: float
+
+    @property
+    def gain(self) -> str:
+        """The median gain as text: "+8.2"."""
+        return f"{self.median:+.1f}".replace("-", "−")
+
+
+@cache
+def read() -> dict[str, dict[str, Outcome]]:
+    """Return the outcomes by what was mended ("graph networks", "transformers", "embeddings") and by the verdict."""
+    text = resources.files(__package__).joinpath("outcomes.json").read_text(encoding="utf-8")
+    return {what: {kind: Outcome(**of) for kind, of in kinds.items()} for what, kinds in json.loads(text).items()}
+
+
+def outlook(family: str, kind: str) -> str:
+    """Return in words how often acting has helped models of a family with this verdict; "" without models of the kind.
+
+    >>> outlook("embeddings", "none")
+    ''
+    """
+    what = NETWORKS.get(family)
+    if what is None:
+        return ""
+    found = read().get(what, {}).get(kind)
+    if found is None or found.cases < ENOUGH:
+        return "" if kind == "none" else f"Whether acting on it helps {what} was measured in too few cases to say."
+    counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} data sets, the best cure"
+    counts += f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {found.gain})"
+    likely = found.helped > 2 * max(found.hurt, found.cases - found.helped)
+    return f"{'Acting is likely to help' if likely else 'Whether acting helps is open'}: {counts}."
+
+
+def embedding_outlook(acts: bool) -> str:
+    """Return in words how often acting on embeddings like these raised scores by cosine; "" without enough cases."""
+    found = read().get("embeddings", {}).get("act" if acts else "leave")
+    if found is None or found.cases < ENOUGH:
+        return ""
+    who = f"layers of {found.sources} encoders like this one"
+    return f"of {found.cases} {who}, acting raised the score of {found.helped} and lowered that of {found.hurt}"

@@ -1,0 +1,46 @@
+"""The shipped outcomes: counted from the stored results, and how a verdict speaks of them."""
+
+import pytest
+
+from experiments import outcomes as counting
+from uncollapse.diagnosis import outcomes
+from uncollapse.diagnosis.outcomes import Outcome, embedding_outlook, outlook
+
+
+def test_the_shipped_counts_are_those_of_the_stored_results() -> None:
+    assert counting.TARGET.read_text(encoding="utf-8") == counting.as_json(counting.count()), (
+        "run: python -m experiments.outcomes"
+    )
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        "graph networks": {
+            "complete": Outcome(20, 3, 18, 1, 8.24),
+            "none": Outcome(20, 3, 6, 7, -0.5),
+            "dimensional": Outcome(4, 1, 4, 0, 9.0),
+        },
+        "embeddings": {"act": Outcome(30, 4, 25, 1, 8.0), "leave": Outcome(2, 1, 0, 2, -3.0)},
+    }
+    monkeypatch.setattr(outcomes, "read", lambda: found)
+
+
+def test_a_verdict_speaks_of_like_cases(counts: None) -> None:
+    text = outlook("pyg", "complete")
+    assert text.startswith("Acting is likely to help")
+    assert "of 20 trained graph networks" in text
+    assert "+8.2" in text
+    assert outlook("pyg", "none").startswith("Whether acting helps is open")
+    assert "−0.5" in outlook("pyg", "none")
+
+
+def test_few_cases_and_unmeasured_families_are_named_as_such(counts: None) -> None:
+    assert "too few cases" in outlook("pyg", "dimensional")
+    assert "too few cases" in outlook("huggingface", "complete")
+    assert outlook("huggingface", "none") == outlook("embeddings", "complete") == ""
+
+
+def test_embeddings_have_their_own_counts(counts: None) -> None:
+    assert "raised the score of 25 and lowered that of 1" in embedding_outlook(acts=True)
+    assert embedding_outlook(acts=False) == ""
