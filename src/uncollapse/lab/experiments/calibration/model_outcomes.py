@@ -131,7 +131,7 @@ def _score(record: Record) -> float:
 def _is_rival(record: Record) -> bool:
     """Return whether a run of the arena has another depth or length instead of a cure."""
     config = record["config"]
-    return record["recipe"] == "arena" and (config["blocks"] != 0 or config["longer"] != 1)
+    return record["recipe"] == "arena" and bool(config["blocks"] != 0 or config["longer"] != 1)
 
 
 def _is_plain(record: Record) -> bool:
