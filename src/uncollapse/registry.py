@@ -9,7 +9,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from uncollapse.errors import did_you_mean
@@ -142,7 +141,7 @@ class Registry(Mapping[str, E]):
 METRICS: Registry[Metric] = Registry("metric", "uncollapse.metrics")
 CURES: Registry[Cure] = Registry("cure", "uncollapse.cures")
 LOSSES: Registry[Loss] = Registry("loss", "uncollapse.losses")
-RENDERERS: Registry[Callable[..., Path]] = Registry("renderer", "uncollapse.report")  # how a diagnosis is shown
+RENDERERS: Registry[Callable[..., Any]] = Registry("renderer", "uncollapse.report")  # how a diagnosis is shown
 
 
 def discover(package: str, path: Iterable[str]) -> None:

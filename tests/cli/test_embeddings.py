@@ -51,7 +51,7 @@ def test_both_numbers_are_told_with_their_intervals(run: Run, rows: torch.Tensor
     assert re.search(r" · Alignment 0\.\d+ \(90 %: 0\.\d+ to 0\.\d+\) over 5,000 pairs", told)
     assert re.search(r" · Uniformity −\d\.\d+ \(90 %: −\S+ to −\S+\), .* of 24 dimensions, .* rows, with t = 3\.", told)
     page = (tmp_path / "uncollapse-x" / "report.html").read_text()
-    assert "Distance to the optimum (%)" in page
+    assert "Uniformity gap" in page
     assert page.count("90 %: −") >= 2
 
 
@@ -79,7 +79,7 @@ def test_a_narrow_terminal_shows_all_of_the_table(run: Run, rows: torch.Tensor, 
     console.print(Diagnosis.from_json(told).table())
     table = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in table
-    for name in ("robust cosine", "dataset share", "uniformity", "alignment"):
+    for name in ("robust cosine", "dataset rank share", "uniformity", "alignment"):
         assert re.search(rf"^ +{name} +-?\d", table, re.MULTILINE), name
 
 

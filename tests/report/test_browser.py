@@ -149,9 +149,9 @@ def test_small_pictures_choose_the_layer(hostile: Opened) -> None:
 def test_a_measure_is_chosen_and_a_diagnosis_hidden(hostile: Opened) -> None:
     page = hostile.page
     assert curve(page, "rank")[0] == pytest.approx(37.0, rel=1e-3)
-    page.get_by_label("Rank share of a sequence").check()
+    page.get_by_label("Rank share", exact=True).check()
     assert curve(page, "rank")[0] == pytest.approx(0.9, rel=1e-3)
-    assert page.locator("[data-group=rank] figcaption").inner_text().startswith("Rank share of a sequence.")
+    assert page.locator("[data-group=rank] figcaption").inner_text().startswith("Rank share.")
     traces = "plot => plot.data.length"
     before = page.locator("[data-group=rank] .plot").evaluate(traces)
     page.locator("[data-show=of-1]").uncheck()
@@ -179,7 +179,7 @@ def test_the_table_is_saved_as_csv(hostile: Opened, tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "numbers.csv").open(encoding="utf-8", newline="")))
     assert len(rows) == hostile.page.locator("#numbers-table tbody tr").count()
     assert LAYER in {row["Layer"] for row in rows}
-    assert min(float(row["Token similarity"]) for row in rows) == 0.1
+    assert min(float(row["Mean cosine"]) for row in rows) == 0.1
 
 
 def test_the_theme_changes_page_and_figures(hostile: Opened) -> None:

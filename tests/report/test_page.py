@@ -136,6 +136,6 @@ def test_intervals_stand_below_their_values() -> None:
         said = format_interval(d.layers[0].intervals[name])
         assert f'<span class="quiet">{said}</span>' in html
         assert f'title="{said}, over {over}"' in html
-    assert "Distance to the optimum (%)" in Outline(html).text
+    assert "Uniformity gap" in Outline(html).text
     bare = render_page([uc.diagnose_rows([x], draws=0)])
     assert "95 %: " not in bare

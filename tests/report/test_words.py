@@ -34,7 +34,7 @@ def test_lists_and_titles_inside_a_sentence() -> None:
     assert [join_words(["a"]), join_words(["a", "b"]), join_words(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
     assert (title_in_sentence("effective_rank"), title_in_sentence("mean_average_distance")) == (
         "effective rank",
-        "MAD",
+        "mean average distance",
     )
 
 
@@ -47,7 +47,7 @@ def test_path_names_the_first_and_the_last_value(make) -> None:
 def test_difference_says_what_changed_and_where_it_changed_most(make) -> None:
     found = difference(make("before", 0.9), make("after", 0.5))
     assert found[0] == "The verdict is no collapse instead of complete collapse from block 3 on."
-    assert "At block 3 (last layer) the token similarity is 0.500 instead of 0.900 (−0.400)." in found
+    assert "At block 3 (last layer) the mean cosine is 0.500 instead of 0.900 (−0.400)." in found
     assert "At block 3 (last layer) the effective rank is 21.0 instead of 5.00 (4.2×)." in found
 
 
@@ -55,9 +55,9 @@ def test_a_change_in_the_middle_is_told_beside_the_last_layer(make) -> None:
     a = make()
     peak = dataclasses.replace(a.layers[2], measures=a.layers[2].measures | a.layers[4].measures)
     b = dataclasses.replace(a, layers=(*a.layers[:2], peak, *a.layers[3:4], make("", 0.8).layers[4]))
-    told = [text for text in difference(a, b) if "token similarity" in text]
-    assert told[0].startswith("At block 1 the token similarity is 0.900 instead of 0.500")
-    assert told[1].startswith("At block 3 (last layer) the token similarity is 0.800 instead of 0.900")
+    told = [text for text in difference(a, b) if "mean cosine" in text]
+    assert told[0].startswith("At block 1 the mean cosine is 0.900 instead of 0.500")
+    assert told[1].startswith("At block 3 (last layer) the mean cosine is 0.800 instead of 0.900")
 
 
 def test_equal_diagnoses_are_called_the_same(make) -> None:

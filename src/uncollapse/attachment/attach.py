@@ -24,6 +24,7 @@ from uncollapse.attachment.plan import (
 from uncollapse.backbones import forward
 from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack
+from uncollapse.io import notebook
 from uncollapse.registry import CURES, Cure
 
 _numbers = itertools.count()  # of attachments, in the order in which they were made
@@ -162,6 +163,12 @@ class Attachment:
     def __repr__(self) -> str:
         return f"<Attachment: {self}>"
 
+    def _repr_html_(self) -> str:
+        rows = [
+            [key, repr(module), str(sum(p.numel() for p in module.parameters()))] for key, module in self.cures.items()
+        ]
+        return notebook.html_table(["block and place", "cure", "parameters"], rows, str(self))
+
 
 def attachments(model: nn.Module) -> tuple[Attachment, ...]:
     """Return all attachments in a model or a part of it, in the order in which they were made."""
@@ -181,15 +188,39 @@ def places(
     part: str | None = None,
     modules: str | Sequence[str] | None = None,
     layout: Layout | None = None,
-) -> tuple[str, ...]:
-    """Return the places of a model at which `attach` can put a cure.
+) -> "Places":
+    """Return the places of a model at which `attach` can put a cure, as a tuple of names that a notebook shows.
 
     >>> import torch, uncollapse as uc
     >>> uc.places(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2))
     ('block', 'attention.input', 'attention.output', 'attention.residual', 'attention.norm', 'mlp.output', ...)
     """
     stack = backbones.find(forward.unwrap_compiled(model), modules=modules, part=part, layout=layout)
-    return (*stack.places(), *final_places(stack))
+    return Places(stack)
+
+
+class Places(tuple[str, ...]):
+    """The names of the places of a model; in a notebook, with the modules of the first block that they are at."""
+
+    def __new__(cls, stack: Stack) -> "Places":
+        """Return the places of a stack of blocks."""
+        found = super().__new__(cls, (*stack.places(), *final_places(stack)))
+        found._stack = stack
+        return found
+
+    _stack: Stack
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+        return tuple, (tuple(self),)  # a stack is not pickled with its names
+
+    def _repr_html_(self) -> str:
+        block, count = self._stack.blocks[0], len(self._stack.blocks)
+        numbers = {place: str(number) for number, place in self._stack.numbers.items()}
+        sites = [block.places.get(place) for place in self]
+        where = ["" if site is None else f"{site.side} of {site.path or 'the model'}" for site in sites]
+        rows = [[place, at, numbers.get(place, "")] for place, at in zip(self, where, strict=True)]
+        head = ["place", f"in {block.name}", "ContraNorm paper"]
+        return notebook.html_table(head, rows, f"{self._stack.architecture}, {count} blocks")
 
 
 def _describe_blocks(blocks: tuple[int, ...], count: int) -> str:

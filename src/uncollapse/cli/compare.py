@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from uncollapse.cli import console
@@ -17,10 +17,10 @@ from uncollapse.cli.options import flag, option
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
-    from uncollapse.diagnosis.result import Diagnosis, Layer
+    from uncollapse.diagnosis.result import Diagnosis
+    from uncollapse.report.comparison import Comparison
 
 REPORT = Path("uncollapse-comparison.html")
-SHOWN = ("mean_cosine", "robust_cosine", "effective_rank", "rank_share", "dataset_rank_share")
 
 
 def compare(
@@ -42,11 +42,12 @@ def compare(
     if out is not None and out.is_dir():
         raise UsageError(f"{out} is a folder; --out takes the name of the report file.")
     diagnoses = _distinguish([_read(path) for path in files], files)
-    words = {other.model: report.difference(diagnoses[0], other) for other in diagnoses[1:]}
+    comparison = report.compare(diagnoses)
+    words = comparison.differences
     if as_json:
         typer.echo(json.dumps({"diagnoses": [_facts(d) for d in diagnoses], "differences": words}, ensure_ascii=False))
     else:
-        _print(diagnoses, words)
+        _print(comparison)
     if out is not None or not as_json:
         try:
             typer.echo(f"Written: {report.write(diagnoses, out or REPORT)}", err=as_json)
@@ -54,14 +55,14 @@ def compare(
             console.print_note(f"No report was written: {error}")
 
 
-def _print(diagnoses: "list[Diagnosis]", words: dict[str, list[str]]) -> None:
+def _print(comparison: "Comparison") -> None:
     terminal = console.stdout_console()
-    terminal.print(_table(diagnoses))
-    for diagnosis in diagnoses:
+    terminal.print(_table(comparison))
+    for diagnosis in comparison.diagnoses:
         for cure in diagnosis.settings.get("cures", ()):
             console.print_paragraph(terminal, f"{diagnosis.model}: with {cure}")
-    for name, sentences in words.items():
-        console.print_paragraph(terminal, f"{diagnoses[0].model} → {name}", style="bold")
+    for name, sentences in comparison.differences.items():
+        console.print_paragraph(terminal, f"{comparison.names[0]} → {name}", style="bold")
         for sentence in sentences:
             console.print_paragraph(terminal, sentence, bullet=" · ")
 
@@ -93,31 +94,18 @@ def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagn
     return [replace(d, model=title) for d, title in zip(diagnoses, titles, strict=True)]
 
 
-def _last(diagnosis: "Diagnosis") -> "Layer":
-    """Return the residual stream after the last block."""
-    from uncollapse.backbones.sites import OUTPUT
-
-    blocks = [layer for layer in diagnosis.layers if layer.place == OUTPUT]
-    return next((layer for layer in reversed(blocks) if layer.name != "final"), blocks[-1])
-
-
-def _table(diagnoses: "list[Diagnosis]") -> Table:
-    from uncollapse.diagnosis.measures import MEASURES
-
-    table = Table("model", "verdict", "from", "last block", box=box.SIMPLE_HEAD)
-    shown = [name for name in SHOWN if any(name in _last(d).measures for d in diagnoses)]
-    for name in shown:
-        table.add_column(MEASURES[name].short, justify="right")
-    for diagnosis in diagnoses:
-        last, verdict = _last(diagnosis), diagnosis.verdict
-        kind = Text(verdict.kind, style="red" if verdict.collapsed else "green")
-        numbers = (f"{last[name]:.3g}" if name in last.measures else "–" for name in shown)
-        table.add_row(Text(diagnosis.model), kind, Text(verdict.onset or "–"), Text(last.name), *numbers)
+def _table(comparison: "Comparison") -> Table:
+    head, rows = comparison.grid()
+    table = Table(*head[:4], *(Column(name, justify="right") for name in head[4:]), box=box.SIMPLE_HEAD)
+    for name, kind, *others in rows:
+        table.add_row(Text(name), Text(kind, style="green" if kind == "none" else "red"), *map(Text, others))
     return table
 
 
 def _facts(diagnosis: "Diagnosis") -> dict[str, Any]:
-    last, verdict = _last(diagnosis), diagnosis.verdict
+    from uncollapse.report.comparison import last_block
+
+    last, verdict = last_block(diagnosis), diagnosis.verdict
     measures = {name: summary.mean for name, summary in last.measures.items()}
     facts = {"model": diagnosis.model, "verdict": verdict.kind, "onset": verdict.onset}
     return facts | {"last_block": last.name, "measures": measures}

@@ -1,4 +1,4 @@
-"""List what a diagnosis measures at each layer: names, titles and directions, for reports and tables.
+"""List what a diagnosis measures at each layer: names and directions, for reports and tables.
 
 A measure of a sequence (an image, a graph) is averaged over sequences. A measure of the dataset covers all tokens.
 """
@@ -14,25 +14,33 @@ Group = Literal["similarity", "rank", "spread", "attention", "graph", "outliers"
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is measured at a layer.
+    """A number that is measured at a layer. It has one name: `effective_rank` in code, "effective rank" in text.
 
-    short: the column title in a terminal. better: which direction is further from collapse, None if neither is.
+    better: which direction is further from collapse, None if neither is.
     """
 
     name: str
-    title: str
-    short: str
     scope: Scope
     group: Group
     better: Literal["higher", "lower"] | None
     bounds: tuple[float | None, float | None]
     says: str
 
+    @property
+    def short(self) -> str:
+        """The name in words, as in tables and sentences."""
+        return self.name.replace("_", " ").replace("dirichlet", "Dirichlet")
 
-def _of(name: str, title: str, short: str, scope: Scope, group: Group, says: str, metric: str | None = None) -> Measure:
+    @property
+    def title(self) -> str:
+        """The name in words, with a capital letter."""
+        return self.short[0].upper() + self.short[1:]
+
+
+def _of(name: str, scope: Scope, group: Group, says: str, metric: str | None = None) -> Measure:
     """Return a measure with the facts of a registered metric, the one of the same name unless another is given."""
     facts = METRICS[metric or name]
-    return Measure(name, title, short, scope, group, facts.better, facts.bounds, says)
+    return Measure(name, scope, group, facts.better, facts.bounds, says)
 
 
 MEASURES: dict[str, Measure] = {
@@ -40,16 +48,12 @@ MEASURES: dict[str, Measure] = {
     for m in (
         _of(
             "mean_cosine",
-            "Token similarity",
-            "cosine",
             "sequence",
             "similarity",
             "mean cosine of two tokens; 1 = all alike",
         ),
         _of(
             "robust_cosine",
-            "Token similarity without outliers",
-            "robust cosine",
             "sequence",
             "similarity",
             "mean cosine of two tokens without the three largest features and, in causal models, the first token",
@@ -57,8 +61,6 @@ MEASURES: dict[str, Measure] = {
         ),
         _of(
             "pooled_cosine",
-            "Similarity of sequences",
-            "pooled cosine",
             "dataset",
             "similarity",
             "mean cosine of the mean tokens of two sequences; 1 = the input does not matter",
@@ -66,16 +68,12 @@ MEASURES: dict[str, Measure] = {
         ),
         _of(
             "effective_rank",
-            "Effective rank",
-            "rank",
             "sequence",
             "rank",
             "dimensions that the tokens of a sequence span",
         ),
         Measure(
             "rank_share",
-            "Rank share of a sequence",
-            "rank share",
             "sequence",
             "rank",
             "higher",
@@ -84,8 +82,6 @@ MEASURES: dict[str, Measure] = {
         ),
         _of(
             "dataset_rank",
-            "Effective rank of the dataset",
-            "dataset rank",
             "dataset",
             "rank",
             "dimensions that all tokens span around their mean",
@@ -93,8 +89,6 @@ MEASURES: dict[str, Measure] = {
         ),
         Measure(
             "dataset_rank_share",
-            "Rank share of the dataset",
-            "dataset share",
             "dataset",
             "rank",
             "higher",
@@ -103,23 +97,17 @@ MEASURES: dict[str, Measure] = {
         ),
         _of(
             "token_variance",
-            "Token variance",
-            "token variance",
             "sequence",
             "spread",
             "squared distance of the tokens from their mean",
         ),
         _of(
             "feature_variance",
-            "Feature variance",
-            "feature variance",
             "sequence",
             "spread",
             "variance over the features of each token",
         ),
         _of(
-            "uniformity",
-            "Uniformity",
             "uniformity",
             "dataset",
             "spread",
@@ -127,34 +115,26 @@ MEASURES: dict[str, Measure] = {
         ),
         Measure(
             "uniformity_gap",
-            "Distance to the optimum (%)",
-            "% from optimum",
             "dataset",
             "spread",
             "lower",
             (None, 100),
-            "how far the uniformity of embeddings is from that of a uniform distribution; 100 = one point",
+            "percent that the uniformity of embeddings is from that of a uniform distribution; 100 = one point",
         ),
         _of(
             "feature_correlation",
-            "Feature correlation",
-            "feature corr.",
             "dataset",
             "spread",
             "mean |correlation| of two features",
         ),
         _of(
             "outlier_share",
-            "Outlier share",
-            "outlier share",
             "dataset",
             "outliers",
             "share of the variance in the 3 largest features",
         ),
         Measure(
             "first_token_norm",
-            "First token",
-            "first token",
             "sequence",
             "outliers",
             None,
@@ -163,47 +143,35 @@ MEASURES: dict[str, Measure] = {
         ),
         _of(
             "attention_similarity",
-            "Attention similarity",
-            "attention cosine",
             "sequence",
             "attention",
             "mean cosine of two attention rows",
         ),
         _of(
             "attention_std",
-            "Attention deviation",
-            "attention std",
             "sequence",
             "attention",
             "standard deviation of an attention row",
         ),
         _of(
             "attention_entropy",
-            "Attention entropy",
-            "attention entropy",
             "sequence",
             "attention",
             "entropy of an attention row over log n",
         ),
         _of(
             "dirichlet_energy",
-            "Dirichlet energy",
-            "Dirichlet energy",
             "sequence",
             "graph",
             "squared differences along edges, over ‖X‖²",
         ),
         _of(
             "mean_average_distance",
-            "MAD",
-            "MAD",
             "sequence",
             "graph",
             "mean cosine distance of a node to its neighbours",
         ),
         _of(
-            "alignment",
-            "Alignment",
             "alignment",
             "dataset",
             "views",
@@ -211,8 +179,6 @@ MEASURES: dict[str, Measure] = {
         ),
         Measure(
             "pooled_uniformity",
-            "Uniformity of pooled views",
-            "pooled uniformity",
             "dataset",
             "views",
             "lower",

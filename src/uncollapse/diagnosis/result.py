@@ -17,7 +17,7 @@ from rich.text import Text
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.errors import did_you_mean
-from uncollapse.io import files, typed_json
+from uncollapse.io import files, notebook, typed_json
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.registry import RENDERERS
 
@@ -217,9 +217,17 @@ class Diagnosis:
         """Write an HTML report, with other diagnoses for comparison; needs the extra `report`."""
         return RENDERERS["page"]([self, *others], path)
 
-    def plot(self, measure: str = "effective_rank", path: str | Path = "plot.png") -> Path:
-        """Draw a measure by layer as a PNG, SVG or PDF file; needs the extra `report`."""
+    def plot(self, measure: str = "effective_rank", path: str | Path | None = None) -> Any:
+        """Draw a measure by layer; needs the extra `report`.
+
+        Without a path, return a matplotlib figure, which a notebook shows and which can be changed
+        (`figure.axes[0].set_title(…)`). With a path, write a PNG, SVG or PDF file and return the path.
+        """
         return RENDERERS["plot"](self, measure, path)
+
+    def compare(self, *others: "Diagnosis") -> Any:
+        """Compare other diagnoses with this one: `print(d.compare(after))`; it shows itself in a notebook."""
+        return RENDERERS["comparison"]([self, *others])
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row per layer and one column per measure; needs pandas."""
@@ -236,22 +244,37 @@ class Diagnosis:
 
     def table(self) -> Table:
         """Return the main measures as a table for a terminal."""
-        shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
-        title = f"{self.model} on {self.data}" if self.data else self.model
-        title = "\nwith ".join([title, *self.settings.get("cures", ())])
-        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
-        if len(self.layers) == 1:  # transposed: many columns do not fit into a narrow terminal
-            table.add_column("measure", no_wrap=True)
-            table.add_column(Text(self.layers[0].name), justify="right")
-            for name in shown:
-                table.add_row(MEASURES[name].short, _number(self.layers[0][name]))
-            return table
-        table.add_column("layer", no_wrap=True)
-        for name in shown:
-            table.add_column(MEASURES[name].short, justify="right")
-        for layer in self.layers:
-            table.add_row(Text(layer.label), *(_number(layer[name]) for name in shown))
+        (first, *others), rows = self._grid()
+        table = Table(title=Text(self._title()), title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column(first, no_wrap=True)
+        for name in others:
+            table.add_column(Text(name), justify="right")
+        for row in rows:
+            table.add_row(*map(Text, row))
         return table
+
+    def _title(self) -> str:
+        title = f"{self.model} on {self.data}" if self.data else self.model
+        return "\nwith ".join([title, *self.settings.get("cures", ())])
+
+    def _grid(self) -> tuple[list[str], list[list[str]]]:
+        """Return the head and the rows of the table."""
+        shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
+        if len(self.layers) == 1:  # transposed: many columns do not fit into a narrow terminal
+            (layer,) = self.layers
+            return ["measure", layer.name], [[MEASURES[name].short, _number(layer[name])] for name in shown]
+        rows = [[layer.label, *(_number(layer[name]) for name in shown)] for layer in self.layers]
+        return ["layer", *(MEASURES[name].short for name in shown)], rows
+
+    def __repr__(self) -> str:
+        found = self.verdict.kind if self.verdict.onset is None else f"{self.verdict.kind} from {self.verdict.onset} on"
+        return f"<Diagnosis of {self.model}: {len(self.layers)} layers, collapse: {found}>"
+
+    def _repr_html_(self) -> str:
+        verdict, codes = self.verdict, {tip.code for tip in self.verdict.advice}
+        lines = [line for line in verdict.lines() if line.strip() not in codes]
+        tips = "".join(notebook.html_code(tip.code) for tip in verdict.advice)
+        return notebook.html_table(*self._grid(), self._title()) + notebook.html_lines(lines) + tips
 
     def __rich__(self) -> Group:
         return Group(self.table(), *(Text(line) for line in self.verdict.lines()))

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple
     except ImportError as error:
         raise ImportError(NEEDED) from error
     figure: Any = Figure(figsize=size, facecolor="white", layout="constrained")
+    figure._repr_png_ = partial(_png, figure)  # a notebook shows it, also without pyplot
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     all_axes = figure.subplots(1, columns, squeeze=False)[0]
     figure.suptitle(title, fontsize=12, color=INK, x=0.015, ha="left", parse_math=False)
@@ -48,6 +50,12 @@ def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(QUIET)
     return figure, all_axes
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110, format="png")
+    return buffer.getvalue()
 
 
 def add_legend_below(figure: Any, axes: Any, columns: int = 5) -> Any:

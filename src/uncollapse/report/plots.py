@@ -27,7 +27,7 @@ SIZE = (7.2, 4.2)
 Diagnoses = Diagnosis | Sequence[Diagnosis]
 
 
-def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path = "plot.png") -> Path:
+def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path | None = None) -> Any:
     """Plot a measure by layer: mean, the middle half of the sequences, and the random baseline dashed.
 
     Args:
@@ -36,7 +36,7 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
         path: File to write, which ends in .png, .svg or .pdf.
 
     Returns:
-        The path.
+        The path; without one, the matplotlib figure.
     """
     given = _as_sequence(diagnoses)
     if measure not in MEASURES:
@@ -52,7 +52,7 @@ def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path
     _label_layers(axes, tr.layer_axis(given))
     _scale_values(axes, given, measure)
     _add_legend(figure, axes)
-    return save_figure(figure, path)
+    return figure if path is None else save_figure(figure, path)
 
 
 def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, layer: str | None = None) -> Path:
@@ -84,7 +84,7 @@ def plot_heatmap(diagnoses: Diagnoses, path: str | Path = "heatmap.png", *, laye
     """Plot the cosines between the tokens of the example at one layer, side by side. Default: the last layer."""
     given = _as_sequence(diagnoses)
     found = [_find_layer(d, layer, "heatmap") for d in given]
-    figure, all_axes = new_figure("Token similarity", (4.4 * len(given) + 0.8, 4.4), len(given))
+    figure, all_axes = new_figure("Cosine of tokens", (4.4 * len(given) + 0.8, 4.4), len(given))
     low = min(0.0, *(value for one in found for row in one.heatmap for value in row))
     for axes, d, one, name in zip(all_axes, given, found, tr.diagnosis_names(given), strict=True):
         image = axes.imshow(one.heatmap, vmin=low, vmax=1, cmap="cividis")

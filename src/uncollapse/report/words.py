@@ -88,8 +88,7 @@ def measure_title(measure: str) -> str:
 def title_in_sentence(measure: str) -> str:
     """Return the title of a measure for use inside a sentence."""
     text = measure_title(measure)
-    name = text.startswith("Dirichlet") or text[1:2].isupper()
-    return text if name else text[0].lower() + text[1:]
+    return text if text.startswith("Dirichlet") else text[0].lower() + text[1:]
 
 
 def describe_path(layers: Sequence[Layer], measure: str) -> str:
