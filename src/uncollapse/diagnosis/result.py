@@ -215,7 +215,8 @@ class Diagnosis:
 
     def report(self, path: str | Path = "report.html", *others: "Diagnosis") -> Path:
         """Write an HTML report, with other diagnoses for comparison; needs the extra `report`."""
-        return RENDERERS["page"]([self, *others], path)
+        written: Path = RENDERERS["page"]([self, *others], path)
+        return written
 
     def plot(self, measure: str = "effective_rank", path: str | Path | None = None) -> Any:
         """Draw a measure by layer; needs the extra `report`.
