@@ -1,5 +1,6 @@
 """The command `uncollapse list`: metrics, cures, losses, backbones, recipes and measures."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from uncollapse.cli import console
-from uncollapse.cli.options import complete_from
+from uncollapse.cli.options import complete_from, flag
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.registry import CURES, LOSSES, METRICS
 
@@ -25,6 +26,7 @@ def list_names(
             autocompletion=lambda incomplete: complete_from(KINDS)(incomplete),
         ),
     ] = None,
+    as_json: Annotated[bool, flag("--json", "Print the entries as JSON and nothing else.")] = False,
 ) -> None:
     """List all entries of one kind with their properties, such as metrics or cures."""
     if kind is None:
@@ -33,6 +35,10 @@ def list_names(
         hint = did_you_mean(kind, KINDS)
         raise UsageError(f"There is no list of {kind!r}; choose one of {', '.join(KINDS)}.{hint}")
     names, rows = KINDS[kind]()
+    if as_json:
+        entries = [dict(zip(("name", *names[1:]), row, strict=True)) for row in rows]
+        typer.echo(json.dumps(entries, ensure_ascii=False))
+        return
     terminal = console.stdout_console()
     if terminal.width < NARROWEST * len(names):
         _print_entries(terminal, names, rows)

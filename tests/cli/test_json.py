@@ -1,0 +1,68 @@
+"""What --json prints has the keys that the documentation names."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from tests.lab import slope
+from typer.testing import Result
+
+from uncollapse.lab.recipe import RECIPES
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+Run = Callable[..., Result]
+
+
+def documented(command: str) -> set[str]:
+    """Return the keys that the page names for a command."""
+    (row,) = re.findall(rf"^\| [^|]*`{command}`[^|]*\| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return set(re.findall(r"`([a-z_]+)`", row))
+
+
+@pytest.fixture
+def printed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    monkeypatch.setitem(RECIPES._entries, "slope", slope.RECIPE)
+    monkeypatch.setattr(slope, "runs", [])
+    monkeypatch.setattr(slope, "interrupt_at", [])
+    monkeypatch.chdir(tmp_path)
+
+    def printed(*arguments: object) -> Any:
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return printed
+
+
+def test_diagnoses(printed: Callable[..., Any], tmp_path: Path) -> None:
+    numpy.save(tmp_path / "rows.npy", numpy.random.default_rng(0).normal(size=(64, 8)))
+    found = printed("embeddings", "rows.npy")
+    assert set(found) == documented("embeddings")
+    for name in ("a.json", "b.json"):
+        Path(name).write_text(json.dumps(found))
+    assert set(printed("compare", "a.json", "b.json")) == documented("compare")
+    assert set(printed("embeddings", "rows.npy", "--mend", "auto", "--dry-run")) == documented("embeddings --mend")
+
+
+def test_runs_and_tables(printed: Callable[..., Any]) -> None:
+    (record,) = printed("train", "slope", "--epochs", 1)
+    assert documented("train") <= set(record)
+    plan = printed("sweep", "slope", "--grid", "epochs=1,2", "--dry-run")
+    assert set(plan) == documented("sweep") - {"ended"}
+    assert set(printed("sweep", "slope", "--grid", "epochs=1")) == documented("sweep")  # which is there
+    assert set(printed("table", "slope")) == documented("table")
+
+
+@pytest.mark.parametrize("kind", ["cures", "metrics"])
+def test_lists(printed: Callable[..., Any], kind: str) -> None:
+    entries = printed("list", kind)
+    assert {"contra_norm", "mean_cosine"} & {entry["name"] for entry in entries}
+    assert all("paper" in entry for entry in entries)
+
+
+def test_the_installation(printed: Callable[..., Any]) -> None:
+    assert set(printed("doctor")) == documented("doctor")
