@@ -35,7 +35,7 @@ def build_digits(config: Config, settings: Mapping[str, Any], cure: Cure, runtim
     return _vision("scikit-learn's digits", task, TrainingOptions(epochs, own.seed, clip=own.clip), splits)
 
 
-CIFAR_IMAGES, CIFAR_EPOCHS, CIFAR_BATCH = 10_000, 4, 64
+CIFAR_IMAGES, CIFAR_EPOCHS, CIFAR_BATCH = 10_000, 3, 64
 
 
 def build_cifar(config: Config, settings: Mapping[str, Any], cure: Cure, runtime: Runtime) -> Problem:
@@ -43,7 +43,7 @@ def build_cifar(config: Config, settings: Mapping[str, Any], cure: Cure, runtime
     splits = _cifar_splits(runtime.data_root)
     images, labels = splits["train"]
     epochs = scaled_epochs(config, CIFAR_EPOCHS)
-    sizes: dict[str, Any] = {"embed_dim": 64, "num_heads": 4, "img_size": 32, "patch_size": 4, "depth": config.built}
+    sizes: dict[str, Any] = {"embed_dim": 64, "num_heads": 4, "img_size": 32, "patch_size": 8, "depth": config.built}
     with use_seed(config.seed):
         model = build_vit("vit_tiny_patch16_224", 10, init="xavier", **sizes, **settings)
         cure(model)
