@@ -18,6 +18,7 @@ from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config import fields
 from uncollapse.lab.tables import contrasts
 from uncollapse.lab.tables import markdown as tables
+from uncollapse.lab.tables.details import Details, details_json
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 
 if TYPE_CHECKING:
@@ -60,15 +61,17 @@ def table(
     chosen = _recipe(recipe)
     laid_out, records = _board(chosen, board), _records(chosen, results)
     laid_out, records = _filter(chosen, laid_out, records, pairs or [])
-    written = _write(chosen, laid_out, records, markdown, html)
+    details = () if chosen.details is None else chosen.details(records)
+    written = _write(chosen, laid_out, records, details, markdown, html)
     made = build_cells(laid_out, records)
     if as_json:
         facts = tables.table_json(laid_out, made) | _statistics(chosen, records)
+        facts |= {"details": details_json(details)} if details else {}
         typer.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
     elif markdown == STDOUT:
-        typer.echo(tables.to_markdown(laid_out, records), nl=False)
+        typer.echo(tables.to_markdown(laid_out, records, details=details), nl=False)
     else:
-        _show(laid_out, made)
+        _show(laid_out, made, details)
     if written:
         typer.echo(f"Written: {' and '.join(map(str, written))}", err=as_json or markdown == STDOUT)
 
@@ -130,6 +133,7 @@ def _write(
     recipe: "Recipe",
     board: PaperTable,
     records: Sequence[Mapping[str, Any]],
+    details: Sequence[Details],
     markdown: Path | None,
     html: Path | None,
 ) -> list[Path]:
@@ -139,18 +143,18 @@ def _write(
     files = []
     try:
         if markdown not in (None, STDOUT):
-            files.append(write(markdown, tables.to_markdown(board, records)))
+            files.append(write(markdown, tables.to_markdown(board, records, details=details)))
         if html is not None:
             from uncollapse.lab.tables.table_page import write_page
 
             pictures = () if recipe.plots is None else recipe.plots(records)
-            files.append(write_page(board, records, html, pictures))
+            files.append(write_page(board, records, html, pictures, details))
     except ImportError as error:
         raise UsageError(str(error)) from error
     return files
 
 
-def _show(board: PaperTable, made: Sequence[TableCell]) -> None:
+def _show(board: PaperTable, made: Sequence[TableCell], details: Sequence[Details]) -> None:
     terminal = console.stdout_console()
     console.print_paragraph(terminal, board.title, style="bold")
     for group, rows in tables.group_cells(made).items():
@@ -160,18 +164,20 @@ def _show(board: PaperTable, made: Sequence[TableCell]) -> None:
     for note in tables.cell_notes(board, made):
         console.print_paragraph(terminal, note, bullet=" · ")
     if found := contrasts.compare_rows(board, made):
-        terminal.print(_differences(board, found))
-        console.print_paragraph(terminal, contrasts.contrast_note(found))
+        head, rows = contrasts.contrast_rows(board, found)
+        details = [Details(tables.DIFFERENCES, contrasts.contrast_note(found), head, rows, words=3), *details]
+    for each in details:
+        if each.rows:
+            terminal.print(_details_table(each))
+        console.print_paragraph(terminal, each.note if each.rows else f"{each.title}: {each.note}")
     console.print_paragraph(terminal, tables.coverage(board, made), style="bold")
 
 
-def _differences(board: PaperTable, found: Sequence[contrasts.Comparison]) -> Table:
-    head, rows = contrasts.contrast_rows(board, found)
-    title = Text(tables.DIFFERENCES, style="bold")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for number, name in enumerate(head):
-        table.add_column(Text(name), justify="left" if number < 3 else "right")
-    for row in rows:
+def _details_table(details: Details) -> Table:
+    table = Table(title=Text(details.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    for number, name in enumerate(details.head):
+        table.add_column(Text(name), justify="left" if number < details.words else "right")
+    for row in details.rows:
         table.add_row(*map(Text, row))
     return table
 

@@ -1,7 +1,10 @@
-"""Suggest which cure to try, and where."""
+"""Suggest which cure to try, and where: by what was measured on such models, or by the papers where nothing was."""
 
+from uncollapse.diagnosis.measured_gains import PAGE, Gain, Measured, find_measured
 from uncollapse.diagnosis.result import Advice, Kind
 from uncollapse.diagnosis.verdict import Subject
+
+SHOWN = 2  # measured rows
 
 
 def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
@@ -12,9 +15,45 @@ def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
         case "activations":
             where = f"in each block up to {onset}"
             return (Advice("contra_norm", "block", where, "x = uc.contra_norm(x, scale=0.1)"),)
-        case "pyg":
-            return _for_graphs(subject)
-    return _for_transformers(kind, onset, subject)
+    measured = find_measured(kind_of_model(subject), subject.blocks, kind)
+    return _from_papers(kind, onset, subject) if measured is None else from_measured(measured)
+
+
+def kind_of_model(subject: Subject) -> str:
+    """Return the kind of model in the words of the measured gains; empty if it is none of them."""
+    if subject.family == "pyg":
+        return "graph network"
+    if "attention.norm" not in subject.places or subject.modules:
+        return ""
+    norm = "pre-norm" if "attention.norm.input" in subject.places else "post-norm"
+    return f"{norm} {'decoder' if subject.causal else 'encoder'}"
+
+
+def from_measured(measured: Measured) -> tuple[Advice, ...]:
+    """Return the best measured rows, at least one of which can be attached if any helped."""
+    helpful = measured.helpful
+    if not helpful:
+        best = measured.gains[0]
+        words = f"nothing that was measured helped {measured.where}; the best was {best.row}, {best.text}; see {PAGE}"
+        return (Advice("none", "model", words, "# compare over seeds before you change the model"),)
+    chosen = list(helpful[:SHOWN])
+    cures = [gain for gain in helpful if gain.cure]
+    if cures and cures[0] not in chosen:
+        chosen.append(cures[0])
+    return tuple(_measured_tip(gain, measured) for gain in chosen)
+
+
+def _measured_tip(gain: Gain, measured: Measured) -> Advice:
+    words = f"{gain.row}: {gain.text} over {measured.score:.1f} % for {measured.where}; see {PAGE}"
+    return Advice(gain.cure or gain.row, gain.place, words, gain.code)
+
+
+def _from_papers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
+    tips = _for_graphs(subject) if subject.family == "pyg" else _for_transformers(kind, onset, subject)
+    return tuple(
+        Advice(tip.cure, tip.place, f"{tip.reason} (by its paper: nothing was measured on such a model)", tip.code)
+        for tip in tips
+    )
 
 
 def _for_graphs(subject: Subject) -> tuple[Advice, ...]:

@@ -13,6 +13,7 @@ from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.search.variables import Search
+from uncollapse.lab.tables.details import Details
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.registry import Lazy, Registry
 
@@ -43,6 +44,7 @@ class Recipe:
         fingerprint: Returns the fingerprint of the data that a run would use now, as its record has it in
             `data.fingerprint`; None where the data cannot have changed. See `same_data`.
         plots: Returns plots of the given records, for the page of a table.
+        details: Returns further tables of the given records, which follow a table.
         statistics: Returns statistics of the given records over all of them, for the JSON of a table.
         search: What `uncollapse tune` may vary; None if the recipe cannot be tuned.
     """
@@ -62,6 +64,7 @@ class Recipe:
     single_process: bool = False
     fingerprint: Callable[[Any, Runtime], str | None] | None = None
     plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
+    details: Callable[[Sequence[Mapping[str, Any]]], Sequence[Details]] | None = None
     statistics: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     search: Search | None = None
 

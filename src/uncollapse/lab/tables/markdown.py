@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from uncollapse.lab.tables import contrasts
+from uncollapse.lab.tables.details import Details
 from uncollapse.lab.tables.paper_table import CLOSE, PaperTable, Published, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 
@@ -13,8 +14,10 @@ REACHED, TIED, NEAR = "✓", "=", "≈"
 DIFFERENCES = "Differences by seed"  # heading of the comparisons
 
 
-def to_markdown(board: PaperTable, records: Iterable[Record], *, level: int = 2) -> str:
-    """Return a table as Markdown, one per group, below a heading of the given level."""
+def to_markdown(
+    board: PaperTable, records: Iterable[Record], *, level: int = 2, details: Iterable[Details] = ()
+) -> str:
+    """Return a table as Markdown, one per group, below a heading of the given level; further tables follow."""
     made = build_cells(board, records)
     lines = [f"{'#' * level} {_escape(board.title)}", ""]
     for group, rows in group_cells(made).items():
@@ -23,6 +26,8 @@ def to_markdown(board: PaperTable, records: Iterable[Record], *, level: int = 2)
     lines += ["", *(f"- {_escape(note)}" for note in cell_notes(board, made))]
     if found := contrasts.compare_rows(board, made):
         lines += ["", f"{'#' * (level + 1)} {DIFFERENCES}", "", contrast_table(board, found)]
+    for table in details:
+        lines += ["", f"{'#' * (level + 1)} {_escape(table.title)}", "", details_table(table)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -136,10 +141,15 @@ def cell_notes(board: PaperTable, made: Sequence[TableCell]) -> list[str]:
 def contrast_table(board: PaperTable, found: Sequence[contrasts.Comparison]) -> str:
     """Return the comparisons of a table as Markdown, with how to read them."""
     head, rows = contrasts.contrast_rows(board, found)
-    lines = [[_escape(text) for text in line] for line in (head, *rows)]
-    lines.insert(1, ["---"] * 3 + ["---:"] * (len(head) - 3))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{contrasts.contrast_note(found)}"
+    return details_table(Details(DIFFERENCES, contrasts.contrast_note(found), head, rows, words=3))
+
+
+def details_table(table: Details) -> str:
+    """Return a further table as Markdown, with how to read it."""
+    lines = [[_escape(text) for text in line] for line in (table.head, *table.rows)]
+    lines.insert(1, ["---"] * table.words + ["---:"] * (len(table.head) - table.words))
+    shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{shown}\n\n{table.note}" if table.rows else table.note
 
 
 def table_json(board: PaperTable, made: Sequence[TableCell]) -> dict[str, Any]:

@@ -56,10 +56,10 @@ class PaperTable:
     published: the paper's numbers. contrasts: which rows are compared seed by seed; together they are one family of
     tests. claim: the row whose cells are counted in the summary, the one that the paper is about; None counts all rows.
     protocol: the paper's settings; a cell with other settings says so, and is not compared with the paper's number.
-    free: settings that may differ from the protocol. row_of: the row of a config in words, where its fields would be
-    hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the protocol
-    in single rows. row_name: heading of rows in words. names: what plots call values of the axes and the metric.
-    fresh_seeds: seeds that took part in a choice do not count.
+    free: settings that may differ from the protocol. row_of, group_of: row and group of a config in words, where fields
+    would be hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the
+    protocol in single rows. row_name: heading of rows in words. names: what plots call values of the axes and
+    the metric. fresh_seeds: seeds that took part in a choice do not count.
     command_only: groups that are too large to be run here, and the command that would run them.
     """
 
@@ -78,6 +78,7 @@ class PaperTable:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     free: tuple[str, ...] = ()
     row_of: Callable[[Mapping[str, Any]], str] | None = None
+    group_of: Callable[[Mapping[str, Any]], str] | None = None
     all_groups: bool = False
     fresh_seeds: bool = False
     row_name: str = ""
@@ -108,7 +109,8 @@ class PaperTable:
     def place(self, record: Record) -> Place:
         """Return the group, row and column of a result."""
         row = field_of(record, self.rows) if self.row_of is None else self.row_of(record["config"])
-        return field_of(record, self.groups), row, field_of(record, self.columns)
+        group = field_of(record, self.groups) if self.group_of is None else self.group_of(record["config"])
+        return group, row, field_of(record, self.columns)
 
     @property
     def named(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.tables import contrasts, markdown
+from uncollapse.lab.tables.details import Details
 from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
@@ -32,32 +33,47 @@ class ResultPlot:
 
 
 def write_page(
-    table: PaperTable, records: Iterable[Record], path: str | Path, plots: Iterable[ResultPlot] = ()
+    table: PaperTable,
+    records: Iterable[Record],
+    path: str | Path,
+    plots: Iterable[ResultPlot] = (),
+    details: Iterable[Details] = (),
 ) -> Path:
-    """Write a table, a plot per group and more plots as one self-contained HTML page."""
-    return frame.write_html(render_page(table, build_cells(table, records), tuple(plots)), path)
+    """Write a table, a plot per group, further tables and plots as one self-contained HTML page."""
+    return frame.write_html(render_page(table, build_cells(table, records), tuple(plots), tuple(details)), path)
 
 
-def render_page(table: PaperTable, cells: Sequence[TableCell], plots: Sequence[ResultPlot] = ()) -> str:
+def render_page(
+    table: PaperTable,
+    cells: Sequence[TableCell],
+    plots: Sequence[ResultPlot] = (),
+    details: Sequence[Details] = (),
+) -> str:
     """Return the page as text."""
     groups = [_group(table, i, name, rows) for i, (name, rows) in enumerate(group_cells(cells).items())]
     links = {group["id"]: group["name"] for group in groups}
     found = contrasts.compare_rows(table, cells)
     head, rows = contrasts.contrast_rows(table, found)
+    differences = Details(markdown.DIFFERENCES, contrasts.contrast_note(found), head, rows, words=3)
+    shown = [*([differences] if rows else ()), *details]
     return frame.render(
         "table.html",
         title=table.title,
         subtitle=markdown.coverage(table, cells),
         subject="tables",
-        links=links | {f"plot-{i}": plot.title for i, plot in enumerate(plots)},
+        links=links | _links("details", shown) | _links("plot", plots),
         legend=markdown.legend(table, cells),
         corner=markdown.corner_label(table),
         columns=table.columns,
         groups=groups,
         plots=plots,
         notes=markdown.cell_notes(table, cells),
-        contrasts={"title": markdown.DIFFERENCES, "head": head, "rows": rows, "note": contrasts.contrast_note(found)},
+        details=shown,
     )
+
+
+def _links(name: str, sections: Sequence[Details] | Sequence[ResultPlot]) -> dict[str, str]:
+    return {f"{name}-{i}": section.title for i, section in enumerate(sections)}
 
 
 def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> dict[str, Any]:

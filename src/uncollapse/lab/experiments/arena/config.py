@@ -2,7 +2,7 @@
 
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,6 +15,7 @@ from uncollapse.attachment.attach import attach
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config.fields import config_field, reset_idle
 
+NAME = "arena"
 TASKS = ("gcn", "vit-digits", "bert", "decoder", "vit-cifar")
 GRAPHS = ("cora", "citeseer", "chameleon", "csbm", "karate")
 STRENGTH = "strength"  # in contestants.toml: the argument of the cure that takes the config's scale
@@ -51,13 +52,15 @@ class Contestant(BaseModel):
     """How a cure enters a model: settings of the task's own model, and calls of `uc.attach` in their order.
 
     An entry of `attach` has the cure's name and arguments; the argument that its `strength` names gets the config's
-    scale. So does the setting of the model that `strength` of the contestant names.
+    scale. So does the setting of the model that `strength` of the contestant names. code: how users get such a
+    setting in their own model, a line of code or a comment; the scale stands for `{scale}`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: dict[str, Any] = {}
     strength: str = ""
     attach: list[dict[str, Any]] = []
+    code: str = ""
 
     @property
     def has_strength(self) -> bool:
@@ -70,13 +73,26 @@ class Contestant(BaseModel):
 
     def put_into(self, model: nn.Module, scale: float) -> None:
         """Attach the cures."""
-        for step in self.attach:
-            options = {name: value for name, value in step.items() if name not in ("cure", STRENGTH)}
-            if STRENGTH in step:
-                options[step[STRENGTH]] = scale
+        for step, options in self._steps(scale):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "DeepGCN takes no batch")  # it has one whole graph
                 attach(model, step["cure"], **options)
+
+    def code_for(self, scale: float) -> str:
+        """Return the code that does the same in a user's model."""
+        if not self.attach:
+            return self.code.format(scale=f"{scale:g}")
+        calls = []
+        for step, options in self._steps(scale):
+            words = "".join(f", {name}={value!r}" for name, value in options.items()).replace("'", '"')
+            calls.append(f'uc.attach(model, "{step["cure"]}"{words})')
+        return "; ".join(calls)
+
+    def _steps(self, scale: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield each call of `uc.attach` with its options."""
+        for step in self.attach:
+            options = {name: value for name, value in step.items() if name not in ("cure", STRENGTH)}
+            yield step, options | ({step[STRENGTH]: scale} if STRENGTH in step else {})
 
 
 @cache
@@ -103,6 +119,11 @@ def find_contestant(task: str, name: str) -> Contestant:
         hint = did_you_mean(name, there)
         raise UsageError(f"cure must be one of {', '.join(there)} for {task}, got {name!r}.{hint}")
     return there[name]
+
+
+def group_of(config: Mapping[str, Any]) -> str:
+    """Return the task of a run, with the graph where there are several."""
+    return f"{config['task']}, {config['data']}" if config["task"] == "gcn" else str(config["task"])
 
 
 def row_of(config: Mapping[str, Any]) -> str:

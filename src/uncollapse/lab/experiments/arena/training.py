@@ -13,12 +13,11 @@ from uncollapse.diagnosis.run import Plan, diagnose
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.experiments.arena.config import Config, find_contestant
+from uncollapse.lab.experiments.arena.config import NAME, Config, find_contestant
 from uncollapse.lab.experiments.arena.problems import Problem
 from uncollapse.lab.experiments.training_run import record_of, training_record, with_threads
 from uncollapse.lab.runs.results import round_metrics, summarize_diagnosis
 
-NAME = "arena"
 BUILDERS = {  # task -> module and function of this package
     "gcn": ("problems", "build_gcn"),
     "vit-digits": ("image_problems", "build_digits"),

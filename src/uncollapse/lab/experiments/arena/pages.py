@@ -1,0 +1,190 @@
+"""Tables of cost, learning rates and missing runs of the arena, and its plots."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from uncollapse.lab.config.fields import identity
+from uncollapse.lab.experiments.arena.config import NAME, Config, group_of, row_of
+from uncollapse.lab.experiments.arena.standings import WORKS, Standing, build_standings
+from uncollapse.lab.runs.grids import Grid, GridCell
+from uncollapse.lab.tables.contrasts import NONE as NOTHING
+from uncollapse.lab.tables.contrasts import format_interval, signed
+from uncollapse.lab.tables.details import Details
+from uncollapse.lab.tables.paper_table import PaperTable
+from uncollapse.lab.tables.selection import Record
+from uncollapse.lab.tables.significance import Paired, mean_interval
+from uncollapse.lab.tables.table_page import ResultPlot
+from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, add_legend_below, new_figure, series_colour
+
+BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
+
+Grids = Mapping[str, Sequence[Grid]]
+
+
+def list_details(board: PaperTable, grids: Grids, records: Sequence[Record]) -> list[Details]:
+    """Return the further tables of the arena."""
+    found = build_standings(board, records)
+    return [cost_table(board, found), rate_table(found), missing_table(grids, records)]
+
+
+def cost_table(board: PaperTable, found: Sequence[Standing]) -> Details:
+    """Return gains at equal steps and at equal time, costs, and what the diagnosis showed."""
+    head = (
+        "task",
+        "depth",
+        "cure",
+        "gain over none",
+        "gain at equal time",
+        "seconds",
+        "MB",
+        "rank before → after",
+        "verdict before → after",
+    )
+    rows = [
+        (
+            each.group,
+            str(each.depth),
+            each.row,
+            _gain(board, each.gain.paired if each.gain else None),
+            _gain(board, each.gain_in_time),
+            f"{each.seconds:.1f}",
+            f"{each.megabytes:.1f}",
+            " → ".join(f"{rank:.1f}" for rank in each.ranks),
+            " → ".join(each.verdicts),
+        )
+        for each in found
+    ]
+    note = (
+        "Gains are in points of test accuracy, with the 95 % interval. Equal time: compared with a plain model that "
+        "trains for as many processor seconds, on the line between the rows none and more epochs. MB: what a training "
+        "step stores for its backward pass. Rank: effective rank after the last block, before and after training."
+    )
+    return Details("Gain, cost and diagnosis", note, head, rows, words=3)
+
+
+def _gain(board: PaperTable, paired: Paired | None) -> str:
+    if paired is None:
+        return NOTHING
+    interval = f" ({format_interval(board, paired.interval)})" if paired.interval else ""
+    return f"{signed(board, paired.mean)}{interval}"
+
+
+def rate_table(found: Sequence[Standing]) -> Details:
+    """Return the learning rates that work with each cure."""
+    best = best_validation(found)
+    rows = []
+    for each in found:
+        works = [rate for rate, score in each.rates.items() if score >= WORKS * best[each.group, each.depth]]
+        span = f"{works[0]:g} … {works[-1]:g}" if works else NOTHING
+        rows.append((each.group, str(each.depth), each.row, f"{len(works)} of {len(each.rates)}", span))
+    note = (
+        f"A learning rate works if its best trial reaches {WORKS:.0%} of the best validation score of any cure there. "
+        "Cures with a strength were tried with three learning rates, the others with nine."
+    )
+    return Details("Learning rates that work", note, ("task", "depth", "cure", "work", "from … to"), rows, words=3)
+
+
+def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
+    """Return the best validation score of each place."""
+    best: dict[tuple[str, int], float] = defaultdict(float)
+    for each in found:
+        best[each.group, each.depth] = max(best[each.group, each.depth], *each.rates.values(), 0.0)
+    return best
+
+
+def missing_table(grids: Grids, records: Sequence[Record]) -> Details:
+    """Return what the sweeps still lack, one row per place."""
+    done = {identity(NAME, Config(**r["config"])): r for r in records}
+    begun: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    untouched: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for name, cell in ((name, cell) for name, of in grids.items() for grid in of for cell in grid.cells(Config)):
+        first = vars(cell.trials[0])
+        at, row = (name, group_of(first), str(first["depth"])), row_of(first)
+        if state := _state(cell, done):
+            begun[at].append(f"{row} ({state})")
+        elif state is None:
+            untouched[at].append(row)
+    places = dict.fromkeys([*begun, *untouched])
+    rows = [(*at, ", ".join(begun[at]) or NOTHING, ", ".join(untouched[at]) or NOTHING) for at in places]
+    note = "Continue with `uncollapse sweep arena --grid NAME`." if rows else "Nothing: every sweep is complete."
+    return Details("Not run yet", note, ("grid", "task", "depth", "begun", "not begun"), rows, words=5)
+
+
+def _state(cell: GridCell, done: Mapping[str, Record]) -> str | None:
+    """Return how far a row is: empty if it is complete, None if it has not begun."""
+    trials = [done[name] for name in (identity(NAME, trial) for trial in cell.trials) if name in done]
+    if len(trials) < len(cell.trials):
+        return f"{len(trials)} of {len(cell.trials)} trials" if trials else None
+    seeds = [identity(NAME, follower) in done for follower in cell.followers(trials)]
+    return "" if all(seeds) else f"{sum(seeds)} of {len(seeds)} seeds"
+
+
+def draw_plots(board: PaperTable, records: Sequence[Record]) -> Iterator[ResultPlot]:
+    """Yield the plots of each task: score over seconds, rank against gain, and validation over learning rates."""
+    groups: dict[str, dict[int, list[Standing]]] = defaultdict(lambda: defaultdict(list))
+    for each in build_standings(board, records):
+        groups[each.group][each.depth].append(each)
+    for group, depths in groups.items():
+        yield ResultPlot(
+            f"{group}: score over seconds",
+            "Mean test accuracy over the processor seconds of a run. Bars are 95 % intervals over seeds.",
+            _panels(f"{group}: score over seconds", depths, "seconds of processor time", "test accuracy, %", _seconds),
+        )
+        yield ResultPlot(
+            f"{group}: rank and gain",
+            "Gain over none against the effective rank after the last block: hollow before training, filled after it. "
+            "Bars are 95 % intervals over seeds.",
+            _panels(f"{group}: rank and gain", depths, "effective rank, last block", "gain, points", _rank),
+        )
+        yield ResultPlot(
+            f"{group}: learning rates",
+            "Best validation score of the trials at each learning rate, one seed.",
+            _panels(f"{group}: learning rates", depths, "learning rate", "validation score, %", _rates),
+        )
+
+
+def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:
+    """Return a figure with one panel per depth; a row has the same colour and marker in all of them."""
+    figure, panels = new_figure(title, (4.4 * len(depths) + 2.0, 4.8), len(depths))
+    names = list(dict.fromkeys(each.row for several in depths.values() for each in several))
+    for axes, (depth, several) in zip(panels, sorted(depths.items()), strict=True):
+        for each in several:
+            number = names.index(each.row)
+            marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+            draw(axes, each, {"color": series_colour(number), "marker": marker, "markersize": 6, "label": each.row})
+        axes.set_title(f"depth {depth}", fontsize=10, color=INK)
+        axes.set_xlabel(x, color=INK)
+        axes.set_ylabel(y, color=INK)
+        axes.grid(axis="y", color=LINE, linewidth=0.8)
+    add_legend_below(figure, panels[-1])
+    return figure
+
+
+def _seconds(axes: Any, each: Standing, look: dict[str, Any]) -> None:
+    axes.errorbar([each.seconds], [each.mean], yerr=_half(list(each.scores.values())), **BAR, **look)
+
+
+def _rank(axes: Any, each: Standing, look: dict[str, Any]) -> None:
+    before, after = each.ranks
+    gain = each.gain.paired if each.gain else None
+    at, values = (0.0, []) if gain is None else (gain.mean, list(gain.differences.values()))
+    axes.plot([before, after], [at, at], color=look["color"], linewidth=0.8, alpha=0.6)
+    hollow = {"markerfacecolor": "none", "linestyle": "none"} | {k: v for k, v in look.items() if k != "label"}
+    axes.plot([before], [at], **hollow)
+    axes.errorbar([after], [at], yerr=_half(values), **BAR, **look)
+
+
+def _rates(axes: Any, each: Standing, look: dict[str, Any]) -> None:
+    axes.set_xscale("log")
+    axes.plot(list(each.rates), list(each.rates.values()), linewidth=1.2, **look)
+
+
+def _half(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of a mean, 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    interval = mean_interval(mean, deviation, len(values))
+    return interval[1] - mean if interval else 0.0

@@ -1,0 +1,193 @@
+"""Standings of the arena: the gain of each row over doing nothing, what it costs, and what the diagnosis showed."""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from uncollapse.lab.experiments.arena.config import find_contestant
+from uncollapse.lab.tables.contrasts import Comparison, compare_rows
+from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
+from uncollapse.lab.tables.selection import Record, metric_of
+from uncollapse.lab.tables.significance import Paired, compare, mean_interval
+from uncollapse.registry import CURES
+
+NONE, LONGER = "none", "more epochs"  # rows that others are compared with
+WORKS = 0.9  # of the best validation score of a place: from here on a learning rate works
+KINDS = {  # of models, as advice calls them
+    "gcn": "graph network",
+    "vit-digits": "pre-norm encoder",
+    "vit-cifar": "pre-norm encoder",
+    "bert": "post-norm encoder",
+    "decoder": "pre-norm decoder",
+}
+FEWEST = 3  # seeds from which on a gain counts for advice
+
+At = tuple[str, str, int]  # group, row, depth
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A row at a place of the arena, over its fresh seeds.
+
+    group, depth: the place. chosen: settings chosen on validation. scores: test scores by seed, in percent.
+    gain: over doing nothing, at equal steps. gain_in_time: over a plain model that trains for as many seconds.
+    seconds: of processor time per run. megabytes: what a step stores for its backward pass. verdicts, ranks: before and
+    after the training, the most frequent verdict and the mean effective rank after the last block. rates: the best
+    validation score of the trials by learning rate, in percent.
+    """
+
+    group: str
+    row: str
+    depth: int
+    chosen: Mapping[str, Any]
+    scores: Mapping[int, float]
+    seconds: float
+    megabytes: float
+    verdicts: tuple[str, str]
+    ranks: tuple[float, float]
+    rates: Mapping[float, float] = field(default_factory=dict)
+    gain: Comparison | None = None
+    gain_in_time: Paired | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean test score, in percent."""
+        return statistics.fmean(self.scores.values())
+
+
+def build_standings(board: PaperTable, records: Sequence[Record]) -> list[Standing]:
+    """Return the rows that have fresh seeds, in the order of the table."""
+    found: dict[At, list[Record]] = defaultdict(list)
+    for record in records:
+        found[board.place(record)].append(record)
+    cells = [cell for cell in build_cells(board, records) if cell.figures]
+    gains = {(each.group, each.row, each.column): each for each in compare_rows(board, cells)}
+    places = [(cell.group, cell.row, cell.column) for cell in cells]
+    made = {at: _standing(cell, found[at], gains.get(at)) for at, cell in zip(places, cells, strict=True)}
+    return [_with_time(each, made) for each in made.values()]
+
+
+def _standing(cell: TableCell, records: Sequence[Record], gain: Comparison | None) -> Standing:
+    def chosen(record: Record) -> bool:
+        return all(record["config"][name] == value for name, value in cell.chosen.items())
+
+    runs = [r for r in records if r["seed"] in cell.figures and chosen(r)]
+    seconds = [r["cost"]["processor_seconds"] for r in runs if r["cost"]["processor_seconds"] is not None]
+    return Standing(
+        cell.group,
+        cell.row,
+        cell.column,
+        {name: runs[0]["config"][name] for name in ("lr", "scale", "blocks")},
+        cell.figures,
+        seconds=statistics.fmean(seconds) if seconds else math.nan,  # of resumed runs it is not known
+        megabytes=statistics.fmean(r["cost"]["saved_megabytes"] for r in runs),
+        verdicts=(_usual_verdict(runs, "before"), _usual_verdict(runs, "after")),
+        ranks=(_mean_rank(runs, "before"), _mean_rank(runs, "after")),
+        rates=_best_by_rate(r for r in records if r["seed"] not in cell.figures),
+        gain=gain,
+    )
+
+
+def _best_by_rate(trials: Iterable[Record]) -> dict[float, float]:
+    best: dict[float, float] = {}
+    for trial in trials:
+        rate, score = trial["config"]["lr"], metric_of(trial, "validation")
+        best[rate] = max(best.get(rate, 0.0), 100 * (score or 0.0))  # 0 if it did not stay finite
+    return dict(sorted(best.items()))
+
+
+def _usual_verdict(runs: Sequence[Record], when: str) -> str:
+    return Counter(r["diagnosis"][when]["verdict"] for r in runs).most_common(1)[0][0]
+
+
+def _mean_rank(runs: Sequence[Record], when: str) -> float:
+    """Return the effective rank of what enters the last layer, the outputs of a graph network, or leaves it."""
+    return statistics.fmean(_last_hidden(r, when)["effective_rank"] for r in runs)
+
+
+def _last_hidden(record: Record, when: str) -> Mapping[str, Any]:
+    blocks = [layer for layer in record["diagnosis"][when]["layers"] if layer["name"].startswith("block")]
+    last: Mapping[str, Any] = blocks[-2 if record["config"]["task"] == "gcn" else -1]
+    return last
+
+
+def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
+    """Return a standing with its gain over plain models that had as much time.
+
+    Their score is taken on the line between their usual training and the longer one.
+    """
+    plain, longer = (others.get((each.group, row, each.depth)) for row in (NONE, LONGER))
+    if each.row == NONE or plain is None or longer is None or not longer.seconds > plain.seconds:
+        return each
+    seeds = each.scores.keys() & plain.scores.keys() & longer.scores.keys()
+    if not seeds or math.isnan(each.seconds):
+        return each
+    share = min(1.0, max(0.0, (each.seconds - plain.seconds) / (longer.seconds - plain.seconds)))
+    rival = {seed: (1 - share) * plain.scores[seed] + share * longer.scores[seed] for seed in seeds}
+    return replace(each, gain_in_time=compare(each.scores, rival))
+
+
+def measured_gains(board: PaperTable, records: Sequence[Record]) -> dict[str, Any]:
+    """Return what advice is taken from, as `uncollapse.diagnosis.measured_gains` reads it.
+
+    Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
+    left out, and so are rows that are not on all that remain: means over different datasets cannot be compared.
+    """
+    found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
+    for each in build_standings(board, records):
+        if len(each.scores) >= FEWEST:
+            found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
+    entries = [_measured(task, depth, groups) for (task, depth), groups in found.items()]
+    date = max((str(record["date"])[:10] for record in records), default="")
+    return {"source": "results/arena", "date": date, "measured": [entry for entry in entries if entry]}
+
+
+def _measured(task: str, depth: int, groups: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any] | None:
+    most = max(len(rows) for rows in groups.values())
+    full = {group: rows for group, rows in groups.items() if len(rows) == most and NONE in rows}
+    if not full:
+        return None
+    first, *others = full.values()
+    common = [row for row in first if row != NONE and all(row in rows for rows in others)]
+    gains = [_gain([rows[row] for rows in full.values()]) for row in common]
+    plain = [rows[NONE] for rows in full.values()]
+    return {
+        "kind": KINDS[task],
+        "depth": depth,
+        "data": [group.partition(", ")[2] or group.partition("-")[2] or group for group in full],
+        "cause": Counter(each.verdicts[1] for each in plain).most_common(1)[0][0],
+        "score": round(statistics.fmean(each.mean for each in plain), 2),
+        "gains": sorted((gain for gain in gains if gain), key=lambda gain: -gain["low"]),
+    }
+
+
+def _gain(several: Sequence[Standing]) -> dict[str, Any] | None:
+    """Return the gain of a row over all datasets; None if they have too few seeds in common."""
+    differences = [each.gain.paired.differences for each in several if each.gain]
+    seeds = set.intersection(*(set(each) for each in differences)) if differences else set()
+    if len(differences) < len(several) or len(seeds) < FEWEST:
+        return None
+    means = [statistics.fmean(each[seed] for each in differences) for seed in seeds]
+    mean = statistics.fmean(means)
+    interval = mean_interval(mean, statistics.stdev(means), len(means))
+    assert interval is not None  # there are several seeds
+    numbers = {"mean": round(mean, 2), "low": round(interval[0], 2), "high": round(interval[1], 2)}
+    return {"row": several[0].row, **_way(several), **numbers, "seeds": len(seeds)}
+
+
+def _way(several: Sequence[Standing]) -> dict[str, str]:
+    """Return how a user gets a row: the cure, its place, and a line of code."""
+    first, chosen = several[0], [each.chosen for each in several]
+    if first.row == "shallower":
+        blocks = statistics.median_low(each["blocks"] for each in chosen)
+        return {"cure": "", "place": "model", "code": f"# build it with {blocks} blocks instead of {first.depth}"}
+    if first.row == LONGER:
+        return {"cure": "", "place": "training", "code": "# train it longer, without a cure"}
+    contestant = find_contestant(first.group.partition(",")[0], first.row)
+    scale = statistics.median_low(each["scale"] for each in chosen)
+    cures = [step["cure"] for step in contestant.attach]
+    place = str(contestant.attach[-1].get("at", CURES[cures[-1]].default_places())) if cures else "model"
+    return {"cure": cures[0] if len(cures) == 1 else "", "place": place, "code": contestant.code_for(scale)}

@@ -1,0 +1,70 @@
+"""Advice by what was measured: the nearest depth, the best lower bound, and words where nothing helped or was run."""
+
+from dataclasses import replace
+
+import pytest
+
+from uncollapse.diagnosis import advice
+from uncollapse.diagnosis.measured_gains import Gain, Measured, find_measured
+from uncollapse.diagnosis.verdict import Subject
+
+SHALLOWER = Gain("shallower", "", "model", "# build it with 4 blocks instead of 16", 40.0, 38.0, 42.0, 6)
+LAYER_NORM = Gain("layer_norm", "", "model", "# add a LayerNorm", 30.0, 25.0, 35.0, 6)
+RESIDUAL = Gain("residual", "residual", "conv.output", 'uc.attach(model, "residual")', 30.0, 20.0, 40.0, 6)
+HARMFUL = Gain("drop_edge", "drop_edge", "model", "", -1.0, -3.0, 1.0, 6)
+GCN = Measured("graph network", 16, ("cora",), "complete", 31.5, (SHALLOWER, LAYER_NORM, RESIDUAL, HARMFUL))
+DEEP = replace(GCN, depth=32)
+SUBJECT = Subject("pyg", "GCN", False, ("conv.output", "block"), blocks=16)
+
+
+def test_the_nearest_depth_of_the_same_kind_counts() -> None:
+    there = (GCN, DEEP)
+    assert find_measured("graph network", 20, among=there) == GCN
+    assert find_measured("graph network", 30, among=there) == DEEP
+    assert find_measured("graph network", 64, among=there) == DEEP
+    assert find_measured("graph network", 7, among=there) is None
+    assert find_measured("graph network", 0, among=there) is None
+    assert find_measured("pre-norm decoder", 16, among=there) is None
+
+
+def test_the_same_cause_counts_before_the_depth() -> None:
+    other = replace(DEEP, cause="dimensional")
+    assert find_measured("graph network", 18, "dimensional", among=(GCN, other)) == other
+    assert find_measured("graph network", 18, "both", among=(GCN, other)) == GCN
+
+
+def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
+    first, second, third = advice.from_measured(GCN)
+    assert (first.cure, second.cure, third.cure) == ("shallower", "layer_norm", "residual")  # one can be attached
+    assert first.code == SHALLOWER.code
+    assert "+40.0 points (95 %: +38.0 to +42.0)" in first.reason
+    assert "16 blocks on cora" in first.reason
+    assert "docs/which-cure.md" in first.reason
+
+
+def test_where_nothing_helped_the_advice_is_not_to_change_the_model() -> None:
+    (only,) = advice.from_measured(replace(GCN, gains=(HARMFUL,)))
+    assert only.cure == "none"
+    assert "nothing that was measured helped" in only.reason
+    assert "−1.0 points (95 %: −3.0 to +1.0)" in only.reason
+
+
+@pytest.mark.parametrize(
+    ("places", "causal", "expected"),
+    [
+        (("attention.norm", "attention.norm.input"), False, "pre-norm encoder"),
+        (("attention.norm", "attention.norm.input"), True, "pre-norm decoder"),
+        (("attention.norm",), False, "post-norm encoder"),
+        (("block",), False, ""),
+    ],
+)
+def test_kinds_of_models(places: tuple[str, ...], causal: bool, expected: str) -> None:
+    assert advice.kind_of_model(Subject("huggingface", "X", causal, places)) == expected
+
+
+def test_advice_follows_the_measured_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "find_measured", lambda kind, depth, cause: find_measured(kind, depth, cause, (GCN,)))
+    assert advice.suggest("complete", "block 3", SUBJECT) == advice.from_measured(GCN)
+    papers = advice.suggest("complete", "block 3", replace(SUBJECT, blocks=64))
+    assert papers[0].cure == "contra_norm"
+    assert all("nothing was measured" in tip.reason for tip in papers)

@@ -1,0 +1,144 @@
+"""Standings of the arena: gains by seed, at equal time, what is missing, and the gains that advice is taken from."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uncollapse.diagnosis.measured_gains import FILE, Measured
+from uncollapse.lab.experiments.arena.config import Config, row_of
+from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
+from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
+from uncollapse.lab.experiments.arena.standings import Standing, build_standings, measured_gains
+from uncollapse.lab.runs.results import Results
+from uncollapse.lab.tables.markdown import to_markdown
+from uncollapse.lab.tables.paper_table import build_cells
+from uncollapse.lab.tables.table_page import render_page
+
+ROOT = Path(__file__).parents[4]
+SCORES = {"none": 0.3, "residual": 0.6, "shallower": 0.8, "more epochs": 0.4, "contra_norm": 0.5}
+ROWS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "residual": {"cure": "residual"},
+    "shallower": {"blocks": 2},
+    "more epochs": {"longer": 3.0},
+    "contra_norm": {"cure": "contra_norm", "scale": 0.5},
+}
+
+
+def record(seed: int, row: str, *, lr: float = 0.01, seconds: float = 10.0, **settings: Any) -> dict[str, Any]:
+    config = Config(**ROWS[row] | {"seed": seed, "lr": lr} | settings)
+    score = SCORES[row] + 0.01 * math.sin(7 * seed + len(row))
+    layers = [{"name": f"block {i}", "effective_rank": 10.0 - i} for i in range(3)]
+    return {
+        "recipe": "arena",
+        "seed": seed,
+        "date": "2026-11-18T00:00:00+00:00",
+        "config": vars(config),
+        "figures": {"validation": score - abs(math.log(lr / 0.01)) / 10, "test": score},
+        "diagnosis": {when: {"verdict": "complete", "layers": layers} for when in ("before", "after")},
+        "cost": {"processor_seconds": seconds, "saved_megabytes": 1.0},
+    }
+
+
+def sweep(row: str, seeds: int = 6, **settings: Any) -> Iterator[dict[str, Any]]:
+    """Yield two trials with seed 0 and the better one with fresh seeds."""
+    for lr in (0.01, 0.05):
+        yield record(0, row, lr=lr, **settings)
+    for seed in range(1, seeds + 1):
+        yield record(seed, row, **settings)
+
+
+@pytest.fixture
+def records() -> list[dict[str, Any]]:
+    seconds = {"more epochs": 30.0, "contra_norm": 20.0}
+    return [each for row in SCORES for each in sweep(row, seconds=seconds.get(row, 10.0))]
+
+
+def by_row(records: list[dict[str, Any]]) -> dict[str, Standing]:
+    return {each.row: each for each in build_standings(BOARD, records)}
+
+
+def test_gains_are_over_fresh_seeds_at_equal_steps_and_at_equal_time(records: list[dict[str, Any]]) -> None:
+    found = by_row(records)
+    tests = {(row_of(r["config"]), r["seed"]): 100 * r["figures"]["test"] for r in records}
+    gain = [tests["contra_norm", seed] - tests["none", seed] for seed in range(1, 7)]
+    assert found["contra_norm"].gain is not None
+    assert found["contra_norm"].gain.paired.mean == pytest.approx(statistics.fmean(gain))
+    half = [(tests["none", seed] + tests["more epochs", seed]) / 2 for seed in range(1, 7)]  # 20 is between 10 and 30
+    in_time = [tests["contra_norm", seed] - half[seed - 1] for seed in range(1, 7)]
+    assert found["contra_norm"].gain_in_time is not None
+    assert found["contra_norm"].gain_in_time.mean == pytest.approx(statistics.fmean(in_time))
+    assert found["none"].gain is found["none"].gain_in_time is None
+    assert found["residual"].gain_in_time is not None
+    assert found["residual"].gain is not None
+    assert found["residual"].gain_in_time.mean == pytest.approx(found["residual"].gain.paired.mean)  # no slower
+    assert found["shallower"].ranks == (9.0, 9.0)  # of what enters the last convolution
+    assert list(found["none"].rates) == [0.01, 0.05]
+
+
+def test_without_longer_runs_there_is_no_gain_at_equal_time(records: list[dict[str, Any]]) -> None:
+    left = [r for r in records if r["config"]["longer"] == 1]
+    assert all(each.gain_in_time is None for each in build_standings(BOARD, left))
+    assert all(each.gain is None for each in build_standings(BOARD, [r for r in left if row_of(r["config"]) != "none"]))
+
+
+def test_missing_runs_are_listed_by_place() -> None:
+    (cell,) = RECIPE.grids["csbm"][-1].cells(Config)
+    grids = {"csbm": RECIPE.grids["csbm"][-1:]}
+    assert missing_table(grids, []).rows == [("csbm", "gcn, csbm", "16", "–", "more epochs")]
+    trials = [record(0, "more epochs", **{k: v for k, v in vars(t).items() if k != "seed"}) for t in cell.trials]
+    assert missing_table(grids, trials[:4]).rows[0][3] == "more epochs (4 of 9 trials)"
+    seeds = [record(seed, "more epochs", longer=8.0) for seed in range(1, 7)]
+    assert missing_table(grids, [*trials, *seeds[:2]]).rows[0][3] == "more epochs (2 of 6 seeds)"
+    assert missing_table(grids, [*trials, *seeds]).rows == []
+
+
+def test_a_partly_filled_arena_has_its_tables_and_plots(records: list[dict[str, Any]]) -> None:
+    assert RECIPE.details is not None
+    details = RECIPE.details(records[:-3])
+    text = to_markdown(BOARD, records[:-3], details=details)
+    assert "none (2 of 9 trials)" in text
+    assert "gcn, csbm" in text
+    plots = list(draw_plots(BOARD, records[:-3]))
+    assert [plot.title.partition(": ")[2] for plot in plots] == [
+        "score over seconds",
+        "rank and gain",
+        "learning rates",
+    ]
+    page = render_page(BOARD, build_cells(BOARD, records), plots, details)
+    assert all(each.title in page for each in (*details, *plots))
+
+
+def test_advice_is_taken_from_gains_with_the_best_lower_bound_first(records: list[dict[str, Any]]) -> None:
+    (entry,) = measured_gains(BOARD, records)["measured"]
+    assert [gain["row"] for gain in entry["gains"]] == ["shallower", "residual", "contra_norm", "more epochs"]
+    assert (entry["kind"], entry["depth"], entry["data"], entry["cause"]) == ("graph network", 16, ["csbm"], "complete")
+    assert entry["gains"][0]["code"] == "# build it with 2 blocks instead of 16"
+    assert entry["gains"][1]["code"] == 'uc.attach(model, "residual", layers="1:-1")'
+    assert entry["gains"][2]["code"].startswith('uc.attach(model, "contra_norm", layers=":-1", preset="gnn"')
+    found = {each.row: each for each in build_standings(BOARD, records)}
+    for gain in entry["gains"]:
+        of = found[gain["row"]].gain
+        assert of is not None
+        assert of.paired.interval == pytest.approx((gain["low"], gain["high"]), abs=0.01)
+
+
+def test_rows_are_averaged_over_datasets_that_have_all_of_them(records: list[dict[str, Any]]) -> None:
+    cora = [r | {"config": r["config"] | {"data": "cora"}} for r in records]
+    few = [r | {"config": r["config"] | {"data": "citeseer"}} for r in records if row_of(r["config"]) == "none"]
+    (entry,) = measured_gains(BOARD, [*records, *cora, *few])["measured"]
+    assert entry["data"] == ["csbm", "cora"]
+    (alone,) = measured_gains(BOARD, records)["measured"]
+    assert entry["gains"] == alone["gains"]  # the same numbers twice
+    assert measured_gains(BOARD, [r for r in records if r["seed"] < 3])["measured"] == []  # too few seeds
+
+
+def test_the_shipped_gains_are_those_of_the_results() -> None:
+    stored = json.loads((ROOT / "src/uncollapse/diagnosis" / FILE).read_text(encoding="utf-8"))
+    assert stored == measured_gains(BOARD, Results(ROOT / "results").all(RECIPE))
+    assert all(set(entry) == set(Measured.__dataclass_fields__) for entry in stored["measured"])
