@@ -164,8 +164,8 @@ def _show(board: PaperTable, made: Sequence[TableCell], details: Sequence[Detail
     for note in tables.cell_notes(board, made):
         console.print_paragraph(terminal, note, bullet=" · ")
     if found := contrasts.compare_rows(board, made):
-        head, rows = contrasts.contrast_rows(board, found)
-        details = [Details(tables.DIFFERENCES, contrasts.contrast_note(found), head, rows, words=3), *details]
+        head, lines = contrasts.contrast_rows(board, found)
+        details = [Details(tables.DIFFERENCES, contrasts.contrast_note(found), head, lines, words=3), *details]
     for each in details:
         if each.rows:
             terminal.print(_details_table(each))

@@ -61,7 +61,9 @@ def render_page(
         title=table.title,
         subtitle=markdown.coverage(table, cells),
         subject="tables",
-        links=links | _links("details", shown) | _links("plot", plots),
+        links=links
+        | _links("details", (each.title for each in shown))
+        | _links("plot", (plot.title for plot in plots)),
         legend=markdown.legend(table, cells),
         corner=markdown.corner_label(table),
         columns=table.columns,
@@ -72,8 +74,8 @@ def render_page(
     )
 
 
-def _links(name: str, sections: Sequence[Details] | Sequence[ResultPlot]) -> dict[str, str]:
-    return {f"{name}-{i}": section.title for i, section in enumerate(sections)}
+def _links(name: str, titles: Iterable[str]) -> dict[str, str]:
+    return {f"{name}-{i}": title for i, title in enumerate(titles)}
 
 
 def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> dict[str, Any]:

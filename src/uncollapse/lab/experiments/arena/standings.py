@@ -100,7 +100,7 @@ def _best_by_rate(trials: Iterable[Record]) -> dict[float, float]:
 
 
 def _usual_verdict(runs: Sequence[Record], when: str) -> str:
-    return Counter(r["diagnosis"][when]["verdict"] for r in runs).most_common(1)[0][0]
+    return Counter(str(r["diagnosis"][when]["verdict"]) for r in runs).most_common(1)[0][0]
 
 
 def _mean_rank(runs: Sequence[Record], when: str) -> float:
