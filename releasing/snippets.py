@@ -3,7 +3,7 @@
     python snippets.py PLACE PLAIN FILE...
 
 PLACE is the folder that the package must come from. PLAIN is 1 where no optional library is installed: what needs one
-is left out. Each piece runs by itself, in the folder that this is started in.
+is left out. The pieces of a file share their names, as a reader runs them, in the folder that this is started in.
 """
 
 import importlib.util
@@ -43,12 +43,13 @@ def main(place: str, plain: str, *files: str) -> None:
 
         matplotlib.use("Agg")
     for path in map(Path, files):
+        names: dict[str, object] = {"__name__": "__main__"}
         for number, source in enumerate(pieces(path), 1):
             if plain == "1" and not is_plain(source):
                 print(f"{path.name} {number}: left out, it needs an extra", flush=True)
                 continue
             torch.manual_seed(0)
-            exec(compile(source, f"{path.name}-{number}", "exec"), {"__name__": "__main__"})
+            exec(compile(source, f"{path.name}-{number}", "exec"), names)
             print(f"{path.name} {number}: runs", flush=True)
 
 
