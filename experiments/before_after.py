@@ -1,6 +1,6 @@
-"""The picture on the start page: a deep graph network, the advice of its diagnosis, and the network with it.
+"""The plot on the start page: a deep graph network, the advice of its diagnosis, and the network with it.
 
-Nothing is downloaded; it takes less than a minute on one core. The first line of advice is run exactly as it is printed.
+Nothing is downloaded; it takes about a minute on one core. The first line of advice is run exactly as printed.
 
     python -m experiments.before_after
 """

@@ -26,9 +26,10 @@ def numbers() -> str:
     before, after = (accuracies(when) for when in ("before", "after"))
     depth = record()["config"]["depth"]
     return (
-        f"A graph network of {depth} layers on the random graph that comes with the package, trained as it is and with the "
-        f"advice that its diagnosis printed: test accuracy {spread(before)} → {spread(after)} ({len(before)} seeds, "
-        "`python -m experiments.before_after`). [Deep graph networks](graphs.md) has real graphs, and where it gains less."
+        f"A graph network of {depth} layers on the random graph that comes with the package, trained as it is and with "
+        f"the advice that its diagnosis printed: test accuracy {spread(before)} → {spread(after)}, one line per seed "
+        "(`python -m experiments.before_after`). [Deep graph networks](graphs.md) has real graphs, and cases with less "
+        "gain."
     )
 
 
