@@ -67,7 +67,7 @@ def train(model: nn.Module, config: Config) -> dict[str, Any]:
         logits = model(graph.x, graph.edge_index)
         loss = nn.functional.cross_entropy(logits[graph.train], graph.y[graph.train])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     right = model.eval()(graph.x, graph.edge_index).argmax(1) == graph.y
     d = diagnose(model)
