@@ -1,6 +1,9 @@
 """Files of embeddings, read in parts."""
 
+import csv
+import json
 import os
+import struct
 from pathlib import Path
 
 import numpy
@@ -14,6 +17,7 @@ from uncollapse.io.embedding_rows import PART
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow.ipc")
 
 ROWS = numpy.random.default_rng(0).normal(size=(PART + 1905, 7)).astype("float32")
 
@@ -29,6 +33,24 @@ def write(folder: Path, kind: str, x: numpy.ndarray) -> tuple[Path, str | None]:
     elif kind == "safetensors":
         save_file({"a": torch.from_numpy(x.copy()), "b": torch.ones(2, 2)}, path)
         return path, "a"
+    elif kind == "pt":
+        torch.save({"a": torch.from_numpy(x.copy()), "b": "text"}, path)
+    elif kind == "pt tensor":
+        torch.save(torch.from_numpy(x.copy()), path)
+    elif kind.startswith("jsonl"):
+        lines = [row if kind == "jsonl" else {"id": number, "a": row} for number, row in enumerate(x.tolist())]
+        path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    elif kind.startswith("faiss"):
+        head = struct.pack("<iqqq?i", x.shape[1], len(x), 1 << 20, 1 << 20, True, 1)
+        outer, ids = (b"IxM2" + head, b"ids") if kind == "faiss ids" else (b"", b"")
+        path.write_bytes(outer + b"IxF2" + head + struct.pack("<Q", x.size) + x.tobytes() + ids)
+    elif kind[:3] in ("csv", "tsv"):
+        _write_delimited(path, kind, x)
+    elif kind.startswith("arrow"):
+        table = pyarrow.table({"id": range(len(x)), "vector": list(x)})
+        new = pyarrow.ipc.new_stream if kind == "arrow stream" else pyarrow.ipc.new_file
+        with new(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=1500)
     else:
         columns = {
             "parquet lists": {"id": range(len(x)), "vector": list(x)},
@@ -39,8 +61,24 @@ def write(folder: Path, kind: str, x: numpy.ndarray) -> tuple[Path, str | None]:
     return path, None
 
 
-KINDS = ["npy", "npy by column", "npz", "npz packed", "safetensors"]
-PARQUET = ["parquet lists", "parquet fixed", "parquet columns"]
+def _write_delimited(path: Path, kind: str, x: numpy.ndarray) -> None:
+    between = "\t" if path.suffix == ".tsv" else ","
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=between)
+        if kind == "csv lists":
+            writer.writerow(["id", "text", "vector"])
+            writer.writerows([n, 'a "quoted"\nline', json.dumps(row)] for n, row in enumerate(x.tolist()))
+        elif kind == "csv numbers":
+            writer.writerows(x.tolist())
+        else:
+            writer.writerow(["id", *(f"dim_{i}" for i in range(x.shape[1])), "name"])
+            writer.writerows([n, *row, "007"] for n, row in enumerate(x.tolist()))
+
+
+KINDS = ["npy", "npy by column", "npz", "npz packed", "safetensors", "pt", "pt tensor", "jsonl", "jsonl objects"]
+KINDS += ["faiss", "faiss ids"]
+PARQUET = ["parquet lists", "parquet fixed", "parquet columns", "csv", "csv lists", "csv numbers", "tsv"]
+PARQUET += ["arrow", "arrow stream"]
 
 
 @pytest.mark.parametrize("kind", KINDS + PARQUET)
@@ -50,7 +88,7 @@ def test_rows_come_back_exactly_and_in_even_parts(tmp_path: Path, kind: str) -> 
     for size in (PART, 1000, 7000):
         parts = list(rows.parts(size))
         assert {len(part) for part in parts[:-1]} <= {size}
-        assert torch.equal(torch.cat(parts), torch.from_numpy(ROWS))
+        assert torch.equal(torch.cat(parts).float(), torch.from_numpy(ROWS))
 
 
 @pytest.mark.parametrize("kind", KINDS + PARQUET)
@@ -61,7 +99,7 @@ def test_shares_are_the_rows_in_order(tmp_path: Path, kind: str) -> None:
         assert sum(share.count for share in shares) == rows.count
         parts = [torch.cat(list(share.parts(500))) for share in shares]
         assert [len(part) for part in parts] == [share.count for share in shares]
-        assert torch.equal(torch.cat(parts), torch.from_numpy(ROWS))
+        assert torch.equal(torch.cat(parts).float(), torch.from_numpy(ROWS))
     assert list(open_rows(*write(tmp_path, kind, ROWS[:2])).share(0, 3).parts()) == []
 
 
@@ -180,10 +218,59 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     numpy.save(tmp_path / "words.npy", numpy.array([["a", "b"]]))
     numpy.save(tmp_path / "empty.npy", numpy.ones((0, 4)))
     numpy.save(tmp_path / "objects.npy", numpy.array([[{}]]), allow_pickle=True)
-    for kind in ("npy", "npz", "parquet", "safetensors", "csv"):
+    for kind in ("npy", "npz", "parquet", "safetensors", "txt"):
         (tmp_path / f"text.{kind}").write_text("no numbers", encoding="utf-8")
     words = {"cube.npy": r"\(2, 3, 4\)", "words.npy": "numbers", "empty.npy": "no embeddings", "objects.npy": "valid"}
     words |= {f"text.{kind}": "not a valid" for kind in ("npy", "npz", "parquet", "safetensors")}
-    for name, expected in {**words, "text.csv": "unknown suffix", "none.npy": "There is no file"}.items():
+    for name, expected in {**words, "text.txt": "unknown suffix", "none.npy": "There is no file"}.items():
         with pytest.raises(UsageError, match=expected):
             open_rows(tmp_path / name)
+
+
+def test_a_folder_of_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"text": [str(n) for n in range(30)], "vector": ROWS[:30].tolist()})
+    data.save_to_disk(str(tmp_path / "data"), num_shards=3)
+    (tmp_path / "data" / "cache-1.arrow").write_bytes(b"not a part of it")
+    found = open_rows(tmp_path / "data")
+    assert (found.count, found.dim, len(found.paths)) == (30, 7, 3)
+    torch.testing.assert_close(torch.cat(list(found.parts())).float(), torch.from_numpy(ROWS[:30]))
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(str(tmp_path / "splits"))
+    with pytest.raises(UsageError, match="test, train"):
+        open_rows(tmp_path / "splits")
+
+
+def test_whole_numbers_in_the_first_rows_are_still_features(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id,dim_0,dim_1\n1,0.5,0\n2,0.25,1\n3,1.5,2.5\n", encoding="utf-8")
+    rows = open_rows(tmp_path / "x.csv")
+    assert torch.cat(list(rows.parts())).tolist() == [[0.5, 0.0], [0.25, 1.0], [1.5, 2.5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("x.jsonl", b'{"a": [1, 2]}\n{"a": [1]}', "row 1"),
+        ("x.jsonl", b"[1, 2]\n3", "row 1"),
+        ("x.jsonl", b'{"a": [1, true]}', "none"),
+        ("x.jsonl", b"[" * 10**6, "valid"),
+        ("x.csv", b"a,b\n1.5,x\n", "neither"),
+        ("x.csv", b"", "columns"),
+        ("x.csv", b"a,a\n1.5,2.5\n", "same name"),
+        ("x.csv", b"a,b\n1.5,2.5\n1.5\n", "valid"),
+        ("x.arrow", b"ARROW1" + b"x" * 99, "valid"),
+        ("x.faiss", b"IwFl" + b"x" * 99, "reconstruct_n"),
+        ("x.faiss", b"IxF2" + struct.pack("<iqqq?iQ", 4, 10**9, 0, 0, True, 1, 4 * 10**9), "valid"),
+        ("x.faiss", b"IxF2", "valid"),
+        ("x.pt", b"x" * 99, "torch.save"),
+    ],
+)
+def test_damaged_files_are_usage_errors(tmp_path: Path, name: str, content: bytes, word: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=word):
+        list(open_rows(tmp_path / name).parts())
+
+
+def test_a_torch_file_with_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": Path("x")}, tmp_path / "x.pt")
+    with pytest.raises(UsageError, match="code"):
+        open_rows(tmp_path / "x.pt")

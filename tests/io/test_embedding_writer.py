@@ -22,6 +22,8 @@ def save(path: Path, dtype: Any) -> Path:
         numpy.savez(path, vectors=array)
     elif path.suffix == ".safetensors":
         pytest.importorskip("safetensors.numpy").save_file({"vectors": array}, path)
+    elif path.suffix == ".pt":
+        torch.save({"vectors": torch.from_numpy(array)}, path)
     else:
         arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
         names = arrow.array([f"row {number}" for number in range(len(array))])
@@ -29,7 +31,7 @@ def save(path: Path, dtype: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".parquet"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".parquet", ".pt"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_new_file_has_the_changed_rows_in_the_type_of_the_old(tmp_path: Path, suffix: str, dtype: str) -> None:
     source = open_rows(save(tmp_path / f"old{suffix}", dtype))
@@ -67,3 +69,43 @@ def test_an_error_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_changed(source, tmp_path / "new.npy", fail, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["old.npy"]
+
+
+LINES = {
+    "x.csv": "id,dim_0,dim_1\n007,0.5,1\n008,1.5,2.5\n",
+    "x.tsv": "id\tvector\n007\t[0.5, 1]\n008\t[1.5, 2.5]\n",
+    "x.jsonl": '{"id": "007", "vector": [0.5, 1]}\n{"id": "008", "vector": [1.5, 2.5]}\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("x.csv", '"id","dim_0","dim_1"\n"007",1,2\n"008",3,5\n'),
+        ("x.tsv", '"id"\t"vector"\n"007"\t"[1.0, 2.0]"\n"008"\t"[3.0, 5.0]"\n'),
+        ("x.jsonl", '{"id": "007", "vector": [1.0, 2.0]}\n{"id": "008", "vector": [3.0, 5.0]}\n'),
+    ],
+)
+def test_text_files_keep_all_else(tmp_path: Path, name: str, expected: str) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(LINES[name], encoding="utf-8")
+    path = write_changed(open_rows(tmp_path / name), tmp_path / f"new_{name}", lambda rows: 2 * rows, 2)
+    assert path.read_text(encoding="utf-8") == expected
+
+
+def test_single_features_get_new_names_if_there_are_fewer(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "x.csv").write_text(LINES["x.csv"], encoding="utf-8")
+    path = write_changed(open_rows(tmp_path / "x.csv"), tmp_path / "new.csv", lambda rows: rows[:, 1:], 1)
+    assert path.read_text(encoding="utf-8").splitlines()[0] == '"id","f0"'
+
+
+def test_a_flat_index_is_written_as_faiss_does(tmp_path: Path) -> None:
+    # written by faiss 1.15: IndexFlatIP(2) with the vectors (1, 2), (3, 4), (5, 6)
+    known = "49784649020000000300000000000000000010000000000000001000000000000100000000060000000000000000"
+    vectors = numpy.arange(1, 7, dtype="<f4").tobytes().hex()
+    (tmp_path / "x.faiss").write_bytes(bytes.fromhex(known[:-2] + vectors))
+    rows = open_rows(tmp_path / "x.faiss")
+    assert torch.cat(list(rows.parts())).tolist() == [[1, 2], [3, 4], [5, 6]]
+    path = write_changed(rows, tmp_path / "new.faiss", lambda x: x, 2)
+    assert path.read_bytes() == (tmp_path / "x.faiss").read_bytes()

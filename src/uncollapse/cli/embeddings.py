@@ -34,7 +34,8 @@ def embeddings(
         Path,
         typer.Argument(
             metavar="FILE",
-            help=".npy, .npz, .parquet or .safetensors with rows of features; or a folder or pattern of such files.",
+            help="Rows of features: .npy, .npz, .parquet, .arrow, .csv, .tsv, .jsonl, .pt, .safetensors, .faiss "
+            "(flat); or a folder or pattern of such files, also of datasets.",
         ),
     ],
     pairs: Annotated[Path | None, option("FILE", "The second views of the same rows, for alignment.")] = None,

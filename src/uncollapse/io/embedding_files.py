@@ -12,20 +12,23 @@ from typing import Any
 import numpy
 
 from uncollapse.errors import UsageError, file_errors
-from uncollapse.io import tensor_files
+from uncollapse.io import tensor_files, vector_files
 from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
+from uncollapse.io.files import read_config
 
 WILDCARDS = "*?["
+STATE = "state.json"  # describes a dataset in a folder of `datasets`
+TABLES = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
 
 
 def open_rows(path: Path, key: str | None = None) -> Rows:
-    """Open the embeddings of a .npy, .npz, .parquet or .safetensors file, or of all files of a folder or a pattern.
+    """Open the embeddings of a file with one of the suffixes in READERS, or of all files of a folder or a pattern.
 
     Args:
-        path: The file, a folder of files of one kind, or a pattern such as `parts/*.parquet`. Several files are read in
-            the order of their names.
-        key: The array of a .npz or .safetensors file, or the column of a .parquet file, if there are several. If a
-            parquet file has no column of lists, all its floating-point columns are the features.
+        path: The file, a folder of files of one kind or of `datasets`, or a pattern such as `parts/*.parquet`. Several
+            files are read in the order of their names.
+        key: The array, tensor, column or entry, if there are several. If a table has no column of lists, all its
+            floating-point columns are the features.
     """
     found = [_open_file(file, key) for file in _files(path)]
     if len(found) == 1:
@@ -44,6 +47,11 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
 def _files(path: Path) -> list[Path]:
     if path.is_file() or not (path.is_dir() or any(letter in path.name for letter in WILDCARDS)):
         return [path]
+    if (path / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(folder.name for folder in path.iterdir() if folder.is_dir()))
+        raise UsageError(f"{path} has several splits; name one of its folders: {splits}.")
+    if (path / STATE).is_file():
+        return _dataset_files(path)
     there = path.iterdir() if path.is_dir() else path.parent.glob(path.name)
     files = sorted(file for file in there if file.suffix in READERS and file.name[0] not in "._")
     if not files:
@@ -51,6 +59,18 @@ def _files(path: Path) -> list[Path]:
     if len({file.suffix for file in files}) > 1:
         raise UsageError(f"The files of {path} must be of one kind, got {files[0].name} and others; use a pattern.")
     return files
+
+
+def _dataset_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that `datasets` saved, in the order of their rows."""
+    state = read_config(folder / STATE)
+    entries = state.get("_data_files") if isinstance(state, dict) else None
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or ()]
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UsageError(f"{folder / STATE} names no files of the dataset; save it again with save_to_disk.")
+    if state.get("_indices_data_files"):
+        raise UsageError(f"{folder} selects some of its rows; save dataset.flatten_indices() to another folder.")
+    return [folder / str(name) for name in names]
 
 
 def _open_file(path: Path, key: str | None) -> Rows:
@@ -160,8 +180,8 @@ def _shape(words: str, shape: tuple[int, ...], numbers: bool) -> tuple[int, int]
     return shape[0], shape[1]
 
 
-def _parquet(path: Path, key: str | None) -> Rows:
-    from uncollapse.io.parquet_files import read_rows  # needs pyarrow, which other files do not
+def _table(path: Path, key: str | None) -> Rows:
+    from uncollapse.io.table_files import read_rows  # needs pyarrow, which other files do not
 
     return read_rows(path, key)
 
@@ -169,6 +189,7 @@ def _parquet(path: Path, key: str | None) -> Rows:
 READERS: dict[str, Callable[[Path, str | None], Rows]] = {
     ".npy": _npy,
     ".npz": _npz,
-    ".parquet": _parquet,
     ".safetensors": _safetensors,
+    **dict.fromkeys(TABLES, _table),
+    **vector_files.READERS,
 }

@@ -12,8 +12,8 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from uncollapse.errors import UsageError
-from uncollapse.io import files
-from uncollapse.io.embedding_files import SAFETENSORS
+from uncollapse.io import files, vector_files
+from uncollapse.io.embedding_files import SAFETENSORS, TABLES
 from uncollapse.io.embedding_rows import Rows
 
 TYPES = {name: short for short, name in SAFETENSORS.items()}
@@ -24,7 +24,10 @@ def check_target(source: Rows, path: Path) -> None:
     """Raise a UsageError if the rows cannot be written to this path."""
     given = source.paths[0]
     if len(source.paths) > 1:
-        raise UsageError(f"{source.words} are several files; change them one by one.")
+        raise UsageError(
+            f"{source.words} are several files; change them one by one, or put them into one: "
+            "datasets.load_from_disk(folder).to_parquet(file) for a dataset."
+        )
     if path.suffix != given.suffix:
         raise UsageError(f"The new file must be of the same kind, {given.suffix}, got {path.name}.")
     if path.exists() and path.samefile(given):
@@ -73,8 +76,8 @@ def _safetensors(source: Rows, file: IO[bytes], change: Change, dim: int) -> Non
         file.write(array.tobytes())
 
 
-def _parquet(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
-    from uncollapse.io.parquet_files import write_mapped  # needs pyarrow, which other files do not
+def _table(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
+    from uncollapse.io.table_files import write_mapped  # needs pyarrow, which other files do not
 
     write_mapped(source, file, change)
 
@@ -83,5 +86,6 @@ WRITERS: dict[str, Callable[[Rows, IO[bytes], Change, int], None]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".safetensors": _safetensors,
-    ".parquet": _parquet,
+    **dict.fromkeys(TABLES, _table),
+    **vector_files.WRITERS,
 }
