@@ -160,7 +160,7 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
         outcome["written"] = str(write_changed(source, how.out, transform.transform, transform.n_features_out_))
         from uncollapse.io.embedding_files import open_rows
 
-        after = _measure(open_rows(how.out, rows.key), None, f"{name}, {used}", asked, waiting)
+        after = _measure(open_rows(how.out, rows.key), None, f"{name} after {used}", asked, waiting)
     _report_mending(outcome, [before, after], how)
 
 

@@ -17,6 +17,7 @@ from uncollapse import distributed, metrics
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis import describe
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough
+from uncollapse.diagnosis.distances import bin_shares, row_distances, uniform_distances
 from uncollapse.diagnosis.layer_stats import (
     SAMPLE,
     WIDEST,
@@ -150,26 +151,32 @@ class RowStatistics:
             raise ValueError("Alignment is over all rows or none: give pairs with all parts of the rows, or with none.")
 
     def diagnosis(
-        self, *, labels: Labels | None = None, level: float = 0.95, draws: int = 1000, seconds: float = 0.0
+        self,
+        *,
+        labels: Labels | None = None,
+        level: float = 0.95,
+        draws: int = 1000,
+        seconds: float = 0.0,
+        layer: str = "embeddings",
     ) -> Diagnosis:
         """Return the diagnosis of all rows; `diagnose_rows` gives the same.
 
         Args:
             labels: names of the embeddings and of where they come from, for tables and reports.
             level: of the intervals. draws: how many resamples they are computed from; 0 for no intervals.
-            seconds: how long the measurement took.
+            seconds: how long the measurement took. layer: the name of the only layer.
         """
         bootstrap = make_bootstrap(level, draws, self.seed)
         if self.count == 0:
             raise ValueError("There are no embeddings: the stream has no rows.")
         check_enough(self.count)
         labels = labels or Labels()
-        layer = self._layer(labels.model or "embeddings", bootstrap)
+        found_layer = self._layer(layer, bootstrap)
         settings = {"places": [OUTPUT], "tokens": "all", "attention": False, "seed": self.seed}
         settings |= {"t": self.t, "alpha": self.alpha, "level": level, "draws": draws}
         subject = Subject("embeddings", "embeddings", False, (OUTPUT,))
-        found = build(Measured((layer,), settings=settings, seconds=seconds), subject, labels)
-        cautions = (*describe.describe_embeddings(layer, self.t, self.alpha), *found.verdict.cautions)
+        found = build(Measured((found_layer,), settings=settings, seconds=seconds), subject, labels)
+        cautions = (*describe.describe_embeddings(found_layer, self.t, self.alpha), *found.verdict.cautions)
         return replace(found, verdict=replace(found.verdict, cautions=cautions))
 
     def _layer(self, name: str, bootstrap: Bootstrap | None) -> Layer:
@@ -181,7 +188,15 @@ class RowStatistics:
             measures["alignment"] = Summary(self._distances.summary().mean)
         measures["uniformity_gap"] = Summary(uniformity_gap(float(found["uniformity"]), self.dim, self.t))
         about = (name, OUTPUT, "", self.dim, self.count)
-        return Layer(*about, measures, *thin_spectrum(sigma), cosine_map(rows, None), self._intervals(bootstrap))
+        shown = (*thin_spectrum(sigma), cosine_map(rows, None), self._intervals(bootstrap), self._histograms())
+        return Layer(*about, measures, *shown)
+
+    def _histograms(self) -> dict[str, tuple[float, ...]]:
+        """Return the shares of distances per bin: of two rows, of a row and its partner, and of random points."""
+        found = {"rows": row_distances(self._sample.rows), "random": uniform_distances(self.dim)}
+        if self._distances.count > 0:
+            found["pairs"] = bin_shares(self._distances.sample().pow(1 / self.alpha))
+        return found
 
     def _intervals(self, bootstrap: Bootstrap | None) -> dict[str, Interval]:
         """Return the intervals of uniformity and alignment, if they are wanted."""

@@ -63,7 +63,9 @@ class Layer:
     `diagnosis.measures.MEASURES`. spectrum: singular values of all tokens, minus their mean, over their sum, largest
     first (at most 256, evenly spaced by rank if there are more; `spectrum_ranks` holds their ranks, from 1).
     heatmap: cosines between the tokens of the example sequence (at most 48 × 48), for reports. intervals: the
-    confidence intervals of some measures, for embeddings only, see `diagnose_rows`.
+    confidence intervals of some measures, for embeddings only, see `diagnose_rows`. distances: for embeddings only,
+    the shares of the distances of unit rows in 40 bins from 0 to 2: of two "rows", of a row and its partner ("pairs"),
+    and of two "random" points on the sphere.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Layer:
     spectrum_ranks: tuple[int, ...] = ()
     heatmap: tuple[tuple[float, ...], ...] = ()
     intervals: Mapping[str, Interval] = field(default_factory=dict)
+    distances: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -298,6 +301,8 @@ def _check(found: Diagnosis) -> None:
             )
         if any(len(row) != len(layer.heatmap) for row in layer.heatmap):
             raise ValueError(f"{layer.name} has a heat map that is not square")
+        if any(not shares or not math.isclose(sum(shares), 1, rel_tol=1e-6) for shares in layer.distances.values()):
+            raise ValueError(f"{layer.name} has shares of distances that do not add up to 1")
     cures = found.settings.get("cures", [])
     if not isinstance(cures, list) or not all(isinstance(cure, str) for cure in cures):
         raise ValueError("the cures in its settings are not a list of texts")

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from uncollapse.backbones.sentence_models import is_sentence_model, sentence_embeddings
 from uncollapse.backbones.sites import OUTPUT
-from uncollapse.diagnosis.build import Labels
 from uncollapse.diagnosis.describe import NO_PAIRS
 from uncollapse.diagnosis.embeddings import RowStatistics, merge_ranks
 from uncollapse.diagnosis.result import Certainty, Diagnosis, Verdict
@@ -45,7 +44,7 @@ class SentenceRows:
         """Return the diagnosis of a model's tokens with the layer of its embeddings and the verdict on both."""
         if self._statistics is None or self._statistics.count < 2:
             return tokens
-        rows = self._statistics.diagnosis(labels=Labels(f"{NAME} {PLACE}"))
+        rows = self._statistics.diagnosis(layer=f"{NAME} {PLACE}")
         layer = replace(rows.layers[0], name=NAME, place=PLACE)
         ends = sum(each.place == OUTPUT for each in tokens.layers)
         layers = (*tokens.layers[:ends], layer, *tokens.layers[ends:])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import frame, words
 from uncollapse.report import tracks as tr
+from uncollapse.report.distance_plot import draw_distances
 from uncollapse.report.plot_data import QUESTIONS, describe_measure, page_data
 from uncollapse.report.words import format_number, measure_title
 
@@ -60,7 +62,7 @@ def render_page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str
         title=title or words.join_words(names),
         subtitle=_subtitle(diagnoses),
         subject="report",
-        links={name: name.capitalize() for name in _section_names(diagnoses, data)},
+        links={name: words.speak(name.capitalize(), diagnoses) for name in _section_names(diagnoses, data)},
         names=names,
         data=data,
         packed_plotly=frame.packed_plotly(),
@@ -70,7 +72,8 @@ def render_page(diagnoses: Sequence[Diagnosis], title: str | None = None) -> str
 
 def _section_names(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> list[str]:
     """Return the identifiers of the sections that have something to show, the most important first."""
-    plots = {"layers": data["groups"], "spectra": data["spectra"], "tokens": data["heatmaps"]}
+    plots = {"layers": data["groups"], "distances": any(layer.distances for d in diagnoses for layer in d.layers)}
+    plots |= {"spectra": data["spectra"], "tokens": data["heatmaps"]}
     compared = ["difference"] if len(diagnoses) > 1 else []
     return ["verdict", *compared, *(name for name, found in plots.items() if found), "numbers", "measures", "about"]
 
@@ -93,6 +96,8 @@ def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         "summary_line": summary_line,
         "tiles": tiles,
         "spread_note": spread_note,
+        "speak": partial(words.speak, diagnoses=diagnoses),
+        "distances": draw_distances(diagnoses),
     }
 
 
@@ -159,7 +164,7 @@ class Checkbox:
 def summary_line(d: Diagnosis) -> str:
     """Return architecture, size, and the amount of data in one line."""
     parts = [d.architecture, f"{_format_size(d.parameters)} parameters" if d.parameters else ""]
-    parts += [d.data, f"{d.tokens:,} tokens"]
+    parts += [d.data, words.speak(f"{d.tokens:,} tokens", [d])]
     return " · ".join(part for part in parts if part)
 
 
@@ -206,7 +211,11 @@ def glossary(diagnoses: Sequence[Diagnosis]) -> dict[str, dict[str, str]]:
     """Return what each measure that was taken means, grouped by the question it answers."""
     taken = set(measure_names(diagnoses))
     groups = {
-        question: {m.title: describe_measure(m) for m in MEASURES.values() if m.group == group and m.name in taken}
+        words.speak(question, diagnoses): {
+            m.title: words.speak(describe_measure(m), diagnoses)
+            for m in MEASURES.values()
+            if m.group == group and m.name in taken
+        }
         for group, question in QUESTIONS.items()
     }
     return {question: entries for question, entries in groups.items() if entries}
@@ -216,7 +225,7 @@ def facts(diagnoses: Sequence[Diagnosis]) -> dict[str, dict[str, list[str]]]:
     """Return model, data, settings and versions by group and key, with one value per diagnosis."""
     groups: dict[str, list[Mapping[str, object]]] = {
         "Model and data": [_model_facts(d) for d in diagnoses],
-        "Settings": [d.settings for d in diagnoses],
+        "Settings": [_settings(d) for d in diagnoses],
         "Versions": [d.versions for d in diagnoses],
     }
     return {heading: _rows(columns) for heading, columns in groups.items() if any(columns)}
@@ -243,13 +252,21 @@ def _rows(columns: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
     return {key: [_format_setting(column.get(key, "–")) for column in columns] for key in keys}
 
 
+def _settings(d: Diagnosis) -> Mapping[str, object]:
+    """Return the settings; of embeddings without those that only models have."""
+    of_models = ("places", "tokens", "attention") if d.family == "embeddings" else ()
+    return {name: value for name, value in d.settings.items() if name not in of_models}
+
+
 def _model_facts(d: Diagnosis) -> dict[str, object]:
     return {
         "architecture": d.architecture,
         "family": d.family,
         "parameters": f"{d.parameters:,}",
         "data": d.data,
-        "measured": f"{d.batches:,} batches, {d.sequences:,} sequences, {d.tokens:,} tokens",
+        "measured": f"{d.tokens:,} rows"
+        if d.family == "embeddings"
+        else f"{d.batches:,} batches, {d.sequences:,} sequences, {d.tokens:,} tokens",
         "created": d.created,
         "time": f"{d.seconds:.1f} s",
     }

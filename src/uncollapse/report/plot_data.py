@@ -73,6 +73,7 @@ def measure_groups(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -
         if measures:
             drawn = [_measure_data(m, diagnoses, tracks) for m in measures]
             start = next((i for i, m in enumerate(measures) if m.name in decisive), 0)
+            question = words.speak(question, diagnoses)
             found.append({"id": group, "question": question, "start": start, "measures": drawn})
     return found
 
@@ -134,7 +135,7 @@ def _measure_data(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequ
     return {
         "name": measure.name,
         "title": measure.title,
-        "says": describe_measure(measure),
+        "says": words.speak(describe_measure(measure), diagnoses),
         "caption": caption(measure.name, diagnoses),
         "log": log,
         "range": value_range(measure, [*seen, *bounds] or [0.0]),
@@ -282,7 +283,7 @@ def _heatmap_caption(diagnoses: Sequence[Diagnosis], layers: Sequence[Layer | No
     def mean(layer: Layer) -> str:
         return f"two tokens of the example have a mean cosine of {off_diagonal_mean(layer.heatmap):.2f}"
 
-    return _caption(diagnoses, layers, mean)
+    return words.speak(_caption(diagnoses, layers, mean), diagnoses)
 
 
 def _layer_like(layers: Sequence[Layer], layer: Layer | None) -> Layer | None:

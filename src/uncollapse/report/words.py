@@ -1,6 +1,7 @@
 """Numbers and differences between diagnoses in words."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,17 @@ COMPARED = (
     "alignment",
 )
 PARAMETERS = {"uniformity": "t", "uniformity_gap": "t", "alignment": "alpha"}  # of measures; 2 by default
+ROWS = {  # words about tokens -> about rows of embeddings
+    "tokens of a sequence": "rows",
+    "the tokens of one example": "a few rows",
+    "of the example": "of these",
+    "sequences": "samples",
+    "sequence": "sample",
+    "Tokens": "Rows",
+    "tokens": "rows",
+    "Token": "Row",
+    "token": "row",
+}
 SAME_RATIO, SAME_STEP = 1.02, 0.01  # smaller changes are not mentioned
 
 
@@ -89,6 +101,19 @@ def title_in_sentence(measure: str) -> str:
     """Return the title of a measure for use inside a sentence."""
     text = measure_title(measure)
     return text if text.startswith("Dirichlet") else text[0].lower() + text[1:]
+
+
+def speak(text: str, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return a text about tokens; for diagnoses of embeddings only, about rows.
+
+    >>> speak("cosine of two tokens", ())
+    'cosine of two tokens'
+    """
+    if not diagnoses or any(d.family != "embeddings" for d in diagnoses):
+        return text
+    for old, new in ROWS.items():
+        text = re.sub(rf"\b{old}\b", new, text)
+    return text
 
 
 def describe_path(layers: Sequence[Layer], measure: str) -> str:

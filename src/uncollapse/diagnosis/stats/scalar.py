@@ -54,6 +54,11 @@ class ScalarStats:
         stats._moments, stats._sample = moments, sample
         return stats
 
+    def sample(self) -> Tensor:
+        """Return the sample (m,) of at most 4,096 values."""
+        self._flush()
+        return self._sample.rows[:, 0]
+
     def summary(self) -> Summary:
         """Return the summary that a diagnosis stores."""
         self._flush()
