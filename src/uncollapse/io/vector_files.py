@@ -69,7 +69,7 @@ def _is_vector(value: Any) -> bool:
 
 
 def _vector(words: str, row: int, value: Any, key: str | None, dim: int | None) -> list[float]:
-    vector = value if key is None else value.get(key) if isinstance(value, dict) else None
+    vector: Any = value if key is None else value.get(key) if isinstance(value, dict) else None
     if not _is_vector(vector) or (dim is not None and len(vector) != dim):
         got = f"{len(vector)} numbers" if _is_vector(vector) else "something else"
         expected = "a list of numbers" if dim is None else f"a list of {dim} numbers, as the first row has"
