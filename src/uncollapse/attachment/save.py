@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from uncollapse import backbones
 from uncollapse.attachment.attach import Attachment, attach, attachments
 from uncollapse.backbones import forward
-from uncollapse.io import files, typed_json
+from uncollapse.io import files, hub, typed_json
 from uncollapse.registry import CURES
+
+if TYPE_CHECKING:
+    from uncollapse.diagnosis.result import Diagnosis
 
 SCHEMA = 1
 DESCRIPTION, WEIGHTS = files.CURE_FILE, "uncollapse.safetensors"
@@ -42,17 +45,27 @@ class Entry:
     padding: str = "masked"  # absent in files of earlier versions
 
 
-def save_cure(model: nn.Module, folder: str | Path) -> Path:
-    """Write all cures of a model, and nothing else of it, into a folder.
+def save_cure(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    repo_id: str | None = None,
+    private: bool = False,
+    diagnoses: "Mapping[str, Diagnosis] | None" = None,
+) -> Path:
+    """Write all cures of a model, and nothing else of it, into a folder, and to the HuggingFace hub if asked to.
 
     The folder may be the one of `save_pretrained`: load the model from it first, then the cures.
 
     Args:
         model: with at least one attachment.
         folder: receives uncollapse.json and uncollapse.safetensors; each is written atomically.
+        repo_id: also push both files, with a card, to this repository ("owner/name"); it is created if there is none.
+        private: whether a new repository is private.
+        diagnoses: title -> diagnosis for the card, such as {"Before": …, "After": …}.
 
     Returns:
-        The folder.
+        The folder. It is complete even if the push fails.
     """
     found = attachments(model)
     if not found:
@@ -71,15 +84,20 @@ def save_cure(model: nn.Module, folder: str | Path) -> Path:
         raise ValueError(f"An option of the cure cannot be written as JSON: {error}.") from error
     files.write(folder / WEIGHTS, weights)
     files.write(folder / DESCRIPTION, text + "\n")
+    if repo_id is not None:
+        contents = {WEIGHTS: weights, DESCRIPTION: (text + "\n").encode()}
+        card = _card(found, repo_id, diagnoses or {})
+        hub.push(repo_id, contents, card, private=private, message=f"Cure: {found[0].cure}")
     return folder
 
 
-def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
+def load_cure(model: nn.Module, folder: str | Path, *, revision: str | None = None) -> tuple[Attachment, ...]:
     """Attach the cures that `save_cure` wrote, with their weights.
 
     Args:
         model: of the same architecture, without a cure.
-        folder: with uncollapse.json and uncollapse.safetensors.
+        folder: with uncollapse.json and uncollapse.safetensors; or a repository on the HuggingFace hub, "owner/name".
+        revision: of the repository: a branch, a tag or a commit.
 
     Returns:
         The attachments. If anything does not fit, an error is raised and the model stays as it was.
@@ -88,6 +106,8 @@ def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
     present = attachments(model)
     if present:
         raise ValueError(f"The model has a cure already: {present[0]}. Remove it first: uc.detach(model).")
+    if isinstance(folder, str) and hub.is_name(folder):
+        folder = hub.pull(folder, [DESCRIPTION, WEIGHTS], revision)
     described, weights = _read(Path(folder))
     for entry in described:
         _check(model, entry)
@@ -96,6 +116,21 @@ def load_cure(model: nn.Module, folder: str | Path) -> tuple[Attachment, ...]:
         _fill(done, weights)
         undo.pop_all()
     return done
+
+
+def _card(found: tuple[Attachment, ...], repo_id: str, diagnoses: "Mapping[str, Diagnosis]") -> str:
+    """Return the model card: what the cure is, how to load it, and the diagnoses."""
+    cures = ", ".join(dict.fromkeys(attachment.cure for attachment in found))
+    tags = "".join(f"\n- {name}" for name in dict.fromkeys(["uncollapse", *(each.cure for each in found)]))
+    parts = [
+        f"---\nlibrary_name: uncollapse\ntags:{tags}\n---",
+        f"# {cures} for {found[0].architecture}",
+        "Only the weights of the cure are in this file, not those of the model.",
+        f'```python\nimport uncollapse as uc\n\nuc.load_cure(model, "{repo_id}")\n```',
+        *(f"- {attachment}" for attachment in found),
+        *(f"## {title}\n\n```text\n{diagnosis}\n```" for title, diagnosis in diagnoses.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _weights(found: tuple[Attachment, ...]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from rich.text import Text
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.errors import did_you_mean
-from uncollapse.io import files, notebook, typed_json
+from uncollapse.io import files, hub, notebook, typed_json
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.registry import RENDERERS
 
@@ -191,6 +191,18 @@ class Diagnosis:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is not a readable diagnosis: {error}") from error
+
+    def push(self, repo_id: str, *, private: bool = False) -> str:
+        """Push the diagnosis as diagnosis.json, with a card, to a repository on the HuggingFace hub ("owner/name").
+
+        The repository is created if there is none, and its own card is never replaced.
+
+        Returns:
+            The address of the commit.
+        """
+        card = f"---\ntags:\n- uncollapse\n---\n\n# Diagnosis of {self.model}\n\n```text\n{self}\n```\n"
+        contents = {"diagnosis.json": (self.to_json() + "\n").encode()}
+        return hub.push(repo_id, contents, card, private=private, message=f"Diagnosis of {self.model}")
 
     def to_json(self) -> str:
         """Return the diagnosis as JSON."""
