@@ -43,7 +43,9 @@ class Hub(BaseHTTPRequestHandler):
             for change in map(json.loads, body.splitlines()):
                 if change["key"] == "file":
                     self.repositories[name][change["value"]["path"]] = base64.b64decode(change["value"]["content"])
-            self.answer({"success": True, "commitOid": COMMIT, "commitUrl": f"https://huggingface.co/{name}/commit/{COMMIT}"})
+            self.answer(
+                {"success": True, "commitOid": COMMIT, "commitUrl": f"https://huggingface.co/{name}/commit/{COMMIT}"}
+            )
 
     def do_HEAD(self) -> None:
         self.do_GET()
