@@ -15,6 +15,7 @@ from typer.testing import Result
 
 from uncollapse.cli import progress as waiting
 from uncollapse.cli.train import RecipeCommands
+from uncollapse.errors import UsageError
 from uncollapse.io.files import try_lock
 from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Runtime
@@ -401,3 +402,16 @@ def test_many_figures_stand_below_each_other(run: Run, monkeypatch: pytest.Monke
     assert ["test by judge 3", "30.00 %", "30.00 %", "30.00 ± 0.00 %"] in lines
     assert ["uniformity", "-3.5", "-3.5", "-3.5 ± 0"] in lines
     assert any(line[:1] == ["time"] for line in lines)
+
+
+def test_a_dry_run_says_which_data_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(config: slope.Config, runtime: Runtime) -> None:
+        if runtime.data_root is None:
+            raise UsageError("There is no line; set --data-root.")
+
+    monkeypatch.setitem(RECIPES._entries, "slope", dataclasses.replace(slope.RECIPE, check_data=check))
+    assert "something is missing: There is no line; set --data-root." in run("train", "slope", "--dry-run").stdout
+    plan = json.loads(run("train", "slope", "--seeds", 2, "--dry-run", "--json").stdout)
+    assert [entry["missing"] for entry in plan] == ["There is no line; set --data-root."] * 2
+    assert "missing:" not in run("train", "slope", "--dry-run", "--data-root", "here").stdout
+    assert "There is no line" in run("sweep", "slope", "--grid", "slope=1", "--dry-run").stderr

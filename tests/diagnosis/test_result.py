@@ -1,12 +1,14 @@
 """The frozen result: JSON, table, frame."""
 
 import dataclasses
+import io
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import uncollapse as uc
@@ -119,3 +121,16 @@ def test_facts_for_repeating_it(diagnosis: Diagnosis) -> None:
     assert diagnosis.settings["attention"] is True
     assert diagnosis.created
     assert diagnosis.seconds > 0
+
+
+def test_no_number_is_cut_on_a_narrow_terminal() -> None:
+    d = uc.diagnose_activations([torch.randn(8, 32, 16, generator=torch.Generator().manual_seed(0))] * 2)
+    for width in (60, 80, 120):
+        console = Console(width=width, file=io.StringIO(), force_terminal=False)
+        console.print(d)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        table = text[: text.index("No collapse")]
+        assert "…" not in table
+        shown = [short for short in ("robust cosine", "rank share") if short.split()[0] in table]
+        assert shown == ["robust cosine", "rank share"], "what the verdict rests on stays"
+        assert ("Too wide for here: dataset rank" in table) == (width < 100)

@@ -62,6 +62,8 @@ TINY: dict[str, dict[str, Any]] = {  # on top of the quick settings
     "moco": {"epochs": 1, "examples": 60, "batch": 20, "queue": 32, "probe_epochs": 1},
     "depth-probe": {"epochs": 1, "examples": 12},
     "sentences": {"epochs": 1, "vocabulary": 200, "embedding": 8, "width": 8, "dim": 4},
+    "glue": {"epochs": 1},
+    "bert-depth": {"epochs": 1, "depth": 2},
     "arena": {"depth": 4, "longer": 0.02},
 }
 

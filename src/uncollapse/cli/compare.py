@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uncollapse.report.comparison import Comparison
 
 REPORT = Path("uncollapse-comparison.html")
+LONGEST_NAME = 24  # letters of a name on one line of a narrow terminal
 
 
 def compare(
@@ -57,7 +58,7 @@ def compare(
 
 def _print(comparison: "Comparison") -> None:
     terminal = console.stdout_console()
-    terminal.print(_table(comparison))
+    terminal.print(_table(comparison, terminal.width))
     for diagnosis in comparison.diagnoses:
         for cure in diagnosis.settings.get("cures", ()):
             console.print_paragraph(terminal, f"{diagnosis.model}: with {cure}")
@@ -94,9 +95,17 @@ def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagn
     return [replace(d, model=title) for d, title in zip(diagnoses, titles, strict=True)]
 
 
-def _table(comparison: "Comparison") -> Table:
+def _table(comparison: "Comparison", width: int) -> Table:
+    from uncollapse.diagnosis.result import column_widths, fit_columns
+
     head, rows = comparison.grid()
-    table = Table(*head[:4], *(Column(name, justify="right") for name in head[4:]), box=box.SIMPLE_HEAD)
+    narrow = [[row[0][:LONGEST_NAME], *row[1:]] for row in rows]  # a longer name is folded
+    head, narrow, _ = fit_columns(head, narrow, width, [*head[4:-1], "last block"])
+    rows = [[name, *cells] for (name, *_), (_, *cells) in zip(rows, narrow, strict=True)]
+    words = 4 if "last block" in head else 3
+    table = Table(Column(head[0], overflow="fold"), box=box.SIMPLE_HEAD)
+    for number, least in enumerate(column_widths(head, narrow)[1:], 1):
+        table.add_column(head[number], justify="left" if number < words else "right", min_width=least)
     for name, kind, *others in rows:
         table.add_row(Text(name), Text(kind, style="green" if kind == "none" else "red"), *map(Text, others))
     return table

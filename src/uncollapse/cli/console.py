@@ -84,7 +84,7 @@ def _print(diagnosis: "Diagnosis", as_json: bool) -> None:
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
     """Print the table, the verdict with its cautions, and what to try."""
     verdict, terminal = diagnosis.verdict, stdout_console()
-    terminal.print(diagnosis.table())
+    terminal.print(diagnosis.table(terminal.width))
     print_paragraph(terminal, verdict.sentence, style="bold red" if verdict.collapsed else "bold green")
     print_paragraph(terminal, verdict.sure, bullet=" · ")
     for caution in verdict.cautions:

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from uncollapse.cli import console
@@ -21,6 +21,7 @@ ACCURACIES = (*SPLITS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and task
 PER_SECOND = "_per_second"  # ends the name of a rate in a record's pace
 ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
 DAY = 86_400  # seconds
+MISSING = "It would fail, because something is missing:"
 SELECTED_EPOCH = "epoch"  # the metric that says which epoch's weights were tested
 
 
@@ -35,7 +36,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that may start. begun: it continues from a checkpoint. again: it runs even if its result exists."""
+    """A run that may start.
+
+    begun: it continues from a checkpoint. again: it runs even if its result exists. missing: which data is not here.
+    """
 
     name: str
     path: Path
@@ -43,6 +47,7 @@ class PlannedRun:
     seconds: float
     begun: bool = False
     again: bool = False
+    missing: str = ""
 
     @property
     def due(self) -> bool:
@@ -90,13 +95,15 @@ def print_plan(plan: Sequence[PlannedRun], *, as_json: bool) -> None:
     for run in plan:
         terminal.print(Text(str(run.path)), soft_wrap=True)
     due = [run for run in plan if run.due]
+    for words in dict.fromkeys(run.missing for run in due if run.missing):
+        console.print_paragraph(terminal, f"{MISSING} {words}", style="bold red")
     total = f", about {format_duration(sum(run.seconds for run in due))} on one core" if due else ""
     console.print_paragraph(terminal, f"{len(due)} of {len(plan)} would run{total}. Nothing was run.")
 
 
 def plan_table(plan: Sequence[PlannedRun]) -> Table:
     """Return a table with one line per run: its name, whether its result exists, and how long it takes."""
-    table = Table("run", "result", box=box.SIMPLE_HEAD)
+    table = Table(Column("run", overflow="fold"), "result", box=box.SIMPLE_HEAD)
     table.add_column("on one core", justify="right")
     for run in plan:
         table.add_row(Text(run.name), run.state, f"about {format_duration(run.seconds)}" if run.due else "–")

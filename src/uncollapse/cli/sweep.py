@@ -13,7 +13,7 @@ import typer
 from uncollapse.cli import console
 from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, complete_recipe, flag, option
-from uncollapse.cli.outcomes import PlannedRun, format_duration, format_metric, plan_table
+from uncollapse.cli.outcomes import MISSING, PlannedRun, format_duration, format_metric, plan_table
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.config.field_types import as_text
@@ -87,6 +87,8 @@ def sweep(
     limits = Limits(jobs or os.cpu_count() or 1, None if budget_minutes is None else 60 * budget_minutes)
     if dry_run:
         _show_plan(queue, runs, limits.jobs, as_json)
+        if queue.open and (missing := wanted.missing_data(next(iter(queue.open.values())), Runtime(data_root))):
+            console.print_note(f"{MISSING} {missing}")
         return
     if queue.open:
         console.make_folders(results / wanted.name, runs)

@@ -176,7 +176,7 @@ def _show(board: PaperTable, made: Sequence[TableCell], details: Sequence[Detail
 def _details_table(details: Details) -> Table:
     table = Table(title=Text(details.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     for number, name in enumerate(details.head):
-        table.add_column(Text(name), justify="left" if number < details.words else "right")
+        table.add_column(Text(name), justify="left" if number < details.words else "right", overflow="fold")
     for row in details.rows:
         table.add_row(*map(Text, row))
     return table

@@ -115,7 +115,11 @@ def _train(recipe: "Recipe", configs: list[Any], asked: TrainOptions) -> None:
     if not _takes_part(recipe, asked):
         return
     if asked.dry_run:
-        outcomes.print_plan([_plan_run(recipe, config, results, asked) for config in configs], as_json=asked.as_json)
+        plan = [_plan_run(recipe, config, results, asked) for config in configs]
+        if any(run.due for run in plan):  # seeds share their data
+            missing = recipe.missing_data(configs[0], _runtime(recipe, configs[0], asked))
+            plan = [dataclasses.replace(run, missing=missing) for run in plan]
+        outcomes.print_plan(plan, as_json=asked.as_json)
         return
     done: list[Outcome] = []
     try:

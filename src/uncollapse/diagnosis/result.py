@@ -4,13 +4,13 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -34,6 +34,16 @@ SHOWN = (  # columns of the table for a terminal, if they were measured
     "dirichlet_energy",
     "uniformity",
     "alignment",
+)
+LEAST = (  # of these, what a narrow terminal leaves out, the least important first
+    "dataset_rank",
+    "attention_std",
+    "mean_cosine",
+    "uniformity",
+    "alignment",
+    "effective_rank",
+    "dirichlet_energy",
+    "attention_similarity",
 )
 
 Kind = Literal["none", "complete", "dimensional", "both"]
@@ -258,15 +268,18 @@ class Diagnosis:
         ]
         return pandas.DataFrame(rows)
 
-    def table(self) -> Table:
-        """Return the main measures as a table for a terminal."""
-        (first, *others), rows = self._grid()
+    def table(self, width: int | None = None) -> Table:
+        """Return the main measures as a table for a terminal; those that do not fit into its width are only named."""
+        head, rows = self._grid()
+        head, rows, left_out = fit_columns(head, rows, width, [MEASURES[name].short for name in LEAST])
         table = Table(title=Text(self._title()), title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column(first, no_wrap=True)
-        for name in others:
-            table.add_column(Text(name), justify="right")
+        table.add_column(head[0], overflow="fold")
+        for name, least in zip(head[1:], column_widths(head, rows)[1:], strict=True):
+            table.add_column(Text(name), justify="right", min_width=least)
         for row in rows:
             table.add_row(*map(Text, row))
+        if left_out:
+            table.caption, table.caption_justify = Text(f"Too wide for here: {', '.join(left_out)}."), "left"
         return table
 
     def _title(self) -> str:
@@ -292,8 +305,9 @@ class Diagnosis:
         tips = "".join(notebook.html_code(tip.code) for tip in verdict.advice)
         return notebook.html_table(*self._grid(), self._title()) + notebook.html_lines(lines) + tips
 
-    def __rich__(self) -> Group:
-        return Group(self.table(), *(Text(line) for line in self.verdict.lines()))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.table(options.max_width)
+        yield from (Text(line) for line in self.verdict.lines())
 
     def __str__(self) -> str:
         console = Console(width=120, file=io.StringIO(), force_terminal=False, color_system=None)
@@ -318,6 +332,37 @@ def _check(found: Diagnosis) -> None:
     cures = found.settings.get("cures", [])
     if not isinstance(cures, list) or not all(isinstance(cure, str) for cure in cures):
         raise ValueError("the cures in its settings are not a list of texts")
+
+
+def fit_columns(
+    head: list[str], rows: list[list[str]], width: int | None, optional: Sequence[str]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return a table with only as many columns as fit, so that no number is cut, and the names of those left out.
+
+    Args:
+        head: the names of the columns, which may wrap between words.
+        rows: the texts of the cells, which do not wrap.
+        width: of the terminal; None for any.
+        optional: names of columns that may be left out, the least important first.
+    """
+    left_out: list[str] = []
+    for name in optional:
+        if width is None or sum(least + 3 for least in column_widths(head, rows)) + 2 <= width:
+            break
+        if name in head:
+            place = head.index(name)
+            head, rows = _without(head, place), [_without(row, place) for row in rows]
+            left_out.append(name)
+    return head, rows, left_out
+
+
+def column_widths(head: list[str], rows: list[list[str]]) -> list[int]:
+    """Return how wide each column of a table must be so that nothing is cut: names wrap between words, cells do not."""
+    return [max(len(text) for text in (*title.split(), *(row[i] for row in rows))) for i, title in enumerate(head)]
+
+
+def _without(texts: list[str], place: int) -> list[str]:
+    return texts[:place] + texts[place + 1 :]
 
 
 def _number(value: float) -> str:

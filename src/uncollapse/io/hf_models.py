@@ -26,7 +26,7 @@ class Origin:
     """
 
     def __init__(self, place: str) -> None:
-        place = _in_package(place) if place.startswith(PACKAGE) else place
+        place = in_package(place) if place.startswith(PACKAGE) else place
         path = expand_user(place)
         self.place = place
         self.options: dict[str, Any] = {"trust_remote_code": False}
@@ -45,7 +45,7 @@ class Origin:
             self.options["local_files_only"] = True
 
 
-def _in_package(place: str) -> str:
+def in_package(place: str) -> str:
     """Return the folder that package:NAME/FOLDER names; the package is not imported."""
     name, _, folder = place.removeprefix(PACKAGE).partition("/")
     try:

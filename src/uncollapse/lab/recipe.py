@@ -43,6 +43,8 @@ class Recipe:
         single_process: Whether its work cannot be shared between processes, so that only rank 0 runs it.
         fingerprint: Returns the fingerprint of the data that a run would use now, as its record has it in
             `data.fingerprint`; None where the data cannot have changed. See `same_data`.
+        check_data: Raises a UsageError if data or a model that a run needs are not here. `fingerprint` does that too,
+            and is called if this is not given.
         plots: Returns plots of the given records, for the page of a table.
         details: Returns further tables of the given records, which follow a table.
         statistics: Returns statistics of the given records over all of them, for the JSON of a table.
@@ -63,6 +65,7 @@ class Recipe:
     reads_images: bool = False
     single_process: bool = False
     fingerprint: Callable[[Any, Runtime], str | None] | None = None
+    check_data: Callable[[Any, Runtime], object] | None = None
     plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
     details: Callable[[Sequence[Mapping[str, Any]]], Sequence[Details]] | None = None
     statistics: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
@@ -88,6 +91,16 @@ class Recipe:
             return self.fingerprint(config, runtime) in (None, known)
         except UsageError:
             return True
+
+    def missing_data(self, config: Any, runtime: Runtime) -> str:
+        """Return what a run needs and is not here, in words; "" if nothing is known to be missing."""
+        check = self.check_data or self.fingerprint
+        try:
+            if check is not None:
+                check(config, runtime)
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def _lookup(self, kind: str, entries: Mapping[str, Entry], name: str, instead: str) -> Entry:
         if name not in entries:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from uncollapse.cli.app import app
 from uncollapse.errors import UsageError
-from uncollapse.io.hf_models import Origin
+from uncollapse.io.hf_models import Origin, load_tokenizer
+from uncollapse.lab.data.text import glue as files
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.glue import config as sentences
 from uncollapse.lab.experiments.glue import recipe as glue
@@ -215,3 +216,21 @@ def test_by_the_command_line(place: Path, tmp_path: Path, monkeypatch: pytest.Mo
     missing = CliRunner().invoke(app, ["train", "glue", *flags, "--task", "rte"])
     assert missing.exit_code != 0
     assert "There is no train.tsv of rte" in " ".join(missing.output.split())
+
+
+def test_the_quick_settings_know_all_their_words() -> None:
+    """The sentences, the vocabulary and the sizes of the encoder come with the package."""
+    task = files.find_task(glue.RECIPE.quick["task"])
+    tokenizer = load_tokenizer(Origin(glue.RECIPE.quick["model"]))
+    parts = {name: files.load_split(task, name, None) for name in ("train", "dev")}
+    assert task.labels == ("kitchen", "weather")
+    assert (len(parts["train"]), len(parts["dev"])) == (84, 28)
+    assert not set(parts["train"].first) & set(parts["dev"].first)
+    for part in parts.values():
+        assert not any(tokenizer.unk_token_id in ids for ids in tokenizer(list(part.first))["input_ids"])
+
+
+def test_what_is_missing_is_said_before_a_run(tmp_path: Path) -> None:
+    config = glue.Config(task="rte", model=glue.RECIPE.quick["model"])
+    assert "train.tsv" in glue.RECIPE.missing_data(config, Runtime(tmp_path))
+    assert glue.RECIPE.missing_data(glue.Config(**glue.RECIPE.quick), Runtime()) == ""

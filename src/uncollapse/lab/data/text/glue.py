@@ -7,7 +7,7 @@ from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io.files import expand_user
-from uncollapse.io.hf_models import TIMEOUT
+from uncollapse.io.hf_models import PACKAGE, TIMEOUT, in_package
 from uncollapse.lab.data.text.glue_files import NAMES, OWN, TASKS, Columns, Examples, GlueTask, own_task, read_split
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
 
 
 def check_task(name: str) -> None:
-    """Raise unless `name` is a task of GLUE or a folder."""
-    if name not in TASKS and not expand_user(name).is_dir():
+    """Raise unless `name` is a task of GLUE or a folder, which may be in a package."""
+    if name not in TASKS and not _folder(name).is_dir():
         hint = did_you_mean(name, TASKS)
         raise UsageError(
             f"task must be a task of GLUE ({', '.join(TASKS)}) or a folder with your own train.tsv and dev.tsv, "
@@ -38,7 +38,11 @@ def check_task(name: str) -> None:
 def find_task(name: str) -> GlueTask:
     """Return a task of GLUE by name, or the task that the training file of a folder describes."""
     check_task(name)
-    return TASKS[name] if name in TASKS else own_task(expand_user(name))
+    return TASKS[name] if name in TASKS else own_task(_folder(name))
+
+
+def _folder(name: str) -> Path:
+    return Path(in_package(name)) if name.startswith(PACKAGE) else expand_user(name)
 
 
 def load_split(task: GlueTask, part: str, root: Path | None) -> Examples:

@@ -136,6 +136,8 @@ RECIPE = Recipe(
     tables=DATA.tables,
     grids=DATA.grids,
     presets=DATA.presets,
+    quick=DATA.quick,
     search=glue_config.SEARCH,
     fingerprint=glue_config.data_fingerprint,
+    check_data=glue_config.check_data,
 )

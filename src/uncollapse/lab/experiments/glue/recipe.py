@@ -34,7 +34,7 @@ NAME = "glue"
 def build(config: Config, origin: Origin, task: GlueTask) -> nn.Module:
     """Return the model before training, with the outputs that its task needs."""
     with use_seed(config.seed):
-        model = load_classifier(origin, task.outputs)
+        model = load_classifier(origin, task.outputs, random_weights=config.model == glue_config.REMARKS)
     glue_config.put_cure(model, config)
     return model
 
@@ -111,6 +111,8 @@ RECIPE = Recipe(
     tables=DATA.tables,
     grids=DATA.grids,
     presets=DATA.presets,
+    quick=DATA.quick,
     search=glue_config.SEARCH,
     fingerprint=glue_config.data_fingerprint,
+    check_data=glue_config.check_data,
 )
