@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from uncollapse.cures.groups import Groups, neighbours
 from uncollapse.errors import did_you_mean
-from uncollapse.pairwise import Pairs, all_pairs, check_pairs, column_mean, log_weight, numerics
+from uncollapse.pairwise import Pairs, backends, check_pairs, column_mean, log_weight, numerics, row_mean
 from uncollapse.pairwise.sampling import sampled_mean
 from uncollapse.registry import cure
 
@@ -87,16 +87,17 @@ def contra_norm(
     x = unit if pre_norm else x
     value = unit if average == "unit" else x
     groups = None if batch is None else Groups(batch, x.shape[0])
+    dtype = backends.product_dtype(given)
     if axis == "features":
         mean = _features_mean(unit, value, temperature, dual, groups)
     elif groups is None:
         pairs = _pairs(x.shape[-2], causal, exclude_self, edge_index)
-        mean = _tokens_mean(unit, value, temperature, dual, mask, pairs, sample)
+        mean = _tokens_mean(unit, value, dtype, temperature, dual, mask, pairs, sample)
     else:
         edges = None if edge_index is None else groups.sort_edges(check_pairs(edge_index, len(x), len(x), "edge_index"))
         pairs = replace(_pairs(len(x), causal, exclude_self, edges), row_group=groups.sorted, key_group=groups.sorted)
         unit, value, mask_ = groups.sort(unit), groups.sort(value), None if mask is None else groups.sort(mask)
-        mean = groups.unsort(_tokens_mean(unit, value, temperature, dual, mask_, pairs, sample))
+        mean = groups.unsort(_tokens_mean(unit, value, dtype, temperature, dual, mask_, pairs, sample))
     out = _step(x, mean, scale, identity).to(given.dtype)
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, given)
 
@@ -150,15 +151,18 @@ def _pairs(n: int, causal: bool, exclude_self: bool, edge_index: Tensor | None) 
 def _tokens_mean(
     unit: Tensor,
     value: Tensor,
+    dtype: torch.dtype,
     temperature: float | Tensor,
     dual: bool,
     mask: Tensor | None,
     pairs: Pairs,
     sample: int | None,
 ) -> Tensor:
+    """Return m; dtype: what rows are rounded to before they are multiplied."""
     if sample is not None and sample < unit.shape[-2]:
         return sampled_mean(unit, value, temperature, mask, pairs, sample)
-    mean = all_pairs(unit, unit, value, temperature, pairs, log_weight(mask, unit))[0]
+    unit, value = unit.to(dtype), value.to(dtype)
+    mean = row_mean(unit, unit, value, temperature, pairs, log_weight(mask, unit))
     return mean + column_mean(unit, unit, value, temperature, pairs, mask, query_mask=mask) if dual else mean
 
 

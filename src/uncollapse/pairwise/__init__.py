@@ -22,7 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise import numerics
+from uncollapse.pairwise import backends, numerics
+from uncollapse.pairwise.backends import backend as backend
 from uncollapse.pairwise.both_ways import log_sums_operator
 from uncollapse.pairwise.grid import Pairs as Pairs
 from uncollapse.pairwise.grid import keeps_weights
@@ -82,7 +83,7 @@ def softmax_mean(
         return column_mean(q, k, v, temperature, pairs, mask)
     if mask is not None:
         v = v.masked_fill(~mask.unsqueeze(-1), 0)
-    return all_pairs(q, k, v, temperature, pairs, log_weight(mask, v))[0].to(v.dtype)
+    return row_mean(q, k, v, temperature, pairs, log_weight(mask, v)).to(v.dtype)
 
 
 def logsumexp(
@@ -129,7 +130,8 @@ def nearest(
     _check_key_mask(mask, q, k, k)
     same, k = k is q, _zero_masked(k, mask)
     bias = log_weight(mask, k)
-    (q3, k3, b2), _, batch = _prepare(q, q if same and mask is None else k, None, 1.0, bias)
+    dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype) else torch.float32
+    (q3, k3, b2), _, batch = _prepare(q, q if same and mask is None else k, None, 1.0, bias, dtype)
     k3 = q3 if k3 is None else k3
     with torch.no_grad():
         shift = k3.mean(1, keepdim=True) if k3.shape[1] else k3.sum(1, keepdim=True)  # smaller terms, more digits
@@ -176,6 +178,18 @@ def _columns(q: Tensor, k: Tensor, d: Tensor, temperature: float | Tensor, pairs
     return out.reshape(*batch, *out.shape[1:]).to(d.dtype)
 
 
+def row_mean(
+    q: Tensor, k: Tensor, v: Tensor, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None = None
+) -> Tensor:
+    """Return the means of `all_pairs` alone, which torch's fused attention can give on a GPU without Triton."""
+    triangle = pairs.offset is None or (pairs.offset == 0 and q.shape[-2] == k.shape[-2])
+    whole = triangle and bias is None and not pairs.no_self and pairs.excluded is None and pairs.row_group is None
+    if isinstance(temperature, Tensor) or not backends.uses_attention(q, k, v, whole):
+        return all_pairs(q, k, v, temperature, pairs, bias)[0]
+    _check_shapes(q, k, v, None)
+    return backends.attention(q, k, v, float(temperature), causal=pairs.offset is not None)
+
+
 def all_pairs(
     q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, pairs: Pairs, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -191,7 +205,8 @@ def all_pairs(
     if torch.compiler.is_compiling():  # sizes may be dynamic: no decision may depend on them
         mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, False, *_fields(pairs))
     elif _records_gradients(q3, k3, v3, b2):
-        keep = keeps_weights(pairs, q3.shape[1], v3.shape[1], v3.shape[2], q3.device)
+        fits = keeps_weights(pairs, q3.shape[1], v3.shape[1], v3.shape[2], q3.device)
+        keep = fits and not backends.uses_triton(q3)
         mean, log_sum, _, _ = all_pairs_operator(q3, k3, v3, b2, tau, keep, *_fields(pairs))
     else:  # the same without the operator's overhead, which is noticeable below a thousand rows
         mean, log_sum, _, _ = all_pairs_eagerly(q3, k3, v3, b2, tau, pairs)
@@ -211,17 +226,25 @@ def log_sums(q: Tensor, k: Tensor, temperature: float | Tensor, exclude_self: bo
 
 
 def _prepare(
-    q: Tensor, k: Tensor, v: Tensor | None, temperature: float | Tensor, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    temperature: float | Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[tuple[Tensor, Tensor | None, Tensor | None], float, torch.Size]:
-    """Return q, k (None: the same as q) and bias with one batch dimension in the dtype of the sums; τ; batch shape."""
+    """Return q, k (None: the same as q) and bias with one batch dimension; τ; batch shape.
+
+    q and k have the dtype that they are multiplied in, bias that of the sums.
+    """
     _check_shapes(q, k, v, bias)
-    dtypes = [t.dtype for t in (q, k, v) if t is not None]
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    dtype = backends.product_dtype(q, k, *([] if v is None else [v])) if dtype is None else dtype
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
     same = k is q
-    q, k, tau = apply_temperature(q.to(dtype), k.to(dtype), temperature)
+    q, k, tau = apply_temperature(q.to(sums), k.to(sums), temperature)
     batch = _batch_shape(q, k, v, None if bias is None else bias.unsqueeze(-1))
-    b2 = None if bias is None else _flatten(bias.to(dtype).unsqueeze(-1), batch).squeeze(-1)
-    return (_flatten(q, batch), None if same else _flatten(k, batch), b2), tau, batch
+    b2 = None if bias is None else _flatten(bias.to(sums).unsqueeze(-1), batch).squeeze(-1)
+    return (_flatten(q.to(dtype), batch), None if same else _flatten(k.to(dtype), batch), b2), tau, batch
 
 
 def apply_temperature(q: Tensor, k: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, float]:

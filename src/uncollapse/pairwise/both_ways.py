@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise import walk
+from uncollapse.pairwise import backends, walk
 from uncollapse.pairwise.grid import ABSENT, LOG2E, PLAIN, Grid, Pairs, Tile, memory
+from uncollapse.pairwise.numerics import full_dtype
 from uncollapse.pairwise.symmetric import is_moderate
 
 
@@ -24,13 +25,11 @@ from uncollapse.pairwise.symmetric import is_moderate
 def log_sums_operator(q: Tensor, k: Tensor, temperature: float, no_self: bool) -> tuple[Tensor, Tensor]:
     """Return R (b, n) and C (b, m) for q (b, n, d) and k (b, m, d); no_self: without the pairs i = j."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        if _applies(q, k, temperature):
-            return _forward(q, k, temperature, Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device))
-        return _one_way(q, k, temperature, no_self), _one_way(k, q, temperature, no_self)
+        return backends.run(q, log_sums, q, k, temperature, no_self)
 
 
 @torch.library.custom_op("uncollapse::log_sums_backward", mutates_args=())
-def log_sums_backward(
+def _log_sums_backward_operator(
     d_row: Tensor,
     d_column: Tensor,
     row: Tensor,
@@ -41,13 +40,36 @@ def log_sums_backward(
     no_self: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and k; `row` and `column` may be sums over more keys and queries than these."""
+    arguments = d_row, d_column, row, column, q, k, temperature, no_self
     with torch.autocast(q.device.type, enabled=False):
-        if _applies(q, k, temperature):
-            grid = Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device)
-            return _backward(q, k, temperature, grid, _shares(d_row, row), _shares(d_column, column))
-        dq, dk = _one_way_backward(q, k, temperature, no_self, row, d_row)
-        more_dk, more_dq = _one_way_backward(k, q, temperature, no_self, column, d_column)
-        return dq.add_(more_dq), dk.add_(more_dk)
+        dq, dk = backends.run(q, log_sums_backward, *arguments)
+    return dq.to(q.dtype), dk.to(k.dtype)
+
+
+def log_sums(q: Tensor, k: Tensor, temperature: float, no_self: bool) -> tuple[Tensor, Tensor]:
+    """Return R and C, tile by tile."""
+    if _applies(q, k, temperature):
+        return _forward(q, k, temperature, Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device))
+    return _one_way(q, k, temperature, no_self), _one_way(k, q, temperature, no_self)
+
+
+def log_sums_backward(
+    d_row: Tensor,
+    d_column: Tensor,
+    row: Tensor,
+    column: Tensor,
+    q: Tensor,
+    k: Tensor,
+    temperature: float,
+    no_self: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of q and k, tile by tile."""
+    if _applies(q, k, temperature):
+        grid = Grid(Pairs(no_self=no_self), q.shape[1], k.shape[1], q.device)
+        return _backward(q, k, temperature, grid, _shares(d_row, row), _shares(d_column, column))
+    dq, dk = _one_way_backward(q, k, temperature, no_self, row, d_row)
+    more_dk, more_dq = _one_way_backward(k, q, temperature, no_self, column, d_column)
+    return dq.add_(more_dq), dk.add_(more_dk)
 
 
 def _applies(q: Tensor, k: Tensor, temperature: float) -> bool:
@@ -112,10 +134,11 @@ def _one_way_backward(
 
 @log_sums_operator.register_fake
 def _(q: Tensor, k: Tensor, temperature: float, no_self: bool) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape[:2]), k.new_empty(k.shape[:2])
+    dtype = full_dtype(q)
+    return q.new_empty(q.shape[:2], dtype=dtype), k.new_empty(k.shape[:2], dtype=dtype)
 
 
-log_sums_backward.register_fake(lambda *args: (torch.empty_like(args[4]), torch.empty_like(args[5])))
+_log_sums_backward_operator.register_fake(lambda *args: (torch.empty_like(args[4]), torch.empty_like(args[5])))
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -124,7 +147,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _gradient(ctx: Any, d_row: Tensor, d_column: Tensor) -> tuple[Tensor | None, ...]:
-    return *log_sums_backward(d_row, d_column, *ctx.saved_tensors, ctx.temperature, ctx.no_self), None, None
+    return *_log_sums_backward_operator(d_row, d_column, *ctx.saved_tensors, ctx.temperature, ctx.no_self), None, None
 
 
 log_sums_operator.register_autograd(_gradient, setup_context=_remember)

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise import walk
+from uncollapse.pairwise import backends, walk
 from uncollapse.pairwise.grid import Pairs
+from uncollapse.pairwise.numerics import full_dtype
+
+Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 @torch.library.custom_op("uncollapse::all_pairs", mutates_args=())
@@ -44,7 +47,9 @@ def all_pairs_eagerly(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the same without gradients and without an operator's overhead; keep: return the weights for backward."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        return walk.forward(q, k, v, bias, temperature, pairs, keep)
+        if keep:
+            return walk.forward(q, k, v, bias, temperature, pairs, keep)
+        return backends.run(q, walk.forward, q, k, v, bias, temperature, pairs)
 
 
 @torch.library.custom_op("uncollapse::all_pairs_backward", mutates_args=())
@@ -69,9 +74,9 @@ def _all_pairs_backward(
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs, saved = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), (mean, log_sum, kind, weight)
+    arguments = q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log
     with torch.autocast(q.device.type, enabled=False):
-        dq, dk, dv, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d_mean.contiguous(), d_log)
-    return dq, q.new_empty(0) if dk is None else dk, dv, q.new_empty(0) if d_bias is None else d_bias
+        return _as_given(q, v, walk.backward(*arguments) if keep else backends.run(q, walk.backward, *arguments))
 
 
 @torch.library.custom_op("uncollapse::spread", mutates_args=())
@@ -89,11 +94,9 @@ def spread_operator(
     key_group: Tensor | None,
 ) -> Tensor:
     """Return Pᵀd for the softmax weights P."""
-    keys = q if k is None else k
     pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
     with torch.autocast(q.device.type, enabled=False):
-        log_sum = walk.forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
-        return walk.spread(q, keys, d, bias, temperature, pairs, log_sum)
+        return backends.run(q, walk.spread, q, k, d, bias, temperature, pairs)
 
 
 @torch.library.custom_op("uncollapse::spread_backward", mutates_args=())
@@ -111,33 +114,40 @@ def _spread_backward(
     row_group: Tensor | None,
     key_group: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients: that of d is the mean of d_out; those of q and k are the mean's own, for an incoming d."""
-    pairs, v = Pairs(offset, no_self, excluded, mirrored, row_group, key_group), d_out.contiguous()
+    pairs = Pairs(offset, no_self, excluded, mirrored, row_group, key_group)
     with torch.autocast(q.device.type, enabled=False):
-        saved = walk.forward(q, k, v, bias, temperature, pairs)
-        dq, dk, _, d_bias = walk.backward(q, k, v, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
-    return dq, q.new_empty(0) if dk is None else dk, saved[0], q.new_empty(0) if d_bias is None else d_bias
+        found = backends.run(q, walk.spread_backward, q, k, d, bias, temperature, pairs, d_out.contiguous())
+        return _as_given(q, d, found)
+
+
+def _as_given(q: Tensor, v: Tensor, found: Gradients) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of q, k, v and bias in the dtypes of these; an empty tensor for None."""
+    dq, dk, dv, d_bias = found
+    dk = q.new_empty(0) if dk is None else dk
+    d_bias = q.new_empty(0, dtype=full_dtype(q)) if d_bias is None else d_bias
+    return dq.to(q.dtype), dk.to(q.dtype), dv.to(v.dtype), d_bias
 
 
 @all_pairs_operator.register_fake
 def _(
     q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None, temperature: float, keep: bool, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows = q.shape[:2]
-    weight = q.new_empty(rows[0], *((rows[1], v.shape[1]) if keep else (0, 0)))
-    return q.new_empty(*rows, v.shape[-1]), q.new_empty(rows), q.new_empty(rows, dtype=torch.uint8), weight
+    rows, sums = q.shape[:2], q.new_empty(0, dtype=full_dtype(q))
+    weight = sums.new_empty(rows[0], *((rows[1], v.shape[1]) if keep else (0, 0)))
+    return sums.new_empty(*rows, v.shape[-1]), sums.new_empty(rows), q.new_empty(rows, dtype=torch.uint8), weight
 
 
 @spread_operator.register_fake
 def _(q: Tensor, k: Tensor | None, d: Tensor, *_: object) -> Tensor:
-    return d.new_empty(*(q if k is None else k).shape[:2], d.shape[-1])
+    return d.new_empty(*(q if k is None else k).shape[:2], d.shape[-1], dtype=full_dtype(d))
 
 
 def _fake_gradients(
     q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dk = q.new_empty(0) if k is None else torch.empty_like(k)
-    return torch.empty_like(q), dk, torch.empty_like(v), q.new_empty(0) if bias is None else torch.empty_like(bias)
+    d_bias = q.new_empty(0, dtype=full_dtype(q)) if bias is None else torch.empty_like(bias)
+    return torch.empty_like(q), dk, torch.empty_like(v), d_bias
 
 
 _all_pairs_backward.register_fake(lambda *args: _fake_gradients(*args[6:10]))

@@ -103,19 +103,28 @@ def backward(
     return grads.q, None if k is None else grads.k, grads.v, grads.bias
 
 
-def spread(
-    q: Tensor, k: Tensor, d: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs, log_sum: Tensor
-) -> Tensor:
+def spread(q: Tensor, k: Tensor | None, d: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs) -> Tensor:
     """Return Pᵀ d (b, m, e) for d (b, n, e), the adjoint of the mean: each query distributes its d to the keys."""
-    out = d.new_zeros(k.shape[0], k.shape[1], d.shape[-1])
+    keys = q if k is None else k
+    log_sum = forward(q, k, keys[..., :0], bias, temperature, pairs)[1]
+    out = d.new_zeros(keys.shape[0], keys.shape[1], d.shape[-1])
     log2sum = (log_sum * LOG2E).masked_fill(torch.isneginf(log_sum), -ABSENT)
-    inputs = Inputs(q, k, k[..., :0], bias, temperature)
-    grid = Grid(pairs, q.shape[1], k.shape[1], q.device)
+    inputs = Inputs(q, keys, keys[..., :0], bias, temperature)
+    grid = Grid(pairs, q.shape[1], keys.shape[1], q.device)
     for c in grid.chunks(q.shape[0]):
         part = inputs.chunk(c)
         for t in grid:
             out[c, t.keys].baddbmm_(rows.softmax(part, log2sum[c], t).mT, d[c, t.rows])
     return out
+
+
+def spread_backward(
+    q: Tensor, k: Tensor | None, d: Tensor, bias: Tensor | None, temperature: float, pairs: Pairs, d_out: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Return the gradients of q, k, d and bias: that of d is the mean of d_out, others are the mean's, incoming d."""
+    saved = forward(q, k, d_out, bias, temperature, pairs)
+    dq, dk, _, d_bias = backward(q, k, d_out, bias, temperature, pairs, saved, d, torch.zeros_like(saved[1]))
+    return dq, dk, saved[0], d_bias
 
 
 def _grids(pairs: Pairs, n: int, m: int, device: torch.device, same: bool) -> tuple[Grid, Grid | None]:
