@@ -50,6 +50,7 @@ USES = {  # the extras that users choose from, and what they are for
     "report": "the HTML report and plots; writing them needs no browser",
     "tune": "the search of `uncollapse tune`",
     "dask": "embeddings spread over several machines",
+    "triton": "the fused kernels on GPUs",
 }
 
 LOW_DISK_SPACE = 2**30  # bytes

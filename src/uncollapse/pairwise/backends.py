@@ -64,6 +64,7 @@ def backend(name: Backend) -> Switch:
     The environment variable UNCOLLAPSE_PAIRWISE sets the backend that a process starts with. float64 always takes
     tiles. A backward pass uses the backend that is set when it runs.
 
+    >>> from uncollapse.pairwise import logsumexp
     >>> x = torch.eye(2)
     >>> with backend("torch"):
     ...     logsumexp(x, x, exclude="self")

@@ -59,9 +59,12 @@ def blocks(kernel: str, dtype: torch.dtype, width: int, amd: bool = torch.versio
 
     They are as large as the registers allow: `benchmarks/compiled.py` compiles all of them and reads what they need.
     """
-    narrow = dtype in HALF and width <= 128
-    exact_or_full = dtype not in HALF or (kernel == "pull" and 64 < width <= 128)
-    others, features = 32 if exact_or_full else 64, 128 if narrow else 32
+    if dtype not in HALF:
+        others, features = 32, 32
+    elif width > 128:
+        others, features = 64, 64
+    else:
+        others, features = 32 if kernel == "pull" and width > 64 else 64, 128
     return Blocks(64, others, features, 4, 1) if amd else Blocks(64, others, features, 8, 2)
 
 
