@@ -60,7 +60,7 @@ def blocks(kernel: str, dtype: torch.dtype, width: int, amd: bool = torch.versio
     They are as large as the registers allow: `benchmarks/compiled.py` compiles all of them and reads what they need.
     """
     if dtype not in HALF:
-        others, features = 32, 32
+        others, features = 64 if width > 32 else 32, 32
     elif width > 128:
         others, features = 64, 64
     else:
