@@ -3,12 +3,14 @@
 import copy
 import json
 import random
+import sys
 import time
 import warnings
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -686,3 +688,40 @@ def test_rules_speak() -> None:
     assert str(Rule("mean_cosine", place="mlp.residual", rises_by=0.5)) == (
         "mean_cosine of the last block mlp.residual rises by half"
     )
+
+
+def fake_tracker(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """A library such as Trackio, whose run logs, alerts and shows tables."""
+    library: Any = ModuleType(name)
+    library.seen, library.alerts = [], []
+    library.Table = lambda columns, data: {"columns": columns, "data": data}
+    library.log = lambda values, step: library.seen.append((step, values))
+    library.alert = lambda title, text: library.alerts.append((title, text))
+    monkeypatch.setitem(sys.modules, name, library)
+    return library
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_trackers_get_a_table_at_the_start_and_an_alert_where_a_rule_is_met(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    library = fake_tracker(monkeypatch, name)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
+    monitor = uc.Monitor([torch.randn(4, 8, 32)], every=1, log=library, rules=[uc.Rule("effective_rank", below=30)])
+    with pytest.warns(uc.CollapseWarning):
+        record = monitor.step(model, 0)
+    monitor.step(model, 1)
+    assert library.alerts == [("Collapse", record.met[0])]
+    tables = [(step, values["collapse/layers"]) for step, values in library.seen if "collapse/layers" in values]
+    assert [step for step, _ in tables] == [0]
+    assert tables[0][1]["columns"][:2] == ["layer", "mean_cosine"]
+    assert [row[0] for row in tables[0][1]["data"]] == ["embed", "block 0", "block 1"]
+
+
+def test_an_alert_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = fake_tracker(monkeypatch, "trackio")
+    library.alert = lambda title, text: 1 / 0
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
+    monitor = uc.Monitor([torch.randn(4, 8, 32)], every=1, log=[library], rules=[uc.Rule("effective_rank", below=30)])
+    with pytest.warns(uc.CollapseWarning, match="ZeroDivisionError"):
+        assert monitor.step(model, 0) is not None

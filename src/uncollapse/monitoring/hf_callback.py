@@ -44,7 +44,8 @@ class MonitorCallback(TrainerCallback):
         self, state: TrainerState, control: TrainerControl, model: Any, *, due: bool, start: bool = False
     ) -> None:
         step, epoch, wanted = state.global_step, state.epoch, control.should_log
-        record = self.monitor.visit(model, step, done=step, due=due, start=start, epoch=epoch, log=(self._log,))
+        options = {"epoch": epoch, "log": (self._log,), "trackers": _trackers(self.trainer)}
+        record = self.monitor.visit(model, step, done=step, due=due, start=start, **options)
         control.should_log = wanted  # logging clears this flag, but the trainer still has to log its own values
         control.should_training_stop = control.should_training_stop or self.monitor.should_stop
         self._owed = self._owed or (record is not None and record.save)
@@ -53,6 +54,13 @@ class MonitorCallback(TrainerCallback):
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self.trainer.log(dict(values))
+
+
+def _trackers(trainer: Any) -> list[Any]:
+    """Return the libraries that the trainer reports to and that can alert; their run is the current one."""
+    callbacks = trainer.callback_handler.callbacks
+    found = (getattr(each, name, None) for each in callbacks for name in ("_trackio", "_wandb"))
+    return [library for library in found if library is not None]
 
 
 def make_callback(monitor: "Monitor", trainer: Any) -> MonitorCallback:

@@ -2,7 +2,9 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from uncollapse.backbones.sites import OUTPUT
@@ -87,3 +89,39 @@ def _sink(logger: Any) -> Sink:
 def _each(add_scalar: Callable[[str, float, int], Any], step: int, values: Iterable[tuple[str, float]]) -> None:
     for name, value in values:
         add_scalar(name, value, step)
+
+
+Alert = Callable[[str, str], None]  # called with a title and a sentence
+
+
+Table = Callable[[int, Diagnosis], None]
+
+
+def make_alerts(loggers: Any) -> tuple[Alert, ...]:
+    """Return those of the loggers that can alert: Trackio and Weights & Biases, as runs or as modules."""
+    there = loggers if isinstance(loggers, list | tuple) else (loggers,)
+    return tuple(partial(_alert, logger) for logger in there if callable(getattr(logger, "alert", None)))
+
+
+def _alert(logger: Any, title: str, text: str) -> None:
+    logger.alert(title=title, text=text)
+
+
+def make_tables(loggers: Any) -> tuple[Table, ...]:
+    """Return those of the loggers that show tables: Trackio and Weights & Biases, as runs or as modules."""
+    there = loggers if isinstance(loggers, list | tuple) else (loggers,)
+    libraries = [
+        sys.modules.get((getattr(each, "__name__", "") or type(each).__module__).partition(".")[0]) for each in there
+    ]
+    return tuple(
+        partial(_log_table, logger, library.Table)
+        for logger, library in zip(there, libraries, strict=True)
+        if library is not None and library.__name__ in ("trackio", "wandb")
+    )
+
+
+def _log_table(logger: Any, kind: Any, step: int, diagnosis: Diagnosis) -> None:
+    """Log all measures of all layers as one table."""
+    names = list(dict.fromkeys(name for layer in diagnosis.layers for name in layer.measures))
+    rows = [[layer.label, *(layer[name] for name in names)] for layer in diagnosis.layers]
+    logger.log({"collapse/layers": kind(columns=["layer", *names], data=rows)}, step=step)

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,21 @@ from uncollapse.errors import did_you_mean
 from uncollapse.monitoring import journal
 from uncollapse.monitoring.held_batches import hold_batches, preserve_random_states
 from uncollapse.monitoring.journal import Cost, Record, State
-from uncollapse.monitoring.layer_curves import Sink, check_measures, curves, layer_values, make_sinks, scalars
+from uncollapse.monitoring.layer_curves import (
+    Sink,
+    check_measures,
+    curves,
+    layer_values,
+    make_alerts,
+    make_sinks,
+    make_tables,
+    scalars,
+)
 from uncollapse.monitoring.rules import Rule, check_rules
 
 __all__ = ["CollapseWarning", "Cost", "Monitor", "Record", "Rule"]
 
+ALERT = "Collapse"  # title of an alert
 CURVES = ("effective_rank", "mean_cosine", "uniformity")
 OPTIONS = [name for name in inspect.signature(diagnose).parameters if name not in ("model", "batches", "pairs")]
 
@@ -44,7 +55,8 @@ class Monitor:
         rules: when a measurement is a collapse, and what happens then.
         folder: for monitor.jsonl, with one line per measurement; first.json, the diagnosis that rules compare with;
             and collapse.json, the diagnosis at which a rule was met. A resumed training continues there.
-        log: a SummaryWriter, a W&B run, an Accelerator, a function of (step, values), or a list of these.
+        log: a SummaryWriter, a run of W&B or Trackio, an Accelerator, a function of (step, values), or a list of these.
+            W&B and Trackio also get a table of all layers at the start, and a table and an alert where a rule is met.
         save: called with the step when a rule says "save", and again at the next measurement if it failed; HF's and
             Lightning's trainers save by themselves.
         max_batches: how many batches to hold; this bounds the cost.
@@ -88,6 +100,7 @@ class Monitor:
         self.should_stop = False  # a rule that says "stop" was met
         self._batches = hold_batches(batches, max_batches)
         self._sinks = make_sinks(log)
+        self._trackers = tuple(log) if isinstance(log, list | tuple) else (log,)
         self._state, self._restored = State(), False
         self._began: float | None = None  # when the first step was seen
         self._fits = False  # whether rules and measures are known to fit the model
@@ -167,6 +180,7 @@ class Monitor:
         start: bool = False,
         epoch: float | None = None,
         log: tuple[Sink, ...] = (),
+        trackers: Sequence[Any] = (),
     ) -> Record | None:
         """Do what `step` and `measure` do, for adapters to trainers.
 
@@ -176,6 +190,7 @@ class Monitor:
             due: whether to measure, unless the step was measured already or `max_share` is used.
             start: whether a training starts or resumes here; the first call always counts as a start.
             log: loggers in addition to the monitor's own.
+            trackers: what a trainer logs to, if it can alert or show tables.
         """
         step, start = int(step), start or self._began is None
         if not start and not due:
@@ -184,7 +199,7 @@ class Monitor:
         def work() -> Record | None:
             if start:
                 self._begin(done)
-            return self._measure_now(model, step, epoch, log) if due else None
+            return self._measure_now(model, step, epoch, (log, trackers)) if due else None
 
         record = distributed.on_rank_zero(work, "The monitor")
         self.should_stop = (self.should_stop and not start) or (record is not None and record.stop)
@@ -204,7 +219,9 @@ class Monitor:
             self._state = journal.Journal(self.folder).resume(done, self.overwrite)
         self._restored, self._owed, self._began = False, False, time.perf_counter()
 
-    def _measure_now(self, model: nn.Module, step: int, epoch: float | None, log: tuple[Sink, ...]) -> Record | None:
+    def _measure_now(
+        self, model: nn.Module, step: int, epoch: float | None, log: tuple[tuple[Sink, ...], Sequence[Any]]
+    ) -> Record | None:
         """Measure, apply the rules, write and log; on rank 0 only."""
         if not self._is_wanted(step):
             return None
@@ -225,7 +242,7 @@ class Monitor:
         record = Record(step, epoch, seconds, chosen, sentences, "stop" in actions, "save" in actions, why, found)
         self._write(record, state)
         self._state = state
-        self._log(record, (*self._sinks, *log))
+        self._log(record, (*self._sinks, *log[0]), (*self._trackers, *log[1]))
         self._save(record)
         return record
 
@@ -256,15 +273,24 @@ class Monitor:
                 self._save_diagnosis(journal.COLLAPSE, record.diagnosis, facts)
             journal.Journal(self.folder).append(record.line() | {"state": state.brief(self._elapsed())})
 
-    def _log(self, record: Record, loggers: tuple[Sink, ...]) -> None:
-        """Log a record. A logger that fails, such as one without a network, does not stop the training or others."""
+    def _log(self, record: Record, loggers: tuple[Sink, ...], trackers: tuple[Any, ...]) -> None:
+        """Log a record, and alert where a rule was met.
+
+        A logger that fails, such as one without a network, does not stop the training or others. Trackers get a table
+        of all layers at the first measurement and where a rule was met.
+        """
         named = {} if record.diagnosis is None else scalars(record.diagnosis, record.curves)
-        for place, sink in enumerate(loggers):
+        values = named | {"collapse/rules_met": float(len(self._state.met))}
+        calls: list[Callable[[], None]] = [partial(sink, record.step, values) for sink in loggers]
+        if record.diagnosis is not None and (record.met or self._state.measured == 1):
+            calls += [partial(table, record.step, record.diagnosis) for table in make_tables(trackers)]
+        calls += [partial(alert, ALERT, sentence) for alert in make_alerts(trackers) for sentence in record.met]
+        for place, call in enumerate(calls):
             try:
-                sink(record.step, named | {"collapse/rules_met": float(len(self._state.met))})
+                call()
             except Exception as error:
                 if place not in self._broken:
-                    problem = f"logger {place + 1} of {len(loggers)} failed. {type(error).__name__}: {error}"
+                    problem = f"logger {place + 1} of {len(calls)} failed. {type(error).__name__}: {error}"
                     self._problems.append(problem)
                 self._broken.add(place)
 
