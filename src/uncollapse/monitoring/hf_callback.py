@@ -44,7 +44,7 @@ class MonitorCallback(TrainerCallback):
         self, state: TrainerState, control: TrainerControl, model: Any, *, due: bool, start: bool = False
     ) -> None:
         step, epoch, wanted = state.global_step, state.epoch, control.should_log
-        options = {"epoch": epoch, "log": (self._log,), "trackers": _trackers(self.trainer)}
+        options: dict[str, Any] = {"epoch": epoch, "log": (self._log,), "trackers": _trackers(self.trainer)}
         record = self.monitor.visit(model, step, done=step, due=due, start=start, **options)
         control.should_log = wanted  # logging clears this flag, but the trainer still has to log its own values
         control.should_training_stop = control.should_training_stop or self.monitor.should_stop

@@ -48,7 +48,7 @@ class Hooks:
 
     def _visit(self, trainer: Any, model: Any, *, due: bool, start: bool = False) -> None:
         step, monitor, epoch = trainer.global_step, self.monitor, float(trainer.current_epoch)
-        options = {"epoch": epoch, "log": make_sinks(trainer.loggers)}
+        options: dict[str, Any] = {"epoch": epoch, "log": make_sinks(trainer.loggers)}
         trackers = [getattr(logger, "experiment", None) for logger in trainer.loggers]
         record = monitor.visit(model, step, done=step, due=due, start=start, trackers=trackers, **options)
         trainer.should_stop = trainer.should_stop or monitor.should_stop
