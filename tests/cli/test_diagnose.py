@@ -88,6 +88,17 @@ def test_layers_are_selected_as_in_python(run: Run, layers: list[str], expected:
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
 
+def test_why_prints_and_stores_the_parts(run: Run) -> None:
+    result = run(*ENCODER, "--why", "--no-baseline", "--out", "why")
+    assert result.exit_code == 0, result.stderr
+    found = Diagnosis.load("why/diagnosis.json")
+    assert found.parts is not None
+    assert {switch.name for switch in found.parts.switches} >= {"nothing", "no mixing", "MLP off", "residual doubled"}
+    assert "residual doubled" in result.stdout
+    assert "Not measured: gradients (there is no loss" in result.stdout
+    assert run(*ENCODER, "--json", "--no-baseline").stdout.count('"parts": null') == 1
+
+
 def test_places_and_attention(run: Run) -> None:
     result = run(*ENCODER, "--json", "--attention", "--at", "block", "--at", "attention.residual")
     layers = Diagnosis.from_json(result.stdout).layers

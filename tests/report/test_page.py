@@ -7,6 +7,7 @@ import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,3 +140,26 @@ def test_intervals_stand_below_their_values() -> None:
     assert "Uniformity gap" in Outline(html).text
     bare = render_page([uc.diagnose_rows([x], draws=0)])
     assert "95 %: " not in bare
+
+
+def test_causes_have_a_section_of_their_own(make: Any) -> None:
+    from uncollapse.diagnosis.parts import BlockParts, Change, Parts, Switch
+    from uncollapse.diagnosis.result import Cause
+
+    blocks = (BlockParts("block <0>", {"mlp": Change(0.25, -0.5)}, residual=0.0, gradient=1e-9),)
+    parts = Parts("block 1", blocks, (Switch("nothing", 0.99, 0.1), Switch("no mixing", 0.2, 0.5)), {"loss": "<none>"})
+    plain, found = make("plain"), make("found", parts=parts)
+    found.verdict.__dict__["causes"] = (Cause("mixing", "Attention averages <tokens>.", ("It was measured.",)),)
+    page = render_page([plain, found])
+    for text in (
+        'id="causes"',
+        "block &lt;0&gt;",
+        "+0.25",
+        "−0.50",
+        "1.0e−9",
+        "Attention averages &lt;tokens&gt;.",
+        "It was measured.",
+        "&lt;none&gt;",
+    ):
+        assert text in page, text
+    assert 'id="causes"' not in render_page([plain])

@@ -82,11 +82,18 @@ def _print(diagnosis: "Diagnosis", as_json: bool) -> None:
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
-    """Print the table, the verdict with its cautions, and what to try."""
+    """Print the tables, the verdict with its causes and cautions, and what to try."""
     verdict, terminal = diagnosis.verdict, stdout_console()
-    terminal.print(diagnosis.table(terminal.width))
+    for table in diagnosis.tables(terminal.width):
+        terminal.print(table)
+    for note in () if diagnosis.parts is None else diagnosis.parts.notes():
+        print_paragraph(terminal, note)
     print_paragraph(terminal, verdict.sentence, style="bold red" if verdict.collapsed else "bold green")
     print_paragraph(terminal, verdict.sure, bullet=" · ")
+    for cause in verdict.causes:
+        print_paragraph(terminal, verdict.describe_cause(cause), style="bold")
+        for evidence in cause.evidence:
+            print_paragraph(terminal, evidence, bullet=" · ")
     for caution in verdict.cautions:
         print_paragraph(terminal, caution, bullet=" · ")
     if verdict.outlook:

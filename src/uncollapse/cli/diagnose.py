@@ -104,6 +104,7 @@ def diagnose(
         Layout | None, option("LAYOUT", f"Of the outputs of --modules: {', '.join(typing.get_args(Layout))}.", MEASURE)
     ] = None,
     attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
+    why: Annotated[bool, flag("--why", "Look for the cause: measure parts, and switch them off.", MEASURE)] = False,
     baseline: Annotated[
         bool,
         flag("--baseline/--no-baseline", "Also measure the architecture with random weights, for comparison.", MEASURE),
@@ -133,7 +134,7 @@ def diagnose(
         data = io.load_data(loaded, target.stack, wanted)
         _note_surprises(loaded, data, waiting.note)
         done = waiting.stage(f"Measuring {loaded.name}", data.total)
-        diagnosis = _measure(loaded, target, replace(data, batches=_limit(data, wanted, done)), home)
+        diagnosis = _measure(loaded, target, replace(data, batches=_limit(data, wanted, done)), home, why)
     if not distributed.is_launch_rank_zero():
         raise typer.Exit(console.exit_code(diagnosis, fail_on_collapse))
     console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
@@ -180,14 +181,14 @@ def _limit(data: "Data", wanted: "DataRequest", done: Callable[[int], None]) -> 
     return count_steps(islice(iter(data.batches), wanted.max_batches), done)
 
 
-def _measure(loaded: "LoadedModel", target: "Target", data: "Data", device: "torch.device") -> "Diagnosis":
+def _measure(loaded: "LoadedModel", target: "Target", data: "Data", device: "torch.device", why: bool) -> "Diagnosis":
     from uncollapse.diagnosis.build import Labels
-    from uncollapse.diagnosis.run import measure
+    from uncollapse.diagnosis.run import make_probe, measure
 
     labels = Labels(loaded.name, data.words, data.example, data.unknown)
-    gather = distributed.launch_size() > 1
+    options: dict[str, Any] = {"gather": distributed.launch_size() > 1, "probe": make_probe(target) if why else None}
     try:
-        diagnosis = measure(target, data.batches, device=device, call=data.call, labels=labels, gather=gather)
+        diagnosis = measure(target, data.batches, device=device, call=data.call, labels=labels, **options)
     except UsageError:
         raise
     except ValueError as error:  # our own checks of the arguments, and the model's checks of its input

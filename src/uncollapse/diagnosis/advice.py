@@ -1,7 +1,7 @@
 """Suggest which cure to try, and where: by what was measured on such models, or by the papers where nothing was."""
 
 from uncollapse.diagnosis.measured_gains import PAGE, Gain, Measured, find_measured
-from uncollapse.diagnosis.result import Advice, Kind
+from uncollapse.diagnosis.result import Advice, Cause, Kind
 from uncollapse.diagnosis.verdict import Subject
 
 SHOWN = 2  # measured rows
@@ -54,6 +54,47 @@ def _from_papers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]
         Advice(tip.cure, tip.place, f"{tip.reason} (by its paper: nothing was measured on such a model)", tip.code)
         for tip in tips
     )
+
+
+def follow_causes(causes: tuple[Cause, ...], tips: tuple[Advice, ...], subject: Subject) -> tuple[Advice, ...]:
+    """Return what to try against the causes, the most important first; `tips` by kind of collapse if none has any."""
+    found = [tip for cause in causes for tip in _against(cause, subject)]
+    warned = [tip for tip in tips if tip.cure == "none"]  # nothing that was measured on such models helped
+    return (*dict.fromkeys(found), *warned) if found else tips
+
+
+def _against(cause: Cause, subject: Subject) -> tuple[Advice, ...]:
+    """Return what to try against one cause."""
+    graph = subject.family == "pyg"
+    match cause.name:
+        case "no_residual":
+            place, options = ("conv.output", "") if graph else ("block", 'at="block"')
+            return (_tip("residual", place, "adds the residual connection that is missing", options),)
+        case "vanishing_gradients" if graph:
+            start = "[torch.nn.init.orthogonal_(w) for w in model.parameters() if w.dim() == 2]"
+            return (Advice("initialization", "training", "keeps the size of gradients over depth", start),)
+        case "vanishing_gradients" if "mlp.output" in subject.places:
+            return (_tip("layer_scale", "mlp.output", "lets branches start small; train again, with a lower rate"),)
+        case "mixing":
+            return _for_graphs(subject) if graph else _against_attention(subject)
+        case "norm_growth" if "attention.norm.input" in subject.places:
+            return (_tip("layer_norm_scaling", "attention.norm", "lets late blocks count; for training from scratch"),)
+        case "few_directions":
+            spread = "loss = loss + uc.covariance_loss(x)"
+            whiten = 'uc.EmbeddingTransform("whiten").fit_transform(x)'
+            return (
+                Advice("covariance_loss", "training", "decorrelates features", spread),
+                Advice("whiten", "embeddings", "spreads stored embeddings, without training", whiten),
+            )
+    return ()
+
+
+def _against_attention(subject: Subject) -> tuple[Advice, ...]:
+    place = "attention.residual" if "attention.residual" in subject.places else "block"
+    named = f", modules={list(subject.modules)!r}" if subject.modules else ""
+    spread = _tip("contra_norm", place, "spreads the tokens that attention averages", f"scale=0.1{named}")
+    centered = _tip("centered_attention", "attention.context", "takes the mean out of what attention adds")
+    return (spread, centered) if "attention.context" in subject.places else (spread,)
 
 
 def _for_graphs(subject: Subject) -> tuple[Advice, ...]:

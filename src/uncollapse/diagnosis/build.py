@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from uncollapse.diagnosis import verdict
-from uncollapse.diagnosis.advice import suggest
+from uncollapse.diagnosis.advice import follow_causes, suggest
+from uncollapse.diagnosis.causes import name_causes
 from uncollapse.diagnosis.cautions import list_cautions
 from uncollapse.diagnosis.layer_stats import StatsConfig, spaced_tokens
 from uncollapse.diagnosis.outcomes import outlook
+from uncollapse.diagnosis.parts import Parts
 from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
 from uncollapse.diagnosis.verdict import Subject
 
@@ -42,6 +44,7 @@ class Measured:
     """What a measurement gives: the layers, those of a random baseline, and how much was seen.
 
     settings: what the measurement was asked to do. seconds: how long it took. parameters: their number in the model.
+    parts: those of the blocks, if causes were looked for.
     """
 
     layers: tuple[Layer, ...]
@@ -51,6 +54,7 @@ class Measured:
     parameters: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    parts: Parts | None = None
 
 
 def build(measured: Measured, subject: Subject, labels: Labels) -> Diagnosis:
@@ -72,16 +76,19 @@ def build(measured: Measured, subject: Subject, labels: Labels) -> Diagnosis:
         versions=_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(measured.seconds, 3),
+        parts=measured.parts,
     )
 
 
 def conclude(measured: Measured, subject: Subject) -> Verdict:
-    """Return the verdict on measured layers, with its cautions and advice."""
+    """Return the verdict on measured layers, with its cautions, its causes if they were looked for, and advice."""
     found = verdict.evaluate(measured.layers, measured.baseline, subject, measured.sequences)
     certainty, cautions = list_cautions(found)
+    causes = () if measured.parts is None else name_causes(found, measured.parts)
     tips = suggest(found.kind, found.onset, found.subject) if found.onset else ()
+    tips = follow_causes(causes, tips, found.subject)
     helps = outlook(subject.family, found.kind)
-    return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips, helps)
+    return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips, helps, causes)
 
 
 def settings_of(config: StatsConfig, places: Sequence[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
+from uncollapse.diagnosis.parts import Parts
 from uncollapse.errors import did_you_mean
 from uncollapse.io import files, hub, notebook, typed_json
 from uncollapse.metrics.bootstrap import Interval
@@ -48,6 +49,7 @@ LEAST = (  # of these, what a narrow terminal leaves out, the least important fi
 
 Kind = Literal["none", "complete", "dimensional", "both"]
 Certainty = Literal["high", "medium", "low"]
+CauseName = Literal["no_residual", "vanishing_gradients", "mixing", "norm_growth", "few_directions", "input", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,22 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Why a model collapses, or does not train: a sentence, and the measured facts behind it, also in sentences."""
+
+    name: CauseName
+    sentence: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the measures mean.
 
     kind: none, complete (tokens are alike), dimensional (tokens are apart and span few dimensions), or both.
     onset: name of the first collapsed layer, None if there is none. certainty: see `cautions` for the reasons.
     sentence: the verdict in one or two sentences. outlook: how often acting on such a verdict has helped, in words.
+    causes: the most important first, if they were looked for.
     """
 
     kind: Kind
@@ -143,6 +155,7 @@ class Verdict:
     cautions: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     outlook: str = ""
+    causes: tuple[Cause, ...] = ()
 
     @property
     def collapsed(self) -> bool:
@@ -154,11 +167,16 @@ class Verdict:
         """The certainty as a sentence."""
         return f"Certainty: {self.certainty}."
 
+    def describe_cause(self, cause: Cause) -> str:
+        """Return the sentence of a cause, with its role: a healthy model has findings that may become causes."""
+        return f"{'Cause' if self.collapsed else 'Not a collapse, but'}: {cause.sentence}"
+
     def lines(self) -> tuple[str, ...]:
-        """Return everything as lines of text: the finding, its certainty, the cautions, the outlook and the advice."""
+        """Return everything as lines of text: the finding, its certainty, causes, cautions, the outlook and advice."""
+        causes = (text for c in self.causes for text in (self.describe_cause(c), *(f"  {e}" for e in c.evidence)))
         tips = (line for tip in self.advice for line in (f"→ {tip.reason}", f"  {tip.code}"))
         cautions = (f"· {caution}" for caution in self.cautions)
-        return (self.sentence, self.sure, *cautions, *filter(None, [self.outlook]), *tips)
+        return (self.sentence, self.sure, *causes, *cautions, *filter(None, [self.outlook]), *tips)
 
 
 @dataclass(frozen=True)
@@ -169,7 +187,8 @@ class Diagnosis:
     model read, in words. batches, sequences, tokens: how many. layers: in the order of the model, after each block;
     layers at other places follow in the same order. baseline: the layers of a randomly initialised model of the same
     architecture, on fewer batches; empty if not measured. example: the tokens of the heat maps, as text. settings: how
-    it was measured. versions, created, seconds: for repeating it.
+    it was measured. versions, created, seconds: for repeating it. parts: what each part of each block does, if causes
+    were looked for.
     """
 
     model: str
@@ -189,6 +208,7 @@ class Diagnosis:
     created: str = ""
     seconds: float = 0.0
     schema: int = SCHEMA
+    parts: Parts | None = None
 
     def save(self, path: str | Path) -> Path:
         """Write JSON that `load` reads back exactly; the file is never half written."""
@@ -305,9 +325,15 @@ class Diagnosis:
         tips = "".join(notebook.html_code(tip.code) for tip in verdict.advice)
         return notebook.html_table(*self._grid(), self._title()) + notebook.html_lines(lines) + tips
 
+    def tables(self, width: int | None = None) -> tuple[Table, ...]:
+        """Return all tables for a terminal: the measures, and the parts and switches if causes were looked for."""
+        others = () if self.parts is None else (self.parts.table(), self.parts.switch_table())
+        return (self.table(width), *others)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.table(options.max_width)
-        yield from (Text(line) for line in self.verdict.lines())
+        yield from self.tables(options.max_width)
+        notes = () if self.parts is None else self.parts.notes()
+        yield from (Text(line) for line in (*notes, *self.verdict.lines()))
 
     def __str__(self) -> str:
         console = Console(width=120, file=io.StringIO(), force_terminal=False, color_system=None)

@@ -19,6 +19,8 @@ from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, sets_with
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough, settings_of
 from uncollapse.diagnosis.capture import Capture
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
+from uncollapse.diagnosis.part_probe import Loss, PartProbe
+from uncollapse.diagnosis.parts import Parts
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.diagnosis.sentences import SentenceRows
 from uncollapse.diagnosis.stats.streaming import next_view
@@ -84,6 +86,8 @@ def diagnose(
     tokens: TokenChoice = "patches",
     layout: Layout | None = None,
     attention: bool = False,
+    causes: bool = False,
+    loss: Loss | None = None,
     pairs: Iterable[Any] | None = None,
     device: torch.device | str | None = None,
     call: forward.Call = forward.run,
@@ -115,6 +119,10 @@ def diagnose(
             (b, d), "channels_first" (b, d, h, w), "channels_last" (b, h, w, d), "nodes" (n, d). If not given, it
             depends on the number of dimensions, and for images on the modules in the block.
         attention: measure attention maps too; the model then computes attention without fused kernels.
+        causes: also look for the cause, on the first batch: what each part of a block does, what the residual carries,
+            gradient norms, and what happens if a part is switched off. It takes about eight passes more.
+        loss: for `causes`: what the model returned and the batch -> the loss, for gradient norms. If not given, the
+            model's own loss, or the cross-entropy of its logits and the labels of the batch, if there are any.
         pairs: batches with a second view of each sample, in the same order, for alignment.
         device: run there, and move the model back afterwards; where the model is if not given.
         call: how the model is run on a batch, `call(model, batch)`, where the rule for `batches` does not fit.
@@ -144,7 +152,16 @@ def diagnose(
         attention=attention,
         plan=plan,
     )
-    return measure(target, batches, pairs=pairs, device=device, call=call, labels=labels, gather=gather)
+    if loss is not None and not causes:
+        raise ValueError("loss is only for causes=True: gradients are not measured without it.")
+    probe = make_probe(target, loss) if causes else None
+    return measure(target, batches, pairs=pairs, device=device, call=call, labels=labels, gather=gather, probe=probe)
+
+
+def make_probe(target: Target, loss: Loss | None = None) -> PartProbe:
+    """Return what measures the parts of the blocks of a target."""
+    config = target.config
+    return PartProbe(target.model, target.stack, target.selection, prefix=config.prefix, seed=config.seed, loss=loss)
 
 
 def find_target(
@@ -185,6 +202,7 @@ def measure(
     call: forward.Call = forward.run,
     labels: Labels | None = None,
     gather: bool = False,
+    probe: PartProbe | None = None,
 ) -> Diagnosis:
     """Run the model of a target over batches and return its diagnosis; see `diagnose`."""
     started = time.perf_counter()
@@ -197,7 +215,7 @@ def measure(
     rows = SentenceRows.of(target.model, target.plan.seed + rank)
     with forward.inspection_mode(target.model, device) as home, distributed.peer_errors():
         baseline = _Baseline(target, target.plan.baseline if rank == 0 else 0)
-        done = skipped = 0
+        done, skipped, parts = 0, 0, None
         for position, batch in enumerate(islice(group_texts(batches), rank, None, count)):
             batch = forward.move_to_device(batch, home)
             view = None if views is None else forward.move_to_device(next_view(views, position), home)
@@ -205,6 +223,8 @@ def measure(
             if forward.is_empty(batch) or not _measure(capture, call, batch, view, number, rows):
                 skipped += 1
                 continue
+            if probe is not None and done == 0 and rank == 0:
+                parts = probe.measure(call, batch, _graphs(batch))
             done += 1
             baseline.update(call, batch, number)
         baseline.finish()
@@ -215,7 +235,7 @@ def measure(
 
     def build_here() -> Diagnosis:
         seconds = time.perf_counter() - started
-        return rows.join(_build(target, capture, baseline, labels or Labels(), (done, skipped), seconds))
+        return rows.join(_build(target, capture, baseline, labels or Labels(), (done, skipped), seconds, parts))
 
     return distributed.on_rank_zero(build_here, "The diagnosis") if gather else build_here()
 
@@ -365,7 +385,13 @@ def _check_all_ran(target: Target, capture: Capture) -> None:
 
 
 def _build(
-    target: Target, capture: Capture, baseline: _Baseline, labels: Labels, counts: tuple[int, int], seconds: float
+    target: Target,
+    capture: Capture,
+    baseline: _Baseline,
+    labels: Labels,
+    counts: tuple[int, int],
+    seconds: float,
+    parts: Parts | None,
 ) -> Diagnosis:
     stack, model, (batches, skipped) = target.stack, target.model, counts
     if skipped and not batches:
@@ -402,5 +428,6 @@ def _build(
         parameters=sum(p.numel() for p in model.parameters()),
         settings=settings,
         seconds=seconds,
+        parts=parts,
     )
     return build(measured, subject, replace(labels, model=labels.model or type(model).__name__))

@@ -75,7 +75,9 @@ def _section_names(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> list
     plots = {"layers": data["groups"], "distances": any(layer.distances for d in diagnoses for layer in d.layers)}
     plots |= {"spectra": data["spectra"], "tokens": data["heatmaps"]}
     compared = ["difference"] if len(diagnoses) > 1 else []
-    return ["verdict", *compared, *(name for name, found in plots.items() if found), "numbers", "measures", "about"]
+    causes = ["causes"] if any(d.parts is not None for d in diagnoses) else []
+    shown = [name for name, found in plots.items() if found]
+    return ["verdict", *compared, *causes, *shown, "numbers", "measures", "about"]
 
 
 def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
