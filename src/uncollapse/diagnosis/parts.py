@@ -1,4 +1,4 @@
-"""What each part of each block does to the tokens, and what happens if a part is switched off: a frozen result."""
+"""The parts of the blocks of a model, what each does to the tokens, and the model with parts switched off: frozen."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
