@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from uncollapse import Diagnosis, report
-from website.pages import concepts, graphs, hypersphere, start, text, trust, vision_plots
+from website.pages import arena, concepts, graphs, hypersphere, text, trust, vision_plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "results" / "real_models", ROOT / "docs" / "images"
@@ -28,7 +28,7 @@ def main() -> None:
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
         print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
-    drawn = (start, concepts, graphs, text, vision_plots, hypersphere, trust)
+    drawn = (arena, concepts, graphs, text, vision_plots, hypersphere, trust)
     for path in (path for module in drawn for path in module.draw()):
         print(path.relative_to(ROOT))
 

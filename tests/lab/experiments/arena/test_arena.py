@@ -55,7 +55,7 @@ def test_every_contestant_names_a_cure_of_the_registry() -> None:
 
 
 def test_every_contestant_is_in_a_sweep_with_as_many_trials_as_the_others() -> None:
-    for grids in RECIPE.grids.values():
+    for grids in (grids for name, grids in RECIPE.grids.items() if name != "demo"):  # which chooses nothing
         for cell in (cell for grid in grids for cell in grid.cells(Config)):
             assert len(cell.trials) == 9, cell.trials[0]
             assert {trial.seed for trial in cell.trials} == {0}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from uncollapse.diagnosis.measured_gains import FILE, Measured
-from uncollapse.lab.experiments.arena.config import Config, row_of
+from uncollapse.lab.experiments.arena.config import Config, group_of, row_of
 from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
 from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
 from uncollapse.lab.experiments.arena.standings import Standing, build_standings, measured_gains
@@ -142,3 +142,10 @@ def test_the_shipped_gains_are_those_of_the_results() -> None:
     stored = json.loads((ROOT / "src/uncollapse/diagnosis" / FILE).read_text(encoding="utf-8"))
     assert stored == measured_gains(BOARD, Results(ROOT / "results").all(RECIPE))
     assert all(set(entry) == set(Measured.__dataclass_fields__) for entry in stored["measured"])
+
+
+def test_the_demo_has_the_settings_that_were_chosen_on_another_graph() -> None:
+    found = by_row([r for r in Results(ROOT / "results").all(RECIPE) if group_of(r["config"]) == "gcn, csbm"])
+    for config in (cell.trials[0] for grid in RECIPE.grids["demo"] for cell in grid.cells(Config)):
+        settings = vars(config)
+        assert {name: settings[name] for name in ("lr", "scale", "blocks")} == found[row_of(settings)].chosen

@@ -33,13 +33,14 @@ class Config:
     blocks: int = config_field(0, "Blocks of a shallower model that stands in for the deep one; 0: all.", minimum=0)
     longer: float = config_field(1.0, "Epochs as a multiple of the task's.", minimum=0.01)
     lr: float = config_field(5e-3, "Learning rate.", minimum=0)
+    draw: int = config_field(0, "gcn: number of the random graph, or of the split.", minimum=0, maximum=2**31)
     seed: int = config_field(0, "Seed of weights, dropout and the order of examples.", minimum=0, maximum=2**31)
 
     def __post_init__(self) -> None:
         if self.blocks >= self.depth:
             raise UsageError(f"blocks must be below depth, which is {self.depth}, got {self.blocks}.")
         contestant = find_contestant(self.task, self.cure)
-        reset_idle(self, [] if self.task == "gcn" else ["data"])
+        reset_idle(self, [] if self.task == "gcn" else ["data", "draw"])
         reset_idle(self, [] if contestant.has_strength else ["scale"])
 
     @property
@@ -123,7 +124,10 @@ def find_contestant(task: str, name: str) -> Contestant:
 
 def group_of(config: Mapping[str, Any]) -> str:
     """Return the task of a run, with the graph where there are several."""
-    return f"{config['task']}, {config['data']}" if config["task"] == "gcn" else str(config["task"])
+    if config["task"] != "gcn":
+        return str(config["task"])
+    number = f" {config['draw']}" if config["draw"] else ""
+    return f"gcn, {config['data']}{number}"
 
 
 def row_of(config: Mapping[str, Any]) -> str:

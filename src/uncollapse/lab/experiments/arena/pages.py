@@ -107,7 +107,7 @@ def missing_table(grids: Grids, records: Sequence[Record]) -> Details:
         elif state is None:
             untouched[at].append(row)
     places = dict.fromkeys([*begun, *untouched])
-    rows = [(*at, ", ".join(begun[at]) or NOTHING, ", ".join(untouched[at]) or NOTHING) for at in places]
+    rows = [(*at, ", ".join(begun[at]) or NOTHING, ", ".join(dict.fromkeys(untouched[at])) or NOTHING) for at in places]
     note = "Continue with `uncollapse sweep arena --grid NAME`." if rows else "Nothing: every sweep is complete."
     return Details("Not run yet", note, ("grid", "task", "depth", "begun", "not begun"), rows, words=5)
 
@@ -138,11 +138,12 @@ def draw_plots(board: PaperTable, records: Sequence[Record]) -> Iterator[ResultP
             "Bars are 95 % intervals over seeds.",
             _panels(f"{group}: rank and gain", depths, "effective rank, last block", "gain, points", _rank),
         )
-        yield ResultPlot(
-            f"{group}: learning rates",
-            "Best validation score of the trials at each learning rate, one seed.",
-            _panels(f"{group}: learning rates", depths, "learning rate", "validation score, %", _rates),
-        )
+        if any(each.rates for several in depths.values() for each in several):
+            yield ResultPlot(
+                f"{group}: learning rates",
+                "Best validation score of the trials at each learning rate, one seed.",
+                _panels(f"{group}: learning rates", depths, "learning rate", "validation score, %", _rates),
+            )
 
 
 def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:

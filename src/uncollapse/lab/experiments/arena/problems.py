@@ -40,6 +40,7 @@ def build_gcn(config: Config, settings: Mapping[str, Any], cure: Cure, runtime: 
     """Return ContraNorm's deep GCN; the weights that were best on validation are tested."""
     own = gcn_config.Config(
         data=config.data,
+        split_index=config.draw,
         layers=config.built,
         lr=config.lr,
         epochs=scaled_epochs(config, 200),

@@ -23,7 +23,8 @@ SLOWER = {"contra_norm": 3.0}  # on graphs
 
 def name_of(config: Config) -> str:
     """Return the readable part of a run's file names."""
-    data = f"-{config.data}" if config.task == "gcn" else ""
+    number = f"{config.draw}" if config.draw else ""
+    data = f"-{config.data}{number}" if config.task == "gcn" else ""
     strength = f"-s{config.scale:g}" if find_contestant(config.task, config.cure).has_strength else ""
     rival = f"-L{config.blocks}" if config.blocks else f"-x{config.longer:g}" if config.longer != 1 else ""
     return f"{config.task}{data}-{config.depth}-{config.cure}{strength}{rival}-lr{config.lr:g}-seed{config.seed}"

@@ -137,11 +137,12 @@ def measured_gains(board: PaperTable, records: Sequence[Record]) -> dict[str, An
     left out, and so are rows that are not on all that remain: means over different datasets cannot be compared.
     """
     found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
-    for each in build_standings(board, records):
+    known = [record for record in records if not record["config"]["draw"]]  # the demo's graph is new to advice
+    for each in build_standings(board, known):
         if len(each.scores) >= FEWEST:
             found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
     entries = [_measured(task, depth, groups) for (task, depth), groups in found.items()]
-    date = max((str(record["date"])[:10] for record in records), default="")
+    date = max((str(record["date"])[:10] for record in known), default="")
     return {"source": "results/arena", "date": date, "measured": [entry for entry in entries if entry]}
 
 
@@ -189,5 +190,6 @@ def _way(several: Sequence[Standing]) -> dict[str, str]:
     contestant = find_contestant(first.group.partition(",")[0], first.row)
     scale = statistics.median_low(each["scale"] for each in chosen)
     cures = [step["cure"] for step in contestant.attach]
-    place = str(contestant.attach[-1].get("at", CURES[cures[-1]].default_places())) if cures else "model"
+    usual = "conv.output" if first.group.startswith("gcn") else CURES[cures[-1]].place[0] if cures else ""
+    place = str(contestant.attach[-1].get("at", usual)) if cures else "model"
     return {"cure": cures[0] if len(cures) == 1 else "", "place": place, "code": contestant.code_for(scale)}

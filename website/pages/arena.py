@@ -1,0 +1,213 @@
+"""Tables and plots of the arena and of the demo, from results/arena, and the measured gains that advice reads."""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from uncollapse.diagnosis import measured_gains
+from uncollapse.io.files import write
+from uncollapse.lab.experiments.arena.config import group_of
+from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
+from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
+from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
+from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
+from uncollapse.lab.tables.contrasts import format_interval, signed
+from uncollapse.lab.tables.significance import Paired, mean_interval
+from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from website import reference
+from website.pages.boards import IMAGES, NOT_RUN, ROOT, Row, records
+
+GAINS = ROOT / "src" / "uncollapse" / "diagnosis" / measured_gains.FILE
+DEMO = "gcn, csbm 1"
+HEAD = (
+    "cure",
+    "test accuracy",
+    "gain over none",
+    "gain at equal time",
+    "seconds",
+    "MB",
+    "rank before → after",
+    "verdict before → after",
+)
+PLOTS = ("score over seconds", "rank and gain", "learning rates")
+RIVALS = ("shallower", "more epochs", "contra_norm")
+SHOWN = 3  # rows of the table of advice, per kind of model
+
+
+@cache
+def standings() -> tuple[Standing, ...]:
+    """Return all rows with fresh seeds."""
+    return tuple(build_standings(BOARD, records(RECIPE.name)))
+
+
+def places() -> dict[tuple[str, int], list[Standing]]:
+    """Return the rows of each task and depth, the plain model first and then the best gain."""
+    found: dict[tuple[str, int], list[Standing]] = {}
+    for each in standings():
+        found.setdefault((each.group, each.depth), []).append(each)
+    return {at: sorted(rows, key=lambda each: (each.row != NONE, -each.mean)) for at, rows in found.items()}
+
+
+def tables() -> str:
+    """One table per task and depth, with all rows; words where nothing was run."""
+    parts = []
+    for (group, depth), rows in places().items():
+        title = f"### {group}, {depth} blocks" if group != DEMO else f"### {group}, {depth} blocks: the demo's graph"
+        parts += [title, reference.table(HEAD, map(_row, rows))]
+    return "\n\n".join(parts) or NOT_RUN
+
+
+def _row(each: Standing) -> Row:
+    deviation = f" ± {statistics.stdev(each.scores.values()):.1f}" if len(each.scores) > 1 else ""
+    return (
+        f"`{each.row}`",
+        f"{each.mean:.1f}{deviation} ({len(each.scores)})",
+        _gain(each.gain.paired if each.gain else None),
+        _gain(each.gain_in_time),
+        f"{each.seconds:.1f}",
+        f"{each.megabytes:.0f}",
+        " → ".join(f"{rank:.1f}" for rank in each.ranks),
+        " → ".join(each.verdicts),
+    )
+
+
+def _gain(paired: Paired | None) -> str:
+    if paired is None:
+        return "–"
+    interval = f" ({format_interval(BOARD, paired.interval)})" if paired.interval else ""
+    return f"{signed(BOARD, paired.mean)}{interval}"
+
+
+def advice() -> str:
+    """The best rows by the lower bound of their gain, for each kind of model and depth; what advice says."""
+    rows = [
+        (measured.kind, str(measured.depth), ", ".join(measured.data), measured.cause, f"`{gain.row}`", gain.text)
+        for measured in measured_gains.all_measured()
+        for gain in measured.gains[:SHOWN]
+    ]
+    head = ("model", "blocks", "measured on", "verdict of the plain model", "best lower bound", "gain over it")
+    return reference.table(head, rows) if rows else NOT_RUN
+
+
+def missing() -> str:
+    """What the sweeps still lack."""
+    table = missing_table(RECIPE.grids, records(RECIPE.name))
+    return f"{reference.table(table.head, table.rows)}\n\n{table.note}" if table.rows else table.note
+
+
+def plots() -> str:
+    """The plots of each task, if they were drawn."""
+    groups = dict.fromkeys(group for group, _ in places())
+    titles = [f"{group}: {name}" for group in groups for name in PLOTS]
+    shown = [f"![{title}](images/{_image(title).name})" for title in titles if _image(title).exists()]
+    return "\n\n".join(shown) or NOT_RUN
+
+
+def demo() -> str:
+    """The demo's rows over all seeds, next to what other graphs predicted."""
+    rows = demo_rows()
+    if not rows:
+        return NOT_RUN
+    predicted = predictions()
+    lines = []
+    for each in rows:
+        gain = each.gain.paired if each.gain else None
+        prediction = predicted[each.row].text if each.row in predicted else "–"
+        lines.append((*_row(each)[:2], _gain(gain), prediction, f"{each.seconds:.1f}", each.verdicts[1]))
+    head = ("row", "test accuracy", "gain over none", "predicted gain", "seconds", "verdict after training")
+    return reference.table(head, lines)
+
+
+def demo_sentence() -> str:
+    """What the demo trains, and what came of the advice, over all seeds."""
+    rows, found = {each.row: each for each in demo_rows()}, predictions()
+    if NONE not in rows or not found:
+        return NOT_RUN
+    plain, best = rows[NONE], next(rows[row] for row in found if row in rows)
+    said = (
+        f"A plain graph network of {plain.depth} layers fails on a random graph: {plain.mean:.0f} % of the test nodes. "
+        f"Its advice, measured on another graph, is `{best.row}`, predicted to gain {found[best.row].text}; it gained "
+        f"{_gain(best.gain.paired if best.gain else None)} over {len(best.scores)} seeds."
+    )
+    others = ", ".join(f"{row} {rows[row].mean:.0f} %" for row in RIVALS if row in rows)
+    return f"{said} For comparison: {others} ([Which cure should I try?](which-cure.md))."
+
+
+def demo_rows() -> list[Standing]:
+    """Return the rows of the demo's graph."""
+    return next((rows for (group, _), rows in places().items() if group == DEMO), [])
+
+
+def predictions() -> dict[str, measured_gains.Gain]:
+    """Return the gains that other graphs predict for the demo, by row."""
+    (plain,) = [each for each in demo_rows() if each.row == NONE]
+    measured = measured_gains.find_measured("graph network", plain.depth, plain.verdicts[1])
+    return {} if measured is None else {gain.row: gain for gain in measured.gains}
+
+
+def draw() -> Iterator[Path]:
+    """Write the measured gains, and draw the plots of each task and of the demo."""
+    found = collect_gains(BOARD, records(RECIPE.name))
+    yield write(GAINS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    measured_gains.all_measured.cache_clear()
+    for plot in draw_plots(BOARD, records(RECIPE.name)):
+        yield save_figure(plot.figure, _image(plot.title))
+    if demo_rows():
+        yield _draw_demo(demo_rows())
+
+
+def _draw_demo(rows: Sequence[Standing]) -> Path:
+    """Draw the effective rank by layer, and the accuracy of all rows with the predicted ones."""
+    plain = rows[0]
+    figure, (ranks, scores) = new_figure(
+        f"A plain graph network of {plain.depth} layers fails; what was tried, and what was predicted", (11.0, 4.2), 2
+    )
+    for number, each in enumerate(rows):
+        _draw_ranks(ranks, number, each)
+        values = list(each.scores.values())
+        interval = mean_interval(each.mean, statistics.stdev(values), len(values)) if len(values) > 1 else None
+        half = interval[1] - each.mean if interval else 0.0
+        colour = series_colour(number)
+        scores.barh([number], [each.mean], xerr=[half], color=colour, height=0.6, error_kw={"ecolor": INK})
+        if prediction := predictions().get(each.row):
+            low, high = plain.mean + prediction.low, plain.mean + prediction.high
+            scores.plot([low, high], [number + 0.4] * 2, color=QUIET, linewidth=3, solid_capstyle="butt")
+    scores.plot([], [], color=QUIET, linewidth=3, label="predicted from other graphs, 95 %")
+    scores.set_yticks(range(len(rows)), [each.row for each in rows], parse_math=False)
+    scores.invert_yaxis()
+    scores.set_xlabel("test accuracy, %; bars are 95 % intervals over seeds", color=INK)
+    scores.legend(frameon=False, fontsize=9, loc="upper right")
+    ranks.set(xlabel="layer", ylabel="effective rank of the nodes")
+    ranks.grid(axis="y", color=LINE, linewidth=0.8)
+    add_legend_below(figure, ranks, 6)
+    return save_figure(figure, IMAGES / "demo.svg")
+
+
+def _draw_ranks(axes: Any, number: int, each: Standing) -> None:
+    runs = [r for r in records(RECIPE.name) if group_of(r["config"]) == DEMO and _is_of(r, each)]
+    layers = [[layer["effective_rank"] for layer in run["diagnosis"]["after"]["layers"][:-1]] for run in runs]
+    means = [statistics.fmean(values) for values in zip(*layers, strict=True)]
+    look = {"color": series_colour(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 4}
+    axes.plot(range(1, len(means) + 1), means, linewidth=1.6, label=each.row, **look)
+
+
+def _is_of(record: Any, each: Standing) -> bool:
+    return bool(BOARD.place(record)[1] == each.row)
+
+
+def _image(title: str) -> Path:
+    return IMAGES / f"arena_{re.sub(r'[^a-z0-9]+', '_', title.lower())}.svg"
+
+
+TEXTS: dict[str, Callable[[], str]] = {
+    "arena_tables": tables,
+    "arena_advice": advice,
+    "arena_missing": missing,
+    "arena_plots": plots,
+    "demo": demo,
+    "demo_sentence": demo_sentence,
+}
