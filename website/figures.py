@@ -4,6 +4,7 @@ from pathlib import Path
 
 from uncollapse import Diagnosis, report
 from website.pages import arena, concepts, graphs, hypersphere, text, trust, vision_plots
+from website.plots import save
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "results" / "real_models", ROOT / "docs" / "images"
@@ -27,7 +28,7 @@ def main() -> None:
     """Draw each figure."""
     for name, (measure, subjects) in FIGURES.items():
         diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
-        print(report.plot(diagnoses, measure, IMAGES / f"{name}.svg").relative_to(ROOT))
+        print(save(report.plot(diagnoses, measure), IMAGES / f"{name}.svg").relative_to(ROOT))
     drawn = (arena, concepts, graphs, text, vision_plots, hypersphere, trust)
     for path in (path for module in drawn for path in module.draw()):
         print(path.relative_to(ROOT))

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_colour, series_style
 from website.pages.boards import IMAGES, RESULTS, Row
+from website.plots import save
 
 RESULT, PROPOSITIONS = RESULTS / "concepts.json", RESULTS / "propositions.json"
 LAYERS = {"mean_cosine": "a. Mean cosine of two tokens", "effective_rank": "b. Effective rank of the tokens"}
@@ -86,7 +87,7 @@ def draw() -> Iterator[Path]:
 
 def _draw_spheres() -> Path:
     """Tokens on the sphere above, their singular values below."""
-    figure, _ = new_figure("", (11.0, 5.4))
+    figure, _ = new_figure("", (7.9, 4.6))
     figure.clear()
     above, below = figure.subplots(2, 3, height_ratios=[3, 1.3])
     for number, (name, one) in enumerate(found()["spheres"].items()):
@@ -99,7 +100,7 @@ def _draw_spheres() -> Path:
         below[number].tick_params(colors=QUIET, labelcolor=INK, labelsize=9)
         below[number].set_xlabel("singular value", color=INK)
     below[0].set_ylabel("share of the sum", color=INK)
-    return save_figure(figure, IMAGES / "concepts_spheres.svg")
+    return save(figure, IMAGES / "concepts_spheres.svg")
 
 
 def _sphere(axes: Any, points: Any, number: int) -> None:
@@ -124,7 +125,7 @@ def _seen(points: Any) -> tuple[Any, Any, Any]:
 
 def _draw_pairs() -> Path:
     """Pairs of views on the circle, each pair joined by a line, in four states."""
-    figure, panels = new_figure("", (10.5, 3.7), 4)
+    figure, panels = new_figure("", (7.6, 3.1), 4)
     for number, (axes, (name, one)) in enumerate(zip(panels, found()["pairs"].items(), strict=True)):
         x, y = np.array(one["x"]), np.array(one["y"])
         axes.plot(np.cos(RING), np.sin(RING), color=LINE, linewidth=1.2)
@@ -135,12 +136,12 @@ def _draw_pairs() -> Path:
         lines = (*name.split(", "), f"alignment {alignment}", f"uniformity {uniformity}")
         axes.set_title("\n".join(lines), fontsize=10, color=INK)
         _bare(axes, 1.15)
-    return save_figure(figure, IMAGES / "concepts_pairs.svg")
+    return save(figure, IMAGES / "concepts_pairs.svg")
 
 
 def _draw_step() -> Path:
     """Where one step of ContraNorm takes points, and where they are on the circle then."""
-    figure, panels = new_figure("", (11.0, 4.2), 3)
+    figure, panels = new_figure("", (7.9, 3.6), 3)
     one = found()["step"]
     before, moved, after = (np.array(rows) for rows in (one["before"]["points"], one["moved"], one["after"]["points"]))
     titles = ("before", "one step: x − s·m", "after, on the circle again")
@@ -155,26 +156,26 @@ def _draw_step() -> Path:
     for start, end in zip(before, moved, strict=True):
         panels[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": series_colour(1), "linewidth": 1.2})
     panels[2].plot(*after.T, "o", color=series_colour(2), **look)
-    return save_figure(figure, IMAGES / "concepts_step.svg")
+    return save(figure, IMAGES / "concepts_step.svg")
 
 
 def _draw_depth() -> Path:
     """Cosine and rank from layer to layer."""
-    figure, panels = new_figure("", (11.0, 3.9), len(LAYERS))
+    figure, panels = new_figure("", (7.9, 3.3), len(LAYERS))
     for axes, (measure, title) in zip(panels, LAYERS.items(), strict=True):
         for number, (name, one) in enumerate(found()["depth"].items()):
-            axes.plot(one[measure], color=series_colour(number), linewidth=2, label=name)
+            axes.plot(one[measure], label=name, **series_style(number))
         axes.set_title(title, fontsize=10, color=INK, loc="left")
-        axes.set_xlabel("blocks behind", color=INK)
+        axes.set_xlabel("block", color=INK)
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
     add_legend_below(figure, panels[0], 2)
-    return save_figure(figure, IMAGES / "concepts_depth.svg")
+    return save(figure, IMAGES / "concepts_depth.svg")
 
 
 def _draw_propositions() -> Path:
     """The variance next to its bound, the rank next to both conditions, and the map that the counterexample meets."""
-    figure, (variance, rank, spectrum) = new_figure("", (14.0, 4.2), 3)
+    figure, (variance, rank, spectrum) = new_figure("", (12.5, 4.0), 3)
     scale, bound, ratio = np.array(propositions()["variance"]["points"]).T
     variance.plot(scale, ratio, "o", color=series_colour(0), markersize=3, alpha=0.5, label="random tokens")
     variance.plot(scale, bound, ".", color=QUIET, markersize=2, label="its bound, near 1 in all cases")
@@ -194,7 +195,7 @@ def _draw_propositions() -> Path:
     _draw_map(spectrum, one)
     for axes in (variance, rank, spectrum):
         _legend_beneath(axes)
-    return save_figure(figure, IMAGES / "concepts_propositions.svg")
+    return save(figure, IMAGES / "concepts_propositions.svg")
 
 
 def _draw_map(axes: Any, one: dict[str, Any]) -> None:

@@ -18,9 +18,10 @@ from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of, metric_of
 from uncollapse.lab.tables.table_page import plot_group
-from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_colour, series_style
 from website.pages import boards
 from website.pages.boards import IMAGES, NOT_RUN, Row
+from website.plots import save
 
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.tables["table3"]
@@ -152,13 +153,13 @@ def _name_of(cell: TableCell) -> str:
 def _draw_layers(made: Sequence[TableCell]) -> Path:
     """A panel for each measure with a line for each norm, and one with the accuracy."""
     title = f"{TABLE_3.name(DATA)}, {DEPTH} layers: after each hidden layer, and what came of it"
-    figure, (*panels, last) = new_figure(title, (14.0, 3.8), len(BY_LAYER) + 1)
+    figure, (*panels, last) = new_figure(title, (10.1, 3.2), len(BY_LAYER) + 1)
     for number, cell in enumerate(made):
         runs = [r for r in _runs_of(cell) if r["seed"] in cell.figures]
         for axes, measure in zip(panels, BY_LAYER, strict=True):
             values = [[layer.get(measure) for layer in r["diagnosis"]["after"]["layers"][:-1]] for r in runs]
             line = np.array(values, dtype=float).mean(0)
-            axes.plot(np.arange(1, len(line) + 1), line, color=series_colour(number), linewidth=2, label=_name_of(cell))
+            axes.plot(np.arange(1, len(line) + 1), line, label=_name_of(cell), **series_style(number))
         figures = list(cell.figures.values())
         last.barh([number], [cell.mean or 0.0], color=series_colour(number), height=0.6)
         last.plot(figures, [number] * len(figures), "o", color=INK, markersize=4)
@@ -170,7 +171,7 @@ def _draw_layers(made: Sequence[TableCell]) -> Path:
     last.set_yticks(range(len(made)), [_name_of(cell) for cell in made])
     last.invert_yaxis()
     last.set_title("Test accuracy, %", fontsize=10, color=INK)
-    return save_figure(figure, _layers_image())
+    return save(figure, _layers_image())
 
 
 def _depth_image(data: Any) -> Path:

@@ -22,14 +22,15 @@ from uncollapse.lab.experiments.contrastive.predictors import (
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_style
 from website.pages import boards, hypersphere_limits
 from website.pages.boards import IMAGES, NOT_RUN, TOGETHER, Row
+from website.plots import save
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
 PROBES = {table.metric: table.title.removeprefix("Test accuracy, ") for table in CONTRAST.tables.values()}
 LAYERS = ("mean_cosine", "effective_rank")  # measures that show a collapse from layer to layer
-NAMES = {"mean_cosine": "a. Mean cosine of two pictures", "effective_rank": "b. Effective rank of the pictures"}
+NAMES = {"mean_cosine": "a. Mean cosine of two images", "effective_rank": "b. Effective rank of the images"}
 
 
 def encoders() -> list[Record]:
@@ -226,9 +227,9 @@ def draw() -> list[Path]:
     """Draw all pictures that the results allow."""
     drawn = hypersphere_limits.draw()
     if len(encoders()) >= 3:
-        drawn.append(save_figure(scatter_figure(encoders()), image("scatter")))
+        drawn.append(save(scatter_figure(encoders()), image("scatter")))
     if found := on_circle():
-        drawn.append(save_figure(circle_figure(found), image("circle")))
+        drawn.append(save(circle_figure(found), image("circle")))
     if found := collapses():
         drawn.append(_draw_collapse(found))
     return drawn
@@ -236,23 +237,26 @@ def draw() -> list[Path]:
 
 def _draw_collapse(found: dict[str, Record]) -> Path:
     """How alike the pictures are, and in how many dimensions they differ, from layer to layer."""
-    figure, panels = new_figure("From layer to layer, trained for one thing and for both", (12.0, 4.0), len(LAYERS))
+    figure, panels = new_figure("From layer to layer, trained for one thing and for both", (8.6, 3.4), len(LAYERS))
     for axes, measure in zip(panels, LAYERS, strict=True):
         for number, (name, record) in enumerate(found.items()):
             layers = record["diagnosis"]["after"]["layers"]
             values = [layer[measure] for layer in layers]
-            axes.plot(values, color=series_colour(number), marker="o", markersize=4, linewidth=2, label=name)
+            axes.plot(values, marker="o", markersize=4, label=name, **series_style(number))
         axes.set_xticks(range(len(layers)), [layer["name"] for layer in layers])
         axes.set_title(NAMES[measure], fontsize=10, color=INK, loc="left")
         axes.grid(axis="y", color=LINE, linewidth=0.8)
     panels[1].set_yscale("log")
     add_legend_below(figure, panels[0])
-    return save_figure(figure, image("collapse"))
+    return save(figure, image("collapse"))
 
 
 def picture(name: str, said: str) -> str:
-    """A picture, if it was drawn."""
-    return f"![{said}](images/{image(name).name})" if image(name).exists() else NOT_RUN
+    """A picture, if it was drawn, with the figure of the paper that it re-makes."""
+    if not image(name).exists():
+        return NOT_RUN
+    source = f"\n\n*Re-made after Figure {REMADE[name]} of Wang & Isola (2020).*" if name in REMADE else ""
+    return f"![{said}](images/{image(name).name}){source}"
 
 
 def image(name: str) -> Path:
@@ -260,6 +264,7 @@ def image(name: str) -> Path:
     return IMAGES / f"hypersphere_{name}.svg"
 
 
+REMADE = {"points_circle": 4, "points_sphere": 4, "circle": 3, "scatter": 5}  # plot -> number of the paper's figure
 PICTURES = {
     "points_circle": "Point sets on the circle with their mean potentials",
     "points_sphere": "Point sets on the sphere with their mean potentials",

@@ -13,9 +13,19 @@ from uncollapse.lab.experiments.sphere import asymptotics, potentials
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import (
+    INK,
+    LINE,
+    MARKERS,
+    QUIET,
+    add_legend_below,
+    new_figure,
+    series_colour,
+    series_style,
+)
 from website.pages import boards
 from website.pages.boards import IMAGES
+from website.plots import save
 
 SETS = {
     "uniform": "random",
@@ -69,7 +79,7 @@ def _draw_sets(dim: int, record: Record) -> Path:
     """A panel for each set, with its mean potential above it: the paper's Figure 4."""
     t, optimum = record["config"]["t"], record["figures"]["optimum"]
     title = f"Mean potential G of points on the {NAMES[dim]}, t = {t:g}; the least of any distribution: "
-    figure, panels = new_figure(f"{title}{math.exp(optimum):.4f}", (15.0, 3.4), len(SETS))
+    figure, panels = new_figure(f"{title}{math.exp(optimum):.4f}", (10.8, 2.9), len(SETS))
     for axes, (name, words) in zip(panels, SETS.items(), strict=True):
         axes.set_axis_off()
         axes.set_aspect("equal")
@@ -77,7 +87,7 @@ def _draw_sets(dim: int, record: Record) -> Path:
             facts = record["sets"][name]
             (_draw_circle if dim == 2 else _draw_sphere)(axes, facts)
             axes.set_title(f"{words}, n = {facts['n']:,}\nG = {facts['potential']:.4f}", fontsize=10, color=INK)
-    return save_figure(figure, image(f"points_{NAMES[dim]}"))
+    return save(figure, image(f"points_{NAMES[dim]}"))
 
 
 def _draw_circle(axes: Any, facts: dict[str, Any]) -> None:
@@ -112,13 +122,13 @@ def _draw_sphere(axes: Any, facts: dict[str, Any]) -> None:
 def _draw_estimators(points: dict[int, Record]) -> Path:
     """How far both estimators are from the optimum on samples of the uniform distribution, and on the best points."""
     title = "The loss on n points of the uniform distribution: mean, and a standard deviation on either side"
-    figure, panels = new_figure(title, (13.0, 4.4), len(points))
+    figure, panels = new_figure(title, (9.4, 3.7), len(points))
     for axes, (dim, record) in zip(panels, points.items(), strict=True):
         rows, few, optimum = record["estimators"], record["few"], record["figures"]["optimum"]
         for number, (kind, words) in enumerate(ESTIMATORS.items()):
             mean, std = (np.array([row[kind][name] for row in rows]) for name in ("mean", "std"))
             sizes, best = [row["n"] for row in rows], "log" if kind == "without" else "log_self"
-            axes.plot(sizes, mean, color=series_colour(number), linewidth=2, label=words)
+            axes.plot(sizes, mean, label=words, **series_style(number))
             axes.fill_between(sizes, mean - std, mean + std, color=series_colour(number), alpha=0.18, lw=0)
             marked = {"color": series_colour(number), "markersize": 5, "markerfacecolor": "none"}
             axes.plot([row["n"] for row in few], [row["optimised"][best] for row in few], MARKERS[0], **marked)
@@ -126,7 +136,7 @@ def _draw_estimators(points: dict[int, Record]) -> Path:
         axes.axhline(optimum, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="closed-form optimum")
         _logarithmic(axes, "n", "log of the mean potential", f"On the {NAMES[dim]}", y=False)
     add_legend_below(figure, panels[0], 8)
-    return save_figure(figure, image("estimators"))
+    return save(figure, image("estimators"))
 
 
 def _draw_rates(records: list[Record], kind: str) -> Path:
@@ -135,7 +145,7 @@ def _draw_rates(records: list[Record], kind: str) -> Path:
     words = {"bias": "bias of InfoNCE − log M", "fluctuation": "standard deviation of a single draw"}[kind]
     temperatures = _temperatures(records)
     title = f"The {words}, over the number of negatives M"
-    figure, panels = new_figure(title, (14.0, 4.6), len(temperatures))
+    figure, panels = new_figure(title, (10.1, 3.9), len(temperatures))
     for axes, temperature in zip(panels, temperatures, strict=True):
         mine = [record for record in records if record["config"]["temperature"] == temperature]
         for record in mine:
@@ -148,14 +158,14 @@ def _draw_rates(records: list[Record], kind: str) -> Path:
         axes.plot(guide, high * 0.3 * (guide / guide[0]) ** power, color=QUIET, linestyle=(0, (4, 3)), label=told)
         _logarithmic(axes, "negatives M", words if temperature == temperatures[0] else "", f"τ = {temperature:g}")
     add_legend_below(figure, panels[-1], 8)
-    return save_figure(figure, image(f"asymptotics_{kind}"))
+    return save(figure, image(f"asymptotics_{kind}"))
 
 
 def _draw_terms(records: list[Record]) -> Path:
     """The two terms of the limit, with both ends: all points equal, and pairs aligned on an even sphere."""
     temperatures = _temperatures(records)
     figure, panels = new_figure(
-        "The two terms of the limit; on a dashed line their sum is the same", (14.0, 4.6), len(temperatures)
+        "The two terms of the limit; on a dashed line their sum is the same", (10.1, 3.9), len(temperatures)
     )
     for axes, temperature in zip(panels, temperatures, strict=True):
         mine = [record for record in records if record["config"]["temperature"] == temperature]
@@ -169,7 +179,7 @@ def _draw_terms(records: list[Record]) -> Path:
         _titled(axes, "alignment term, −E x·y/τ", f"τ = {temperature:g}")
     panels[0].set_ylabel("uniformity term, E log E exp(x·x⁻/τ)", color=INK)
     add_legend_below(figure, panels[-1], 8)
-    return save_figure(figure, image("asymptotics_terms"))
+    return save(figure, image("asymptotics_terms"))
 
 
 def _sums(axes: Any, largest: float) -> None:

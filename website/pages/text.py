@@ -16,9 +16,10 @@ from uncollapse.lab.experiments.glue.recipe import variant
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, field_of
 from uncollapse.lab.tables.table_page import plot_group
-from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, save_figure
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure
 from website.pages import boards
 from website.pages.boards import IMAGES, NOT_RUN, RESULTS, Row
+from website.plots import save
 
 DEPTH = RECIPES["bert-depth"].tables["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
@@ -228,7 +229,7 @@ def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
     cure = "no cure" if way == "none" else f"ContraNorm, scale {config['scale']:g}"
     where = f"{config['depth']} blocks, {cure}, learning rate {config['lr']:g}"
     title = f"{where}: after each block, from the start to the last epoch"
-    figure, panels = new_figure(title, (14.0, 3.8), len(BY_LAYER))
+    figure, panels = new_figure(title, (10.1, 3.2), len(BY_LAYER))
     shade: Any = LinearSegmentedColormap.from_list("epochs", shades)
     for axes, measure in zip(panels, BY_LAYER, strict=True):
         rows = record["layers"][measure]
@@ -240,7 +241,7 @@ def _draw_layers(way: str, record: Record, shades: tuple[str, str]) -> Path:
         axes.set_xlabel("block", color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
     add_legend_below(figure, panels[0])
-    return save_figure(figure, _image(f"layers_{way}"))
+    return save(figure, _image(f"layers_{way}"))
 
 
 def _image(name: str) -> Path:

@@ -11,8 +11,9 @@ from uncollapse.lab.experiments.calibration import analysis, model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate
 from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
-from uncollapse.report.canvas import MARKERS, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import MARKERS, QUIET, add_legend_below, new_figure, series_colour
 from website.pages.boards import IMAGES, RESULTS, Row
+from website.plots import save
 
 HEAD = ("rule", "right, with Wilson's 95 % interval", "acted where it hurt", "left what would have helped")
 VERDICTS = {"none": "no collapse", "complete": "complete", "dimensional": "dimensional", "both": "both"}
@@ -117,7 +118,7 @@ def _scatter(name: str, title: str, measure: str, groups: Mapping[str, Sequence[
     axes.set_xlabel(f"{measure} (dashed: acts from here on)")
     axes.set_ylabel("gain of acting, in points")
     add_legend_below(figure, axes)
-    return save_figure(figure, IMAGES / f"{name}.svg")
+    return save(figure, IMAGES / f"{name}.svg")
 
 
 PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {

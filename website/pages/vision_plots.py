@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_colour, series_style
 from website.pages import vision
+from website.plots import save
 
 BY_LAYER = {
     "mean_cosine": "a. Similarity of patches",
@@ -29,7 +30,7 @@ def draw() -> Iterator[Path]:
 
 def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path:
     """A panel for each measure with a line for each way: the mean over seeds, in a band from the least to the most."""
-    figure, panels = new_figure(f"{where}: after each block, trained", (14.0, 4.2), len(BY_LAYER))
+    figure, panels = new_figure(f"{where}: after each block, trained", (10.1, 3.6), len(BY_LAYER))
     for axes, (measure, title) in zip(panels, BY_LAYER.items(), strict=True):
         if "none" in found:
             start = np.array([_along(r, "before", measure) for r in found["none"]], float).mean(0)
@@ -42,7 +43,7 @@ def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path
             )
         _titled(axes, title, "block")
     add_legend_below(figure, panels[0])
-    return save_figure(figure, path)
+    return save(figure, path)
 
 
 def _along(record: Record, when: str, measure: str) -> list[float]:
@@ -53,7 +54,7 @@ def _along(record: Record, when: str, measure: str) -> list[float]:
 
 def _draw_spectra(where: str, found: dict[str, list[Record]], path: Path) -> Path:
     """The singular values of the last block, each over their sum, and their sums; the mean over seeds."""
-    figure, (values, sums) = new_figure(f"{where}: singular values of the patches after the last block", (14.0, 4.2), 2)
+    figure, (values, sums) = new_figure(f"{where}: singular values of the patches after the last block", (10.1, 3.6), 2)
     for number, (way, of) in enumerate(found.items()):
         line = np.array([r["spectrum"] for r in of]).mean(0)
         line, held = line / line.sum(), vision.held(line.tolist(), MARKED)
@@ -66,7 +67,7 @@ def _draw_spectra(where: str, found: dict[str, list[Record]], path: Path) -> Pat
     _titled(values, "Each, % of the sum", "dimension, largest first")
     _titled(sums, f"Added up, % of the sum; dots: where {MARKED:.0%} is reached", "dimensions")
     add_legend_below(figure, values)
-    return save_figure(figure, path)
+    return save(figure, path)
 
 
 def _logarithmic(axes: Any) -> None:
@@ -84,9 +85,8 @@ def _told(way: str, seeds: int) -> str:
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Colour and dashes of a way: other pairs once the colours are used up."""
-    dashes = ("-", (0, (5, 2)), (0, (2, 2)))
-    return {"color": series_colour(number), "linewidth": 1.8, "linestyle": dashes[number // len(COLOURS) % len(dashes)]}
+    """Colour and dashes of a way. Six colours and four dashes give twelve pairs."""
+    return series_style(number)
 
 
 def _titled(axes: Any, title: str, below: str) -> None:

@@ -12,6 +12,7 @@ from uncollapse.io import files
 NEEDED = 'Plots need matplotlib: pip install "uncollapse[report]"'
 COLOURS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # of the light theme of the pages
 MARKERS = ("o", "s", "D", "^", "v", "P")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 INK, QUIET, LINE = "#17212d", "#566373", "#dce2e9"
 FORMATS = (".png", ".svg", ".pdf")
 DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, as in the style sheet of the pages
@@ -32,6 +33,11 @@ DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, a
 def series_colour(index: int) -> str:
     """Return the colour of a series, such as a diagnosis, by its index."""
     return COLOURS[index % len(COLOURS)]
+
+
+def series_style(index: int) -> dict[str, Any]:
+    """Return colour, dashes and width of a line, so that lines can be told apart in grey as well."""
+    return {"color": series_colour(index), "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.8}
 
 
 def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Any, Sequence[Any]]:

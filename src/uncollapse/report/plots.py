@@ -18,6 +18,7 @@ from uncollapse.report.canvas import (
     new_figure,
     save_figure,
     series_colour,
+    series_style,
     tick_positions,
 )
 from uncollapse.report.plot_data import SMALLEST, needs_log_axis, spread_band, value_range
@@ -65,7 +66,7 @@ def plot_spectrum(diagnoses: Diagnoses, path: str | Path = "spectrum.png", *, la
         for random in [b for b in d.baseline if (b.name, b.place) == (one.name, one.place) and b.spectrum]:
             style = {"color": QUIET, "linestyle": "--", "linewidth": 1.2, "label": f"{name}, random weights"}
             axes.plot(random.spectrum_ranks, random.spectrum, **style)
-        axes.plot(one.spectrum_ranks, one.spectrum, color=series_colour(of), linewidth=2, label=name)
+        axes.plot(one.spectrum_ranks, one.spectrum, label=name, **series_style(of))
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST * max(one.spectrum[0] for one in found)))
     axes.set_xlabel("rank of the singular value", color=INK)
