@@ -210,3 +210,14 @@ def test_libraries_speak_again_afterwards() -> None:
         assert not logging.is_progress_bar_enabled()
         raise KeyError
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_the_preset_for_decoders_and_settings_that_win(folders, run) -> None:  # type: ignore[no-untyped-def]
+    found = json.loads(run("diagnose", folders["gpt2"], "--preset", "decoder", "--json").stdout)
+    assert found["settings"]["baseline_batches"] == 0
+    assert "at most 64 tokens" in found["data"], "what the model can read"
+    assert found["batches"] == 30
+    assert "massive_activation" in found["layers"][1]["measures"]
+    other = run("diagnose", folders["gpt2"], "--preset", "decoder", "--batch-size", 60, "--baseline", "--json")
+    facts = json.loads(other.stdout)
+    assert (facts["batches"], facts["settings"]["baseline_batches"]) == (2, 1)

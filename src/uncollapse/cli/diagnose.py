@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # torch is imported only when something is measured
     from uncollapse.diagnosis.run import Target
     from uncollapse.io import Data, DataRequest, LoadedModel
 
+LENGTH = 128  # tokens of a text, as in io.batches, which needs torch
 DATA, MODEL, MEASURE = "Data (built-in data if none is given)", "Model", "Measurement"  # panels of the help
 NAMES = (
     "A HuggingFace folder, .gguf file or name; package:NAME/FOLDER in an installed package; timm:NAME; "
@@ -45,6 +46,7 @@ NAMES = (
 
 
 def diagnose(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=NAMES, show_default=False)],
     text: Annotated[str | None, option("FILE", "One text per line; - is the standard input.", DATA)] = None,
     images: Annotated[Path | None, option("DIR", "A folder of images, with its subfolders.", DATA)] = None,
@@ -105,6 +107,10 @@ def diagnose(
     ] = None,
     attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
     why: Annotated[bool, flag("--why", "Look for the cause: measure parts, and switch them off.", MEASURE)] = False,
+    preset: Annotated[
+        Literal["decoder"] | None,
+        option("decoder", "For language models: long texts, few at a time, the stored dtype, no baseline.", MODEL),
+    ] = None,
     baseline: Annotated[
         bool,
         flag("--baseline/--no-baseline", "Also measure the architecture with random weights, for comparison.", MEASURE),
@@ -119,7 +125,12 @@ def diagnose(
     from uncollapse.attachment.save import load_cure
 
     distributed.join_group(device)
-    wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches)
+    length = LENGTH
+    if preset == "decoder":  # settings that are given win
+        given = {name for name in ("batch_size", "dtype", "baseline") if _is_given(ctx, name)}
+        batch_size, length = batch_size if "batch_size" in given else 4, 512
+        dtype, baseline = dtype if "dtype" in given else "auto", baseline if "baseline" in given else False
+    wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches, length)
     home = select_device(device)
     with ProgressBar() as waiting:
         waiting.stage("Loading the model")
@@ -138,6 +149,11 @@ def diagnose(
     if not distributed.is_launch_rank_zero():
         raise typer.Exit(console.exit_code(diagnosis, fail_on_collapse))
     console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _read_layers(layers: list[str] | None) -> list[int | str] | None:

@@ -14,6 +14,8 @@ from uncollapse.diagnosis.verdict import ALIKE, SHARES, Findings
 CLOSE = 0.2  # a value within this fraction of its bound is a close call
 SINK = 10.0  # a first token at least this many times as long as the others is called an attention sink
 ROGUE = 0.3  # how far the largest features must raise the cosine to be called rogue
+MASSIVE = 1000.0  # a largest activation this many times the median is called massive (arXiv 2402.17762)
+GROWTH = 10.0  # growth of the tokens' lengths over the blocks that is mentioned
 SAME = 0.999  # mean cosine of pooled sequences from which the input hardly matters
 SMALLEST = 16  # features below which a low rank is hard to distinguish from a full one
 UNKNOWN = 0.05, 0.25  # shares of unknown tokens from which a verdict is less certain, and uncertain
@@ -128,6 +130,25 @@ def _outliers(found: Findings) -> Iterator[str]:
         yield (
             f"First token: at {worst.name} it is {worst['first_token_norm']:.0f} times as long as the others and "
             f"dominates the raw rank ({worst['effective_rank']:.1f}). This is an attention sink, not collapse."
+        )
+    yield from _massive(found)
+
+
+def _massive(found: Findings) -> Iterator[str]:
+    """Yield massive activations and norms that grow with depth, of causal models."""
+    massive = [layer for layer in found.layers if layer["massive_activation"] >= MASSIVE]
+    if massive:
+        worst = max(massive, key=lambda layer: layer["massive_activation"])
+        yield (
+            f"Massive activations from {massive[0].name} on: at {worst.name} the largest is "
+            f"{worst['massive_activation']:,.0f} times the median. They act like biases; this is not collapse."
+        )
+    blocks = [layer for layer in found.layers if layer["token_norm"] > 0 and layer.name != "embed"]
+    if len(blocks) > 3 and blocks[-1]["token_norm"] > GROWTH * blocks[0]["token_norm"]:
+        grown = blocks[-1]["token_norm"] / blocks[0]["token_norm"]
+        yield (
+            f"Tokens grow {grown:.0f}-fold in length from {blocks[0].name} to {blocks[-1].name}: under pre-norm, later "
+            "blocks change them less and less. For a model that is still to be trained there is layer_norm_scaling."
         )
 
 

@@ -208,6 +208,8 @@ class LayerStats:
             self._add(name, values, real)
         if context.causal:
             self._add("first_token_norm", first_token_norm(x, real), real)
+            self._add("massive_activation", massive_activation(x, real), real)
+            self._add("token_norm", token_norm(x, real), real)
             real = robust.drop_first_token(real)
         self._add("robust_cosine", robust.robust_cosine(x, real), real)
         self._add("rank_share", robust.rank_share(x, real), real, least=3)
@@ -239,6 +241,23 @@ def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:
     first = norms.masked_fill(~(mask & ~others), 0).sum(-1)
     median = norms.masked_fill(~others, torch.nan).nanmedian(-1).values
     return torch.where(median > 0, first / median, 1.0)
+
+
+def massive_activation(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest |activation| of the real tokens over the median one, (b, n, d) -> (b,); 1 where that is 0.
+
+    Sun et al., Massive Activations in Large Language Models, arXiv 2402.17762.
+    """
+    sizes = x.abs().float().masked_fill(~mask[..., None], torch.nan).flatten(1)
+    median = sizes.nanmedian(-1).values
+    return torch.where(median > 0, sizes.nan_to_num(0).amax(-1) / median, 1.0)
+
+
+def token_norm(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the median norm of the real tokens without the first, (b, n, d) -> (b,)."""
+    norms = torch.linalg.vector_norm(x.double(), dim=-1)
+    found: Tensor = norms.masked_fill(~robust.drop_first_token(mask), torch.nan).nanmedian(-1).values
+    return found.nan_to_num(0)
 
 
 def cosine_map(x: Tensor, mask: Tensor | None) -> tuple[tuple[float, ...], ...]:

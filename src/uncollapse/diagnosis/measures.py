@@ -141,6 +141,22 @@ MEASURES: dict[str, Measure] = {
             (0, None),
             "length of the first token over the median length of the others",
         ),
+        Measure(
+            "massive_activation",
+            "sequence",
+            "outliers",
+            None,
+            (0, None),
+            "largest |activation| over the median one; from about 1,000 on called massive (arXiv 2402.17762)",
+        ),
+        Measure(
+            "token_norm",
+            "sequence",
+            "spread",
+            None,
+            (0, None),
+            "median length of the tokens, without the first; it grows with depth under pre-norm",
+        ),
         _of(
             "attention_similarity",
             "sequence",

@@ -49,8 +49,8 @@ def _non_blank(lines: Iterable[str], limit: int | None = None) -> list[str]:
     return list(islice((line.strip() for line in lines if line.strip()), limit))
 
 
-def token_limit(tokenizer: Any, model: Any, max_length: int | None) -> int:
-    """Return how many tokens a text may have: `max_length`, or a default within what the model can read."""
+def token_limit(tokenizer: Any, model: Any, max_length: int | None, usual: int = LENGTH) -> int:
+    """Return how many tokens a text may have: `max_length`, or the usual number within what the model can read."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -59,7 +59,7 @@ def token_limit(tokenizer: Any, model: Any, max_length: int | None) -> int:
     most: int = min(limit for limit in limits if isinstance(limit, int) and limit > 0)
     if max_length is not None and not 0 < max_length <= most:
         raise UsageError(f"--max-length must be from 1 to {most} for this model, got {max_length}.")
-    return min(most, max_length or LENGTH)
+    return min(most, max_length or usual)
 
 
 def token_batches(
@@ -116,6 +116,8 @@ Kind = Literal["text", "images", "graph"]
 class DataRequest:
     """The requested data: at most one of text, images, graph and batches; built-in data without any.
 
+    usual_length: largest number of tokens of a text if max_length is not given and the model can read so many.
+
     Everything that does not depend on the model is checked at once, because models may take long to load.
     """
 
@@ -127,6 +129,7 @@ class DataRequest:
     batch_size: int = 32
     max_length: int | None = None
     max_batches: int | None = None
+    usual_length: int = LENGTH
 
     def __post_init__(self) -> None:
         """Raise if several kinds are requested, or something that does not exist."""
@@ -218,7 +221,7 @@ def _text(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     if sentence_models.is_sentence_model(loaded.model):
         return _sentences(loaded.model, texts, request)
     tokenizer = hf_models.load_tokenizer(hf_models.Origin(loaded.origin))
-    length = token_limit(tokenizer, loaded.model, request.max_length)
+    length = token_limit(tokenizer, loaded.model, request.max_length, request.usual_length)
     both = bool(getattr(getattr(loaded.model, "config", None), "is_encoder_decoder", False))
     return Data(
         token_batches(texts, tokenizer, batch_size=request.batch_size, max_length=length, decoder=both),
