@@ -30,6 +30,7 @@ PAPER = tuple(Published({"data": "cora", "norm": norm, "layers": n}, mean, std) 
 RECIPE = SimpleNamespace(
     name="made-up",
     plots=None,
+    details=None,
     statistics=lambda records: {"results": len(records)},
     config=Config,
     name_of=lambda config: f"{config.data}-{config.norm}-L{config.layers}-seed{config.seed}",

@@ -6,6 +6,7 @@ import pytest
 
 from uncollapse.diagnosis import advice
 from uncollapse.diagnosis.measured_gains import Gain, Measured, find_measured
+from uncollapse.diagnosis.result import Cause
 from uncollapse.diagnosis.verdict import Subject
 
 SHALLOWER = Gain("shallower", "", "model", "# build it with 4 blocks instead of 16", 40.0, 38.0, 42.0, 6)
@@ -68,3 +69,16 @@ def test_advice_follows_the_measured_gains(monkeypatch: pytest.MonkeyPatch) -> N
     papers = advice.suggest("complete", "block 3", replace(SUBJECT, blocks=64))
     assert papers[0].cure == "contra_norm"
     assert all("nothing was measured" in tip.reason for tip in papers)
+
+
+def test_tips_against_causes_follow_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    weak = replace(RESIDUAL, low=-5.0)
+    monkeypatch.setattr(advice, "find_measured", lambda *place: replace(GCN, gains=(SHALLOWER, weak)))
+    tips = advice.suggest("complete", "block 3", SUBJECT)
+    causes = (Cause("no_residual", "No residual."), Cause("vanishing_gradients", "Small gradients."))
+    found = advice.follow_causes(causes, tips, SUBJECT)
+    assert [tip.cure for tip in found] == ["shallower", "residual", "initialization"]
+    assert "measured: +30.0 points (95 %: −5.0 to +40.0)" in found[1].reason
+    assert advice.follow_causes((), tips, SUBJECT) == tips
+    monkeypatch.setattr(advice, "find_measured", lambda *place: None)
+    assert [tip.cure for tip in advice.follow_causes(causes, tips, SUBJECT)] == ["residual", "initialization"]

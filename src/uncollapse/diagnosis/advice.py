@@ -1,5 +1,7 @@
 """Suggest which cure to try, and where: by what was measured on such models, or by the papers where nothing was."""
 
+from dataclasses import replace
+
 from uncollapse.diagnosis.measured_gains import PAGE, Gain, Measured, find_measured
 from uncollapse.diagnosis.result import Advice, Cause, Kind
 from uncollapse.diagnosis.verdict import Subject
@@ -57,10 +59,21 @@ def _from_papers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]
 
 
 def follow_causes(causes: tuple[Cause, ...], tips: tuple[Advice, ...], subject: Subject) -> tuple[Advice, ...]:
-    """Return what to try against the causes, the most important first; `tips` by kind of collapse if none has any."""
-    found = [tip for cause in causes for tip in _against(cause, subject)]
-    warned = [tip for tip in tips if tip.cure == "none"]  # nothing that was measured on such models helped
-    return (*dict.fromkeys(found), *warned) if found else tips
+    """Return what to try against the causes, the most important first; `tips` by kind of collapse if none has any.
+
+    Where such models were measured, what was measured comes first, and tips against causes say their measured gain.
+    """
+    found = tuple(dict.fromkeys(tip for cause in causes for tip in _against(cause, subject)))
+    measured = find_measured(kind_of_model(subject), subject.blocks)
+    if not found or measured is None:
+        return found or tips
+    known = {gain.cure: gain for gain in reversed(measured.gains)}  # the best row of each cure
+    shown = {tip.cure for tip in tips}
+    return (*tips, *(_with_gain(tip, known.get(tip.cure)) for tip in found if tip.cure not in shown))
+
+
+def _with_gain(tip: Advice, gain: Gain | None) -> Advice:
+    return tip if gain is None else replace(tip, reason=f"{tip.reason}; measured: {gain.text}")
 
 
 def _against(cause: Cause, subject: Subject) -> tuple[Advice, ...]:
