@@ -40,7 +40,7 @@ bench: $(BENCH_STAMP)
 docs: $(DOCS_STAMP)
 	$(BIN)/python -m website.links
 	$(BIN)/python -m website.render build/pages
-	$(BIN)/sphinx-build -W --keep-going -q -c website -d build/doctrees build/pages build/site
+	$(BIN)/sphinx-build -W --keep-going -q -a -c website -d build/doctrees build/pages build/site
 
 figures: $(STAMP)
 	$(BIN)/python -m website.figures
