@@ -77,6 +77,47 @@ def calibration_layers() -> str:
     return reference.table(head, rows) if rows else "*Not run yet.*"
 
 
+def known_causes() -> str:
+    """Models whose cause of collapse is known, and the causes that were named."""
+    file = RESULTS / "causes.json"
+    if not file.exists():
+        return graphs.NOT_RUN
+    rows = []
+    for case in json.loads(file.read_text(encoding="utf-8"))["cases"]:
+        score = "–" if case["test"] is None else f"{case['test']:.1%}"
+        named = ", ".join(case["causes"]) or "none"
+        rows.append((case["name"], score, case["collapse"], case["expected"] or "none", named))
+    return reference.table(("model", "test accuracy", "collapse", "must be first", "named"), rows)
+
+
+def early_alarm() -> str:
+    """How often the early alarm is right: on the runs on which it was chosen, on the others, and on stored runs."""
+    file = RESULTS / "early_alarm" / "summary.json"
+    if not file.exists():
+        return graphs.NOT_RUN
+    found = json.loads(file.read_text(encoding="utf-8"))
+    parts = {"runs on which the bounds were chosen": found["chosen_on"], "other runs": found["held_out"]}
+    parts |= {f"– of these, {kind}": counts for kind, counts in found["held_out_by_kind"].items()}
+    parts["stored GCNs, rank share before the first step"] = found["stored_before_training"]
+    rows = [
+        (name, f"{c['hits']} of {c['dead']}", f"{c['dead'] - c['hits']}", f"{c['false_alarms']} of {c['alive']}")
+        for name, c in parts.items()
+    ]
+    return reference.table(("", "failing runs found", "missed", "false alarms"), rows)
+
+
+def early_proof() -> str:
+    """Scores of runs that got an alarm, as they were and with the first advice."""
+    file = RESULTS / "early_alarm" / "proof.json"
+    if not file.exists():
+        return graphs.NOT_RUN
+    rows = []
+    for p in json.loads(file.read_text(encoding="utf-8"))["proofs"]:
+        scores = (f"{p[key]:.1%}" for key in ("without", "with"))
+        rows.append((str(p["seed"]), f"{p['alarm_at']} of {p['steps']}", f"`{p['advice']}`", *scores))
+    return reference.table(("seed", "alarm at step", "first advice", "as it was", "with it"), rows)
+
+
 def benchmarks(name: str) -> str:
     """The targets of a file of benchmarks next to what was measured."""
     file = RESULTS / f"{name}.json"
@@ -140,6 +181,9 @@ BENCHMARKS = {  # table -> file in results/
 TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(benchmarks, file) for name, file in BENCHMARKS.items()},
     "mending": mending,
+    "known_causes": known_causes,
+    "early_alarm": early_alarm,
+    "early_proof": early_proof,
     "diverse_patch": diverse_patch,
     **{name: _of(real_models.PARTS, name) for name in real_models.PARTS},
     **{name: _of(concepts.PARTS, name) for name in concepts.PARTS},

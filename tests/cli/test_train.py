@@ -415,3 +415,16 @@ def test_a_dry_run_says_which_data_is_missing(run: Run, monkeypatch: pytest.Monk
     assert [entry["missing"] for entry in plan] == ["There is no line; set --data-root."] * 2
     assert "missing:" not in run("train", "slope", "--dry-run", "--data-root", "here").stdout
     assert "There is no line" in run("sweep", "slope", "--grid", "slope=1", "--dry-run").stderr
+
+
+def test_an_early_alarm_ends_with_code_3_and_advice(run: Run) -> None:
+    plain = ("train", "gcn-depth", "--norm", "none", "--layers", 16, "--epochs", 40, "--early-alarm")
+    result = run(*plain, "--json")
+    assert result.exit_code == 3, result.stderr
+    alarm = json.loads(result.stdout)["alarm"]
+    assert (alarm["seed"], alarm["step"], alarm["steps"]) == (0, 2, 40)
+    assert (alarm["causes"], alarm["advice"]) == (["no_residual"], ['uc.attach(model, "residual")'])
+    assert "rank_share of block 14 is below 0.25" in alarm["met"][0]
+    assert "Early alarm at step 2 of 40" in run(*plain).stdout
+    healthy = run("train", "gcn-depth", "--norm", "none", "--layers", 2, "--epochs", 20, "--early-alarm")
+    assert healthy.exit_code == 0, healthy.stderr

@@ -725,3 +725,32 @@ def test_an_alert_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
     monitor = uc.Monitor([torch.randn(4, 8, 32)], every=1, log=[library], rules=[uc.Rule("effective_rank", below=30)])
     with pytest.warns(uc.CollapseWarning, match="ZeroDivisionError"):
         assert monitor.step(model, 0) is not None
+
+
+def test_an_early_alarm_stops_a_collapsed_model_in_its_window() -> None:
+    model = encoder()
+    monitor = Monitor.early([batch()], steps=100)
+    assert [str(rule) for rule in monitor.rules] == [
+        "rank_share of the last hidden block is below 0.25, from step 4 to 5",
+        "robust_cosine of the last hidden block is above 0.9999, from step 4 to 5",
+    ]
+    healthy, broken = Monitor.early([batch()], steps=100), encoder()
+    for _ in range(10):
+        collapse(broken)
+    with pytest.warns(CollapseWarning, match="robust_cosine of block 2 is above 0.9999"):
+        stops = [(monitor.step(broken, step), monitor.should_stop)[1] for step in range(7)]
+    assert stops == [False] * 5 + [True] * 2  # it was collapsed from step 0 on
+    assert not any((healthy.step(model, step), healthy.should_stop)[1] for step in range(7))
+    late = Monitor([batch()], every=10, rules=Rule.early(100))
+    late.step(broken, 10)
+    assert not late.should_stop
+    with pytest.raises(ValueError, match="whole training"):
+        Rule.early(5)
+    with pytest.raises(ValueError, match="window"):
+        Rule("rank_share", below=0.2, steps=(5, 4))
+
+
+def test_the_last_hidden_block_does_not_narrow() -> None:
+    layer = uc.diagnose_activations([torch.randn(2, 8, 16)] * 4 + [torch.randn(2, 8, 3)]).layers
+    assert [found.name for found in Rule("rank_share", "last hidden", below=0.5).select(layer)] == ["layer 3"]
+    assert [found.name for found in Rule("rank_share", "last hidden", below=0.5).select(layer[:4])] == ["layer 3"]

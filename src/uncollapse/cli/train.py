@@ -21,7 +21,7 @@ from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 
 if TYPE_CHECKING:  # the libraries of a recipe are imported when it is run
-    from uncollapse.lab.engine.runtime import Runtime
+    from uncollapse.lab.engine.runtime import AlarmError, Runtime
     from uncollapse.lab.recipe import Recipe
     from uncollapse.lab.runs.results import Results
 
@@ -52,6 +52,9 @@ class TrainOptions:
     ] = None
     resume: Annotated[bool, flag("--resume/--no-resume", "Continue an interrupted run.", RUN)] = True
     again: Annotated[bool, flag("--again", "Run even if a result exists, and replace it.", RUN)] = False
+    early_alarm: Annotated[
+        bool, flag("--early-alarm", "Stop after 5 % of the steps, with code 3, if it is likely to fail.", RUN)
+    ] = False
     dry_run: Annotated[bool, flag("--dry-run", "Only print what would run and how long it takes.", RUN)] = False
     results: Annotated[Path, option("DIR", "Folder of all results.", OUTPUT)] = Path("results")
     runs: Annotated[Path, option("DIR", "Folder for checkpoints and trackers.", OUTPUT)] = Path("runs")
@@ -190,6 +193,7 @@ def _runtime(recipe: "Recipe", config: Any, asked: TrainOptions) -> "Runtime":
         threads=asked.threads,
         trackers=trackers,
         workers=workers if recipe.reads_images else 0,
+        alarm=asked.early_alarm,
     )
     runtime = with_run_folder(runtime, recipe, config, asked.runs)
     if not asked.save or runtime.checkpoints is None:
@@ -201,6 +205,8 @@ def _run(
     recipe: "Recipe", config: Any, results: "Results", asked: TrainOptions, bar: ProgressBar, words: str
 ) -> Outcome:
     """Run one seed, or find its result. words: how the progress bar calls it."""
+    from uncollapse.lab.engine.runtime import AlarmError
+
     runtime = _runtime(recipe, config, asked)
     found = distributed.on_rank_zero(lambda: _find_result(recipe, config, results, asked, runtime, bar))
     if found is not None:
@@ -209,6 +215,9 @@ def _run(
         runtime = dataclasses.replace(runtime, progress=bar.training(words), on_stage=bar.substage(words))
         try:
             done = _run_locked(recipe, config, results, runtime, asked.again)
+        except AlarmError as alarm:
+            _print_alarm(alarm, config.seed, asked.as_json)
+            raise typer.Exit(console.COLLAPSED) from None
         except KeyboardInterrupt as interrupt:
             if not interrupt.args and distributed.world_size() > 1:  # the other processes do not stop by themselves
                 raise
@@ -217,6 +226,18 @@ def _run(
     if runtime.save_to is not None:
         bar.note(_saved_model_note(runtime.save_to, done))
     return done
+
+
+def _print_alarm(alarm: "AlarmError", seed: int, as_json: bool) -> None:
+    """Print why a run was stopped, and what to try."""
+    if not distributed.is_launch_rank_zero():
+        return
+    if as_json:
+        typer.echo(json.dumps({"alarm": {"seed": seed, **alarm.facts}}, ensure_ascii=False))
+        return
+    typer.echo(f"{alarm} The run with seed {seed} has no result.")
+    for code in alarm.facts["advice"]:
+        typer.echo(f" → {code}")
 
 
 def _find_result(

@@ -102,7 +102,7 @@ class State:
         """Return the rules that are met for the first time, each with a sentence, and record them."""
         met = []
         for rule in rules:
-            if found is None and rule.measure != FINITE:
+            if not rule.is_due(step) or (found is None and rule.measure != FINITE):
                 continue  # nothing is known about it
             sentence = None if error is None else rule.check_error(error)
             if found is not None:

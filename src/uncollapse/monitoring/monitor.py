@@ -29,7 +29,7 @@ from uncollapse.monitoring.layer_curves import (
     make_tables,
     scalars,
 )
-from uncollapse.monitoring.rules import Rule, check_rules
+from uncollapse.monitoring.rules import WINDOW, Rule, check_rules
 
 __all__ = ["CollapseWarning", "Cost", "Monitor", "Record", "Rule"]
 
@@ -108,6 +108,29 @@ class Monitor:
         self._owed = False  # a rule asks for a checkpoint that could not be saved so far
         self._broken: set[int] = set()  # positions of loggers that failed; each is reported once
         self._problems: list[str] = []  # of loggers and `save`, still to be reported
+
+    @classmethod
+    def early(cls, batches: Iterable[Any], *, steps: int, then: Any = "stop", **options: Any) -> "Monitor":
+        """Return a monitor that stops a training which is likely to fail, after at most a twentieth of it.
+
+        It measures at the start and every twentieth of the steps, with the rules of `Rule.early`; see there how often
+        it is right. After an alarm, `uc.diagnose(model, batches, causes=True)` says why, and what to try.
+
+        Args:
+            batches: as in `Monitor`.
+            steps: of the whole training.
+            then: "stop", "warn" or "save".
+            options: those of `Monitor`.
+
+        >>> import torch
+        >>> from uncollapse.monitoring.monitor import Monitor
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
+        >>> monitor = Monitor.early([torch.randn(8, 16, 32)], steps=200)
+        >>> [step for step in range(25) if monitor.step(model, step)], monitor.should_stop
+        ([0, 10, 20], False)
+        """
+        given: dict[str, Any] = {"every": max(1, steps // WINDOW[1]), "rules": Rule.early(steps, then=then)}
+        return cls(batches, **given | options)
 
     def __repr__(self) -> str:
         rules = "; ".join(map(str, self.rules)) or "none"

@@ -9,6 +9,7 @@ what only one of them knows, such as a signal or the time, is sent to all before
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing, nullcontext
@@ -16,15 +17,18 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from uncollapse import distributed
+from uncollapse.diagnosis.run import Plan
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine import sharding
 from uncollapse.lab.engine.checkpoints import Checkpoint, Checkpoints
-from uncollapse.lab.engine.runtime import Interrupts, PrunedError, Runtime
+from uncollapse.lab.engine.runtime import AlarmError, Interrupts, PrunedError, Runtime
 from uncollapse.lab.engine.seeding import get_random_state, set_random_state, use_seed
 from uncollapse.lab.engine.snapshot import TrainingState, restore, take_snapshot
 from uncollapse.lab.engine.step import Stepper
 from uncollapse.lab.engine.task import History, Skippable, Task, TrainingOptions
 from uncollapse.lab.engine.trackers import open_trackers
+from uncollapse.monitoring.monitor import CollapseWarning, Monitor
+from uncollapse.monitoring.rules import WINDOW
 
 
 def fit(
@@ -119,9 +123,22 @@ class _Loop:
                     self.at.step += 1
                     self.at.losses.append(loss)
                     self._report(epoch, count * self.settings.epochs, loss)
+                    self._check_alarm(group[0], count * self.settings.epochs)
                 yield
         if self.at.batch and not self.at.losses:
             raise UsageError(f"All {self.at.batch} batches of epoch {epoch} are empty.")
+
+    def _check_alarm(self, batch: Any, steps: int) -> None:
+        """Raise AlarmError after a twentieth of the steps if the run is likely to fail; their number must be known."""
+        if not self.runtime.alarm or steps < WINDOW[1] or self.at.step != steps // WINDOW[1]:
+            return
+        monitor = Monitor.early([batch], steps=steps, plan=Plan(embed=False), causes=True)
+        with warnings.catch_warnings(action="ignore", category=CollapseWarning):  # the error says it
+            record = monitor.step(self.task.model, self.at.step)
+        if monitor.should_stop and record is not None and record.diagnosis is not None:
+            verdict = record.diagnosis.verdict
+            found = {"causes": [cause.name for cause in verdict.causes], "advice": [tip.code for tip in verdict.advice]}
+            raise AlarmError({"step": self.at.step, "steps": steps, "met": list(record.met), **found})
 
     def _report(self, epoch: int, steps: int, loss: float) -> None:
         """Report progress: in steps, or in epochs where the number of steps is unknown."""

@@ -22,6 +22,14 @@ class PrunedError(Exception):
     """A run was stopped because its metrics are worse than those of other runs."""
 
 
+class AlarmError(Exception):
+    """A run was stopped because it is likely to fail. facts: step, steps, met, causes and advice."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__(f"Early alarm at step {facts['step']} of {facts['steps']}: {'; '.join(facts['met'])}.")
+        self.facts = facts
+
+
 @dataclass(frozen=True)
 class Runtime:
     """Where a run executes. Nothing in here changes its metrics on the same kind of processor.
@@ -32,7 +40,8 @@ class Runtime:
     which write to `tracker_folder`. progress: called after each step. save_to: folder for the trained model; None saves
     none. workers: processes that load images ahead of training. on_stage: called with a short description of what
     happens before and after training. should_prune: asked after each evaluation but the last; a run that it stops
-    raises PrunedError and has no result.
+    raises PrunedError and has no result. alarm: measure the model after a twentieth of the steps; a run that is likely
+    to fail, see `Rule.early`, raises AlarmError and has no result.
     """
 
     data_root: Path | None = None
@@ -48,6 +57,7 @@ class Runtime:
     workers: int = 0
     on_stage: Callable[[str], None] | None = None
     should_prune: ShouldPrune | None = None
+    alarm: bool = False
 
     def report_stage(self, words: str) -> None:
         """Report what happens now, where no steps are counted."""
