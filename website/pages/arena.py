@@ -1,4 +1,7 @@
-"""Tables and plots of the arena and of the demo, from results/arena, and the measured gains that advice reads."""
+"""Tables and plots of the arena and of the demo, from results/arena, and the measured gains that advice reads.
+
+python -m website.pages.arena    # writes the gains and draws the plots, after new results
+"""
 
 import json
 import re
@@ -211,3 +214,8 @@ TEXTS: dict[str, Callable[[], str]] = {
     "demo": demo,
     "demo_sentence": demo_sentence,
 }
+
+
+if __name__ == "__main__":
+    for path in draw():
+        print(path.relative_to(ROOT))

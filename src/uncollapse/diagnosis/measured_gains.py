@@ -1,6 +1,6 @@
 """Gains of cures that were measured in the arena, by kind of model and depth: what advice is taken from.
 
-`measured_gains.json` is written from results/arena by `make figures`.
+`measured_gains.json` is written from results/arena by `python -m website.pages.arena`.
 """
 
 import json
