@@ -42,6 +42,7 @@ MARKERS = {  # marker -> files and folders below tests/ (patterns of pathlib)
         "lab/search/*",
         "lab/test_recipe.py",
         "monitoring/test_callbacks.py",
+        "pairwise/test_compiled.py",
     ),
 }
 

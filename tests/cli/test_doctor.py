@@ -1,6 +1,9 @@
 """uncollapse doctor."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +14,7 @@ from typer.testing import Result
 
 from uncollapse import __version__, pairwise
 from uncollapse.backbones import torchvision_ops
-from uncollapse.cli import doctor
+from uncollapse.cli import doctor, doctor_gpu
 from uncollapse.cli.doctor import Finding
 
 Run = Callable[..., Result]
@@ -157,3 +160,36 @@ def test_the_self_check_tells_what_broke(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(pairwise, "softmax_mean", broken)
     for finding in results():
         assert (finding.state, finding.words) == ("bad", "failed: no such operator")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_report_without_a_gpu(run: Run) -> None:
+    result = run("doctor", "--gpu")
+    assert result.exit_code == 2
+    assert "no CUDA or ROCm device" in " ".join(result.output.split())
+    assert run("doctor", "--gpu", "--json").exit_code == 2
+
+
+def test_gpu_report_runs_every_kernel() -> None:
+    """In Triton's interpreter, on few rows: the same lines as on a GPU."""
+    pytest.importorskip("triton")
+    code = """
+import torch
+from uncollapse.cli import doctor_gpu
+doctor_gpu.ROUNDS = 1
+for line, good in doctor_gpu.check_gpu(torch.device("cpu"), size=40):
+    print(good, line)
+"""
+    env = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("True") for line in lines), done.stdout
+    assert sum("as fast as dense" in line for line in lines) == 9
+
+
+def test_gpu_report_says_which_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    lines = list(doctor_gpu.check_gpu(torch.device("cpu"), size=16))
+    failed = [line for line, good in lines if not good]
+    assert len(failed) == 9
+    assert all("FAILED: UsageError" in line for line in failed)

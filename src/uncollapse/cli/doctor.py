@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,6 +24,7 @@ from uncollapse.cli import console
 from uncollapse.cli.demo import INSTALL_MINILM, minilm_folder
 from uncollapse.cli.options import flag
 from uncollapse.cli.progress import ProgressBar
+from uncollapse.errors import UsageError
 from uncollapse.io import files
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ YES = ("1", "true", "yes", "on")
 
 ROWS, WIDTH = 600, 32  # more than one tile
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}  # absolute, for means of unit vectors
+PASTE_IT = "please report it with the lines above."
 REPORT_IT = "please report it with the output of `uncollapse doctor --json`"
 
 
@@ -92,8 +94,11 @@ class Requirement:
 
 def doctor(
     as_json: Annotated[bool, flag("--json", "Print the findings as JSON and nothing else.")] = False,
+    gpu: Annotated[bool, flag("--gpu", "Verify and time the kernels on this GPU, as text for an issue.")] = False,
 ) -> None:
     """Check the installation: versions, devices, optional parts and how to get them, and a self-check."""
+    if gpu:
+        _report_gpu(as_json)
     found = []
     with ProgressBar() as bar:
         bar.stage("Checking")
@@ -106,6 +111,20 @@ def doctor(
     else:
         _print(found)
     raise typer.Exit(1 if _bad(found) else 0)
+
+
+def _report_gpu(as_json: bool) -> NoReturn:
+    """Print the report of the GPU and exit."""
+    from uncollapse.cli.doctor_gpu import check_gpu
+
+    if as_json:
+        raise UsageError("--gpu prints text to paste into an issue; remove --json.")
+    good = True
+    for line, fine in check_gpu():
+        typer.echo(line)
+        good = good and fine
+    typer.echo("All kernels agree with torch." if good else f"Some kernels do not work here: {PASTE_IT}")
+    raise typer.Exit(0 if good else 1)
 
 
 def examine() -> Iterator[Finding]:

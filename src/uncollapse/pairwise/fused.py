@@ -54,18 +54,26 @@ class Pattern(NamedTuple):
     other: Tensor | None = None
 
 
-def blocks(kernel: str, dtype: torch.dtype, width: int, amd: bool = torch.version.hip is not None) -> Blocks:
-    """Return the blocks of a kernel for rows with `width` features.
+ANY = 1 << 30  # features
+# By kernel, for float32 and for half precision: the largest blocks that leave no register spilled, up to some width.
+# `python -m benchmarks.compiled` compiles all of them and reads what they take.
+EXACT = {
+    "softmax_rows": {32: Blocks(64, 32, 32, 8, 2), ANY: Blocks(64, 64, 32, 8, 2)},
+    "pull": {16: Blocks(32, 32, 32, 8, 2), 32: Blocks(64, 64, 16, 8, 1), ANY: Blocks(64, 64, 32, 8, 2)},
+    "both_sums": {ANY: Blocks(64, 32, 32, 8, 2)},
+}
+HALVES = {
+    "softmax_rows": {128: Blocks(64, 64, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
+    "pull": {64: Blocks(64, 64, 128, 8, 2), 128: Blocks(64, 32, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
+    "both_sums": {128: Blocks(64, 64, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
+}
 
-    They are as large as the registers allow: `benchmarks/compiled.py` compiles all of them and reads what they need.
-    """
-    if dtype not in HALF:
-        others, features = 64 if width > 32 else 32, 32
-    elif width > 128:
-        others, features = 64, 64
-    else:
-        others, features = 32 if kernel == "pull" and width > 64 else 64, 128
-    return Blocks(64, others, features, 4, 1) if amd else Blocks(64, others, features, 8, 2)
+
+def blocks(kernel: str, dtype: torch.dtype, width: int, amd: bool = torch.version.hip is not None) -> Blocks:
+    """Return the blocks of a kernel for rows with `width` features; AMD has more registers per thread in four warps."""
+    table = (HALVES if dtype in HALF else EXACT)[kernel]
+    size = next(size for widest, size in table.items() if width <= widest)
+    return size._replace(warps=4, stages=1) if amd else size
 
 
 def forward(
