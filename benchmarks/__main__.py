@@ -40,9 +40,13 @@ def main() -> None:
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=KERNEL)
     parser.add_argument("--out", type=Path, help="default for the default groups: results/benchmarks.json")
     parser.add_argument("--rows", type=int, default=streaming.ROWS, help="of the file that `streaming` reads")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the kernel's groups, on a GPU")
     args = parser.parse_args()
+    if args.device == "cuda":
+        use_gpu(parser, args.only)
     groups = GROUPS | {"streaming": lambda: streaming.reading(args.rows)}
-    out = args.out or (Path("results/benchmarks.json") if args.only == KERNEL else None)
+    usual = Path("results/benchmarks.json" if args.device == "cpu" else "results/benchmarks_cuda.json")
+    out = args.out or (usual if args.only == KERNEL else None)
     if args.only in (["text"], ["vision"], ["hypersphere"]):
         torch.set_num_threads(1)  # as their recipes train
     results: list[Result] = []
@@ -60,6 +64,15 @@ def main() -> None:
         console.print(f"Written to {out}.")
 
 
+def use_gpu(parser: argparse.ArgumentParser, groups: list[str]) -> None:
+    """Make tensors on the GPU by default; exit with status 2 where there is none, or where a group needs the CPU."""
+    if not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device. Leave --device out to measure on the CPU.")
+    if others := [group for group in groups if group not in KERNEL]:
+        parser.error(f"{', '.join(others)} measure the CPU. On a GPU there are: {', '.join(KERNEL)}.")
+    torch.set_default_device("cuda")
+
+
 def table(results: list[Result]) -> Table:
     shown = Table("what", "target", "measured", "", "detail", title="Targets and measurements")
     for r in results:
@@ -74,6 +87,7 @@ def record(results: list[Result], groups: list[str]) -> dict[str, object]:
         "config": {
             "groups": groups,
             "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if torch.get_default_device().type == "cuda" else "cpu",
             "cores": os.cpu_count(),
             "load": load(),
             "seed": 0,

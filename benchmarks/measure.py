@@ -11,10 +11,13 @@ from torch import Tensor
 
 MEMORY = """
 import torch
+torch.set_default_device("{device}")
 {setup}
 def run(n):
 {body}
 def peak():  # of this process alone: getrusage would start from the parent's
+    if "{device}" == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 run({small})
 before = peak()
@@ -25,17 +28,24 @@ print(peak() - before)
 
 def speed_ratio(plain: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[float, float, float]:
     """Median of plain/ours over rounds that run both, and the medians of both in seconds."""
-    plain(), ours()
+    plain(), ours(), wait()
     times: list[tuple[float, float]] = []
     for i in range(rounds):
         pair = [0.0, 0.0]
         for which in ((0, 1), (1, 0))[i % 2]:
             start = time.perf_counter()
             (plain, ours)[which]()
+            wait()
             pair[which] = time.perf_counter() - start
         times.append((pair[0], pair[1]))
     ratio = statistics.median(a / b for a, b in times)
     return ratio, statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
+
+
+def wait() -> None:
+    """Wait for what a GPU was told to do; a processor is done already."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def training_step(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], None]:
@@ -54,5 +64,6 @@ def training_step(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[
 def peak_memory(setup: str, body: str, small: int, large: int) -> float:
     """MiB by which run(large) raises the peak of a fresh process over that of run(small). Linux only."""
     lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
-    code = MEMORY.format(setup=setup, body=lines, small=small, large=large)
+    device = torch.get_default_device().type
+    code = MEMORY.format(device=device, setup=setup, body=lines, small=small, large=large)
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

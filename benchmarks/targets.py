@@ -127,7 +127,8 @@ def graph() -> tuple[Tensor, str]:
     """Cora's edges from the folder named by UNCOLLAPSE_DATA, else a random graph of its size."""
     raw = Path(os.environ.get("UNCOLLAPSE_DATA", "")) / "planetoid/Cora/raw/ind.cora.graph"
     if not raw.is_file():
-        a, b = torch.randint(0, 2708, (2, 5278), generator=torch.Generator().manual_seed(0))
+        drawn = torch.randint(0, 2708, (2, 5278), generator=torch.Generator().manual_seed(0), device="cpu")
+        a, b = drawn.to(torch.get_default_device())
         return torch.stack([torch.cat([a, b]), torch.cat([b, a])]), "a random graph of Cora's size"
     with raw.open("rb") as file:
         neighbours = ListsOnly(file, encoding="latin1").load()

@@ -10,6 +10,11 @@ pytest.importorskip("triton")
 
 from benchmarks import compiled
 
+KERNELS = {
+    "mean and log-sum-exp": "softmax_rows",
+    "log-sum-exps both ways": "both_sums",
+    "gradient both ways": "pull, both ways",
+}
 STORED = Path(__file__).parents[2] / "results" / "triton_compiled.json"
 
 
@@ -33,9 +38,7 @@ def test_stored_table_has_every_kernel_and_no_spills() -> None:
     assert [row for row in stored if row["spilled"] or row["shared"] > row["shared_limit"]] == []
     for row in stored:  # as the kernels are launched today
         dtype, amd = getattr(torch, row["dtype"]), row["target"] == "gfx942"
-        kernel = {"mean and log-sum-exp": "softmax_rows", "log-sum-exps both ways": "both_sums"}.get(
-            row["kernel"], "pull"
-        )
+        kernel = KERNELS.get(row["kernel"], "pull")
         assert row["blocks"] == compiled.fused.blocks(kernel, dtype, row["width"], amd)._asdict(), "run it again"
 
 

@@ -61,11 +61,13 @@ EXACT = {
     "softmax_rows": {32: Blocks(64, 32, 32, 8, 2), ANY: Blocks(64, 64, 32, 8, 2)},
     "pull": {16: Blocks(32, 32, 32, 8, 2), 32: Blocks(64, 64, 16, 8, 1), ANY: Blocks(64, 64, 32, 8, 2)},
     "both_sums": {ANY: Blocks(64, 32, 32, 8, 2)},
+    "pull, both ways": {16: Blocks(32, 32, 32, 8, 2), 32: Blocks(64, 64, 16, 8, 2), ANY: Blocks(64, 64, 32, 8, 2)},
 }
 HALVES = {
     "softmax_rows": {128: Blocks(64, 64, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
     "pull": {64: Blocks(64, 64, 128, 8, 2), 128: Blocks(64, 32, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
     "both_sums": {128: Blocks(64, 64, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
+    "pull, both ways": {64: Blocks(64, 64, 128, 8, 2), 128: Blocks(64, 32, 128, 8, 2), ANY: Blocks(64, 64, 64, 8, 2)},
 }
 
 
@@ -187,7 +189,7 @@ def _pull(
     """Return dx (b, n, d), du (b, n, e) and sums of G (b, n) as `kernels.pull` has them; undefined if not wanted."""
     (batch, n, d), m = own.rows.shape, other.rows.shape[1]
     e = 0 if other.values is None else other.values.shape[-1]
-    size = blocks("pull", own.rows.dtype, max(d, e))
+    size = blocks("pull, both ways" if both_ways else "pull", own.rows.dtype, max(d, e))
     pattern = _pattern(pairs, n, m, size.rows, own.rows.device, transposed=own_rows == "keys")
     dx, du = (own.rows.new_zeros(batch, n, width, dtype=torch.float32) for width in (d, e))
     sums = dx.new_empty(batch, n)
