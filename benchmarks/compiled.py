@@ -85,7 +85,9 @@ def _record(call: Callable[[], object], amd: bool) -> list[Launch]:
     """Return what a function of `fused` would launch."""
     seen: list[Launch] = []
     launch, blocks = fused._launch, fused.blocks
-    fused._launch = lambda kernel, size, _, arguments, options: seen.append(Launch(kernel, size, arguments, options))
+    fused._launch = lambda kernel, size, programs, arguments, options: seen.append(
+        Launch(kernel, size, arguments, options)
+    )
     fused.blocks = lambda kernel, dtype, width: blocks(kernel, dtype, width, amd)  # type: ignore[misc, assignment]
     try:
         call()

@@ -28,7 +28,8 @@ print(peak() - before)
 
 def speed_ratio(plain: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[float, float, float]:
     """Median of plain/ours over rounds that run both, and the medians of both in seconds."""
-    plain(), ours(), wait()
+    plain(), ours()
+    wait()
     times: list[tuple[float, float]] = []
     for i in range(rounds):
         pair = [0.0, 0.0]
