@@ -17,7 +17,7 @@ HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.M)
 
 def pages() -> list[Path]:
     """The texts at the root, and all pages of the site."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def links(page: Path) -> list[str]:

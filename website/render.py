@@ -18,7 +18,7 @@ import uncollapse
 from website import printed, tables
 
 ROOT = Path(__file__).parents[1]
-TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")  # of the root, which are pages too
+TEXTS = ("CONTRIBUTING.md", "ROADMAP.md", "CHANGELOG.md", "SECURITY.md")  # of the root, which are pages too
 TABLE = re.compile(r"<!-- table: (\w+) -->")
 API = re.compile(r"<!-- api: ([\w.,\s]+?) -->")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")

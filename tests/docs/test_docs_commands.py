@@ -15,7 +15,7 @@ from uncollapse.cli.app import app
 from uncollapse.lab.recipe import RECIPES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = re.compile(r"^```(?:bash|sh|shell|console)?\n(.*?)^```|((?:^ {4}[^\n]+\n)+)", flags=re.M | re.S)
 FENCED = re.compile(r"^```.*?^```", flags=re.M | re.S)
 PLACEHOLDER = re.compile(r"…|\b(?:COMMAND|RECIPE|KIND)\b")

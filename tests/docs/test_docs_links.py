@@ -7,7 +7,7 @@ import pytest
 from website import links, render
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -33,9 +33,12 @@ def test_addresses_on_the_web_are_listed_and_safe() -> None:
 
 
 def test_the_navigation_has_each_page_once() -> None:
-    blocks = re.findall(r"```{toctree}\n(.*?)```", "\n".join(p.read_text(encoding="utf-8") for p in PAGES), flags=re.S)
-    lines = [line for block in blocks for line in block.splitlines() if line and not line.startswith(":")]
-    listed = [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
+    listed = []
+    for name, text in render.pages():
+        for block in re.findall(r"```{toctree}\n(.*?)```", text.decode(), flags=re.S):
+            lines = [line for line in block.splitlines() if line and not line.startswith(":")]
+            entries = [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
+            listed += [(Path(name).parent / entry).as_posix() for entry in entries]
     pages = [name.removesuffix(".md") for name, _ in render.pages()]
     notebooks = [f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.py")]
     assert sorted(["index", *listed]) == sorted([*pages, *notebooks])
