@@ -22,8 +22,8 @@ def render(**context: object) -> str:
         "groups": [],
         "plots": [],
     }
-    contrasts = {"title": HOSTILE, "note": HOSTILE, "head": [HOSTILE], "rows": [[HOSTILE]]}
-    given |= {"corner": "", "columns": "", "notes": [], "contrasts": contrasts}
+    details = {"title": HOSTILE, "note": HOSTILE, "head": [HOSTILE], "rows": [[HOSTILE]], "words": 1}
+    given |= {"corner": "", "columns": "", "notes": [], "details": [details]}
     return frame.render("table.html", **{**given, **context})
 
 
