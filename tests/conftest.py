@@ -43,6 +43,7 @@ MARKERS = {  # marker -> files and folders below tests/ (patterns of pathlib)
         "lab/test_recipe.py",
         "monitoring/test_callbacks.py",
         "pairwise/test_compiled.py",
+        "zoo/*",
     ),
 }
 

@@ -23,6 +23,7 @@ from website.pages import (
     trust,
     tuning,
     vision,
+    zoo,
 )
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -196,9 +197,11 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: _of(tuning.PARTS, name) for name in tuning.PARTS},
     **{name: _of(hypersphere.PARTS_OF_PAGE, name) for name in hypersphere.PARTS_OF_PAGE},
     **{name: _of(trust.PARTS, name) for name in trust.PARTS},
+    **{name: _of(zoo.PARTS, name) for name in zoo.PARTS},
     **arena.TEXTS,
     **graphs.TEXTS,
     **trust.TEXTS,
+    **zoo.TEXTS,
     **text.TEXTS,
     **vision.TEXTS,
     **tuning.TEXTS,

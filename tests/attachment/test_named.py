@@ -329,3 +329,48 @@ def test_decoders(options: dict[str, Any], count: int) -> None:
     assert not torch.allclose(out, plain, atol=1e-2)
     changed = torch.cat([x[:, :-1], x[:, -1:] + 1], 1)
     torch.testing.assert_close(model(changed, **given)[:, :-1], out[:, :-1])
+
+
+class Normed(nn.Module):
+    """A block whose norms show its width, if its last layer agrees."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.norm(x)))
+
+
+def test_norms_show_the_number_of_features() -> None:
+    model = nn.Sequential(Normed(8), Normed(8))
+    handle = uc.attach(model, "contra_norm", modules=["0", "1"], scale=0.1, learnable=True, causal=False)
+    assert {one.dim for one in handle.cures.values()} == {8}
+    with pytest.raises(ValueError, match="dim="):
+        uc.attach(
+            nn.Sequential(Normed(1), Normed(1)),
+            "contra_norm",
+            modules=["0", "1"],
+            scale=0.1,
+            learnable=True,
+            causal=False,
+        )
+
+
+class Stage(nn.Module):
+    """Returns its features, and what the next stage takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x)
+        return x, x[:, :, ::2, ::2]
+
+
+def test_it_is_said_when_two_tensors_may_be_the_tokens() -> None:
+    model = nn.ModuleDict({"stage": Stage()})
+    uc.attach(model, "contra_norm", scale=0.1, modules=["stage"], causal=False)
+    with pytest.warns(UserWarning, match="first tensor"):
+        model["stage"](torch.randn(2, 4, 8, 8))

@@ -18,12 +18,12 @@ def encoder(depth: int = 2) -> nn.TransformerEncoder:
 
 
 class Unknown(nn.Module):
-    """Nothing in here is known."""
+    """Nothing in here is known, and no list holds blocks: a block has parts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.trunk = nn.Module()
-        self.trunk.stages = nn.ModuleList([nn.GRU(4, 4) for _ in range(3)])
+        self.trunk.stages = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
         self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
 
 
@@ -31,7 +31,7 @@ def test_unknown_models_are_told_how_to_name_their_blocks() -> None:
     with pytest.raises(ValueError, match="known model") as caught:
         backbones.find(Unknown())
     said = str(caught.value)
-    assert "3 × GRU in trunk.stages" in said
+    assert "3 × Linear in trunk.stages" in said
     assert "2 × Linear in heads" in said
     assert "modules=['trunk.stages.*']" in said
     assert "--modules 'trunk.stages.*'" in said

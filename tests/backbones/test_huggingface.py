@@ -469,15 +469,13 @@ def test_tokens_in_front_of_the_batch() -> None:
     assert torch.equal(mask, inputs["attention_mask"].bool())
 
 
-def test_stages_are_stacks_of_their_own() -> None:
+def test_stages_are_one_stack() -> None:
     sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [1, 2], "window_size": 2}
     model = build(Case("SwinModel", sizes))
-    found = huggingface.stacks(model)
-    assert [(s.path, len(s.blocks), s.places()) for s in found] == [
-        ("encoder.layers.0", 2, ("block",)),
-        ("encoder.layers.1", 1, ("block",)),
-    ]
-    site = found[1].blocks[0].places["block"]
+    stack = the_stack(model)
+    assert [b.path for b in stack.blocks] == [f"encoder.layers.{n}" for n in ("0.blocks.0", "0.blocks.1", "1.blocks.0")]
+    assert (stack.places(), stack.width) == (("block",), None)
+    site = stack.blocks[2].places["block"]
     seen, _ = read(model, {site}, lambda: model(torch.randn(2, 3, 16, 16)))
     assert seen[site][0].shape == (2, 16, 16)
 
@@ -499,11 +497,17 @@ def test_a_decoder_that_looks_both_ways_is_not_causal() -> None:
     assert the_stack(build(decoder("Gemma3TextModel"))).context((), {}).causal
 
 
-def test_models_without_attention_are_not_known() -> None:
+def test_models_without_attention() -> None:
     model = transformers.MambaModel(transformers.MambaConfig(hidden_size=8, num_hidden_layers=2, vocab_size=40))
-    assert huggingface.stacks(model) == ()
-    with pytest.raises(ValueError, match="MambaModel"):
-        backbones.find(model)
+    stack = the_stack(model)
+    assert [block.path for block in stack.blocks] == ["layers.0", "layers.1"]
+    assert not stack.knows_causality  # it is found out
+
+
+def test_funnel_has_an_encoder_in_stages_and_a_decoder() -> None:
+    sizes = {"d_model": 16, "d_inner": 16, "n_head": 2, "d_head": 8, "vocab_size": 40, "block_sizes": [2, 1]}
+    model = transformers.FunnelModel(transformers.FunnelConfig(**sizes, num_decoder_layers=1)).eval()
+    assert [(s.path, len(s.blocks)) for s in huggingface.stacks(model)] == [("encoder", 3), ("decoder", 1)]
 
 
 def test_blocks_outside_transformers_are_left_to_others() -> None:

@@ -204,9 +204,17 @@ def test_random_twin_begins_as_timm_would_have_it() -> None:
     assert deviations == pytest.approx(expected, rel=0.15)
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "cait_xxs24_224", "tnt_s_patch16_224"])
-def test_other_orders_of_tokens_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "remark"),
+    [
+        ("swin_tiny_patch4_window7_224", "4 × SwinTransformerStage in layers"),
+        ("cait_xxs24_224", "24 × LayerScaleBlock in blocks"),
+        ("tnt_s_patch16_224", "12 × Block in blocks"),
+    ],
+)
+def test_other_orders_of_tokens_are_taken_from_the_modules(name: str, remark: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
-    with pytest.raises(ValueError, match=r"known model.*--modules"):
-        backbones.find(model)
+    stack = backbones.find_all(model)[0]
+    assert stack.family == "named"
+    assert remark in stack.remark

@@ -61,7 +61,8 @@ def attach(
             "first 4", "last 4" or "4:8"; all if not given. Where blocks share their weights, as in ALBERT, passes are
             counted.
         part: the part to mend in a model with several stacks of blocks, such as "vision_model".
-        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
+        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*"). If
+            not given, the obvious series of blocks of such a model is taken, with a warning that says which.
         layout: how the tensors of `modules` are laid out, see `diagnose`.
         tokens: "patches" leaves CLS, distillation and register tokens of images as they are and out of all averages;
             "all" treats them as patches, as published code does. Cures of attention and edges act on all tokens.
@@ -97,6 +98,8 @@ def attach(
     request = Request(stack, entry, places, blocks, dict(options), arguments, causality)
     request = replace(request, blocks=select_blocks(model, request))
     planned = plan(model, request)
+    if stack.remark:
+        warnings.warn(stack.remark, stacklevel=2)
     _check_not_wrapped(model, planned)
     _warn_without_batch(stack, planned)
     _warn_if_present(model, entry.name, planned)

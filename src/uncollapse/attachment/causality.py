@@ -189,8 +189,9 @@ class _Probe:
         """Save the tokens of an output, if it has as many as were changed."""
 
         def fits(tensor: Tensor) -> bool:
-            expected = None if self.changed is None else self.changed.shape
-            return is_tokens(tensor) and to_sets(tensor, self.stack.layout).shape[:2] == expected
+            if self.changed is None or not is_tokens(tensor):  # of images nothing is changed
+                return False
+            return to_sets(tensor, self.stack.layout).shape[:2] == self.changed.shape
 
         keys = find_tensor(output, fits)
         if keys is not None:

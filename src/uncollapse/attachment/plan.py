@@ -10,7 +10,7 @@ from torch import nn
 
 from uncollapse.attachment.causality import Causality
 from uncollapse.backbones import random_weights
-from uncollapse.backbones.introspection import width
+from uncollapse.backbones.introspection import block_width, width
 from uncollapse.backbones.select import At, final_places, select_places
 from uncollapse.backbones.sites import Block, Site, Stack
 from uncollapse.errors import did_you_mean
@@ -204,7 +204,9 @@ def _supply(model: nn.Module, request: Request, site: Site, block: Block) -> dic
     """Return the arguments of a cure's module that its place determines."""
     stack, values = request.stack, block.values
     found: dict[str, Any] = {
-        "dim": width(model.get_submodule(site.path), site.side) or stack.width,
+        "dim": width(model.get_submodule(site.path), site.side)
+        or stack.width
+        or block_width(model.get_submodule(site.path), site.side),
         "depth": stack.blocks.index(block) + 1,
         "blocks": len(stack.blocks),
     }

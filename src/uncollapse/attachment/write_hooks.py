@@ -5,6 +5,7 @@ of the model gets its own. What they know of a forward pass comes from the argum
 gradient checkpointing runs a block again during the backward pass, after other batches may have passed.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ class ModuleHooks:
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.name = name or "the model"
+        self.warned = False  # that it is not certain on which tensor a cure must act
         self.states: list[CallState] = []
         self.probes: list[Causality] = []
         self.checkpoint: Callable[..., Any] | None = None  # the module's own, while it is replaced
@@ -150,9 +152,24 @@ class ModuleHooks:
                 f"{describe(value if side == 'output' else value[0])}. Attach it to a module with tensors there."
             )
         x: Tensor = get_nested(value, keys)
+        if side == "output" and not self.warned and _has_rivals(value, x):
+            self.warned = True
+            warnings.warn(
+                f"{self.name} returns {describe(value)}. The cure acts on the first tensor; if the model goes on with "
+                "another one, attach it to a module inside.",
+                stacklevel=2,
+            )
         for writer in writers:
             x = writer(x)
         return set_nested(value, keys, x)
+
+
+def _has_rivals(value: Any, x: Tensor) -> bool:
+    """Return whether a tuple holds a second image of other size than x: it is not certain which one is passed on."""
+    if not isinstance(value, tuple) or x.dim() != 4 or torch.compiler.is_compiling():
+        return False
+    others = [part for part in value if isinstance(part, Tensor) and part is not x and is_tokens(part)]
+    return any(part.dim() == 4 and part.shape[0] == x.shape[0] and part.shape[1:] != x.shape[1:] for part in others)
 
 
 def hooks_of(module: nn.Module, name: str) -> ModuleHooks:

@@ -11,7 +11,7 @@ from typing import get_args
 
 from torch import nn
 
-from uncollapse.backbones import named
+from uncollapse.backbones import named, series
 from uncollapse.backbones.sites import OUTPUT, Layout, Stack
 from uncollapse.errors import did_you_mean
 
@@ -55,11 +55,26 @@ def find(
     part: str | None = None,
     layout: Layout | None = None,
 ) -> Stack:
-    """Return the stack of blocks of a model.
+    """Return the stack of blocks of a model; ValueError if it has several. See `find_all`."""
+    found = find_all(model, modules=modules, part=part, layout=layout)
+    if len(found) > 1:
+        raise ValueError(f"{type(model).__name__} has several stacks of blocks; select one. {list_parts(found)}")
+    return found[0]
+
+
+def find_all(
+    model: nn.Module,
+    *,
+    modules: str | Sequence[str] | None = None,
+    part: str | None = None,
+    layout: Layout | None = None,
+) -> tuple[Stack, ...]:
+    """Return the stacks of blocks of a model: one, or one for each of its parts. ValueError if there is none.
 
     Args:
         model: any module; the stack may lie anywhere in it.
-        modules: names or patterns ("blocks.*") of the modules that are the blocks, for models that are not known.
+        modules: names or patterns ("blocks.*") of the modules that are the blocks, for models that are not known. If
+            not given, the obvious series of blocks of such a model is taken, with a remark.
         part: dotted name of the part to take where a model has several stacks, such as "vision_model": the module that
             runs the blocks, or the list that holds them.
         layout: how the outputs of `modules` are laid out; if not given, it depends on their rank and modules.
@@ -68,21 +83,19 @@ def find(
         hint = did_you_mean(layout, get_args(Layout))
         raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}.{hint}")
     if modules is not None:
-        return named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout)
-    found = _all_stacks(model)
+        return (named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout),)
+    found = _all_stacks(model) or list(series.stacks(model, layout))
     if part is not None:
         selected = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
         if not selected:
             hint = did_you_mean(part, (stack.path for stack in found))
             raise ValueError(
-                f"There is no stack of blocks in part {part!r}.{hint} {_list_parts(found) or named.suggestion(model)}"
+                f"There is no stack of blocks in part {part!r}.{hint} {list_parts(found) or named.suggestion(model)}"
             )
         found = selected
     if not found:
         raise ValueError(f"{type(model).__name__} is not a known model. {named.suggestion(model)}")
-    if len(found) > 1:
-        raise ValueError(f"{type(model).__name__} has several stacks of blocks; select one. {_list_parts(found)}")
-    return found[0]
+    return tuple(found)
 
 
 def _all_stacks(model: nn.Module) -> list[Stack]:
@@ -108,12 +121,18 @@ def _has(model: nn.Module, backbone: Backbone) -> bool:
     return backbone.library in roots
 
 
-def _list_parts(found: list[Stack]) -> str:
+def part_names(found: Sequence[Stack]) -> list[str]:
+    """Return the name of each stack as `part` takes it: the module that runs it, or the list that holds its blocks."""
+    owners = [stack.path for stack in found]
+    return [stack.path if owners.count(stack.path) == 1 else _block_list(stack) for stack in found]
+
+
+def list_parts(found: Sequence[Stack]) -> str:
+    """Return the parts of a model that can be selected, as a sentence; "" if there are none."""
     if not found:
         return ""
-    owners = [stack.path for stack in found]
-    names = [stack.path if owners.count(stack.path) == 1 else _block_list(stack) for stack in found]
-    parts = (f"part={n!r} ({s.architecture}, {len(s.blocks)} blocks)" for n, s in zip(names, found, strict=True))
+    named_parts = zip(part_names(found), found, strict=True)
+    parts = (f"part={name!r} ({stack.architecture}, {len(stack.blocks)} blocks)" for name, stack in named_parts)
     return f"There are: {', '.join(parts)} (--part on the command line)."
 
 

@@ -13,7 +13,9 @@ TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 FIRST = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.GroupNorm)
 LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 # Where a module does this in its code, its parts need not see the image as it leaves the module.
-HIDING = ("mean", "adaptive_avg_pool2d", "avg_pool2d", "permute", "rearrange", "movedim")
+POOLING = ("mean", "adaptive_avg_pool2d", "avg_pool2d")
+PERMUTING = ("permute", "rearrange", "movedim", "transpose", "mT", "unfold", "fold", "view", "reshape")
+HIDING = (*POOLING, "permute", "rearrange", "movedim")
 
 Evidence = tuple[Layout | None, tuple[int, ...]]  # the layout that a module needs, and its widths
 
@@ -37,8 +39,10 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
     found = _evidence(end) or _neighbours(modules, path)
     layouts = {layout for layout, _ in found}
     layout = next(iter(layouts)) if len(layouts) == 1 and not _hides_axes(end) else None
+    if layout is None and _convolves(end):
+        layout = "channels_first"
     widths = tuple(dict.fromkeys(size for _, sizes in found for size in sizes))
-    features = _features(modules, path) if side == "output" else None
+    features = _features(modules, path) if side == "output" else _enters(end)
     return Axes(name, widths, layout, _declared(modules, path), features)
 
 
@@ -104,6 +108,24 @@ def _hides_axes(module: nn.Module) -> bool:
     return any("Pool" in type(part).__name__ for part in parts) or any(
         name in HIDING or "bchw" in name or "nchw" in name for name in names
     )
+
+
+def _convolves(module: nn.Module) -> bool:
+    """Return whether images must have their channels first: there are convolutions, and nothing permutes."""
+    convolves = any(isinstance(part, nn.Conv2d | nn.Conv3d) for part in module.modules())
+    return convolves and not any(name in PERMUTING for part in module.modules() for name in _names_of(part))
+
+
+def _enters(module: nn.Module) -> int | None:
+    """Return how many features enter a module whose first part is a convolution."""
+    parts = (part for part in module.modules() if not any(True for _ in part.children()) and list(_of_part(part)))
+    first = next(parts, None)
+    return first.in_channels if isinstance(first, nn.Conv2d | nn.Conv3d) else None
+
+
+def _names_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names in the code of a module that is not torch's own."""
+    return () if type(module).__module__.startswith("torch.") else code_names(module)
 
 
 def _format(module: nn.Module) -> Layout | None:

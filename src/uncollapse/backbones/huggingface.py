@@ -5,13 +5,12 @@ places of a block are known for the kinds in `huggingface_blocks`: BERT, RoBERTa
 DeBERTa, ModernBERT, BART, ViT, DeiT, DINOv2, CLIP, GPT-2, Llama, Gemma, and copies of these. Blocks of other
 kinds only have the place "block": tested with T5, OPT, GPT-NeoX, Phi, OLMo 2, Bloom, BEiT, XLNet, Wav2Vec2, Whisper.
 
-Encoder–decoders and models with towers have one stack for each, models in stages such as Swin one per stage. Audio
+Encoder–decoders and models with towers have one stack for each; the blocks of all stages, as in Swin, are one. Audio
 comes with a mask of samples, not of tokens: it is not read, and all tokens count as real.
 """
 
 import contextlib
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones import introspection
+from uncollapse.backbones import axes, introspection
 from uncollapse.backbones.attend_twice import IMPLEMENTATION, attend_twice, implementation_of
 from uncollapse.backbones.huggingface_blocks import (
     Run,
@@ -34,9 +33,9 @@ from uncollapse.backbones.huggingface_blocks import (
     pretrained_ancestors,
     takes_input,
 )
-from uncollapse.backbones.introspection import width
+from uncollapse.backbones.introspection import argument_names, width
 from uncollapse.backbones.random_weights import SEED, check_not_quantized, is_of_cure, reset_cures
-from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Second, Site, Stack, Values
+from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Second, Side, Site, Stack, Values
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
 _FINAL = (
@@ -49,6 +48,7 @@ _PACKED = (
     "documents are packed into one row (positions start again), and the cure would mix them; give each its own row"
 )
 _OWN_MASK = "the mask is one of queries and keys, which may hide any token from any other; pass one of tokens (b, n)"
+_REVERSED = "its layers are reversible, and their backward pass computes gradients without the cure"
 _CACHED = (
     "earlier tokens are in a cache of keys and values, which the cure cannot see; run the model with use_cache=False, "
     "as in model.generate(..., use_cache=False)"
@@ -58,9 +58,7 @@ _CACHED = (
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Return all stacks of blocks in the transformers models that `model` is or contains."""
     found = find_runs(model)
-    entrances = [entry_path(model, run, found) for run in found]
-    times = Counter(entrances)  # stacks with the same entrance cannot be distinguished
-    return tuple(_stack(model, r, path) for r, path in zip(found, entrances, strict=True) if times[path] == 1)
+    return tuple(_stack(model, run, entry_path(model, run, found)) for run in found)
 
 
 def _stack(model: nn.Module, run: Run, path: str) -> Stack:
@@ -68,30 +66,35 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
     around = pretrained_ancestors(model, run.blocks[0][0])
     config = getattr(module, "config", around[0][1].config)
     prefix = _prefix(module)
-    causal = _causal(module, model.get_submodule(run.blocks[0][0]), config)
-    known = takes_input(module)
+    block = model.get_submodule(run.blocks[0][0])
+    causal = _causal(module, block, config)
+    known = takes_input(module) and not run.in_stages
     blocks = tuple(
         _block(model, i, name, call, known, partial(_block_context, i, prefix, causal))
         for i, (name, call) in enumerate(run.blocks)
     )
     masked = "attention_mask" in introspection.argument_names(module)
+    unknown = run.in_stages or not known or kind_of(block) is None
+    of_images = unknown and around[0][1].main_input_name == "pixel_values"
+    if of_images:  # blocks may give images (b, d, h, w) or (b, h, w, d)
+        blocks = tuple(replace(b, places={OUTPUT: _image_site(model, b.path, "output")}) for b in blocks)
     return Stack(
         path=path,
         family="huggingface",
         architecture=type(module).__name__,
         blocks=blocks,
-        embed=Site(run.blocks[0][0], "input"),
+        embed=_image_site(model, run.blocks[0][0], "input") if of_images else Site(run.blocks[0][0], "input"),
         final=_final(model, run, path),
-        layout="sequence_first" if config.model_type == "xlnet" else "tokens",
+        layout="sequence_first" if config.model_type == "xlnet" else "auto" if of_images else "tokens",
         context=_reader(module, prefix, causal),
-        refusal=partial(_refusal, causal, introspection.argument_names(module)),
-        needs_owner=masked
-        and "attention_mask" not in introspection.argument_names(model.get_submodule(run.blocks[0][0])),
-        knows_causality=causal or _looks_both_ways(module, model.get_submodule(run.blocks[0][0])),
+        refusal=partial(_refusal, causal, argument_names(module), _REVERSED if _is_reversible(module) else ""),
+        needs_owner=masked and (_in_windows(config) or "attention_mask" not in argument_names(block)),
+        knows_causality=causal or _looks_both_ways(module, block),
         width=getattr(config, "hidden_size", None) if known else None,
         numbers=numbers(blocks[0].places, config.model_type),
         expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
         reinitialize=partial(_reinitialize, path=around[-1][0]),
+        remark=_remark(model, run, block),
         facts={
             "model_type": config.model_type,
             "hidden_size": getattr(config, "hidden_size", None),
@@ -109,6 +112,11 @@ def _block(model: nn.Module, number: int, path: str, call: int, known: bool, rea
     attention, values = _attention(block, path, owner), _values(block, path, owner.config)
     second = _second(model, attention, values)
     return Block(f"block {number}", path, places(block, path), context, call, attention, values, second)
+
+
+def _image_site(model: nn.Module, path: str, side: Side) -> Site:
+    """Return a site at which there may be images; their axes depend on the modules there."""
+    return Site(path, side, axes=axes.read_axes(dict(model.named_modules()), path, side))
 
 
 def _second(model: nn.Module, attention: Site | None, values: Values | None) -> Second | None:
@@ -186,6 +194,21 @@ def _causal(module: nn.Module, block: nn.Module, config: Any) -> bool:
     return one_way or any(_hides_later(buffer) for buffer in block.buffers())
 
 
+def _remark(model: nn.Module, run: Run, block: nn.Module) -> str:
+    """Return a remark if blocks are not modules of their own, as in XLM: only their attentions can be measured."""
+    if not type(block).__name__.endswith("Attention"):
+        return ""
+    outer, _, own = run.path.rpartition(".")
+    lists = {name for name, child in model.get_submodule(outer).named_children() if isinstance(child, nn.ModuleList)}
+    others = ", ".join(sorted(lists - {own})) or "other modules"
+    return f"Its blocks are not modules: the attentions in {run.path} are measured, and not {others}."
+
+
+def _in_windows(config: Any) -> bool:
+    """Return whether blocks get a mask of windows, which does not say which tokens are real, as in LongT5."""
+    return getattr(config, "encoder_attention_type", None) in ("local", "transient-global")
+
+
 def _looks_both_ways(module: nn.Module, block: nn.Module) -> bool:
     """Return whether a model that does not say that it is causal is known not to be: it is of a known kind, or masks
     nothing but padding, or reads images.
@@ -225,7 +248,16 @@ def _context(
     return replace(known, mask=None if by_generate else _as_bool(mask, kind))
 
 
-def _refusal(causal: bool, names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _is_reversible(module: nn.Module) -> bool:
+    """Return whether blocks run backwards in the backward pass, as in Reformer."""
+    return any("_ReversibleFunction" in introspection.code_names(inner) for inner in module.modules())
+
+
+def _refusal(
+    causal: bool, names: introspection.Names, always: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Context:
+    if always:
+        return Context(refuse=always)
     given = introspection.bind_arguments(names, args, kwargs)
     mask = given.get("attention_mask")
     if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
@@ -248,7 +280,8 @@ def _block_context(
     given = introspection.bind_arguments(names, args, kwargs)
     caches = (given.get(name) for name in _CACHES)
     cached = any(cache is not None and _has_earlier_tokens(cache, number) for cache in caches)
-    seen = introspection.keys_seen(given.get("attention_mask"))
+    mask = given.get("attention_mask")
+    seen = None if isinstance(mask, Tensor) and mask.dim() > 4 else introspection.keys_seen(mask)  # of windows
     hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
     if seen is not None and hidden is not None:
         seen = seen[:, : hidden.shape[1]]  # without cache entries that are not filled yet
@@ -259,7 +292,12 @@ def _has_earlier_tokens(cache: Any, number: int) -> bool:
     """Return whether a block's cache is filled: with keys and values, or with the state of a recurrent layer."""
     layers = getattr(cache, "layers", ())
     states = getattr(layers[number], "has_previous_state", None) if number < len(layers) else None
-    return any(states.values()) if isinstance(states, dict) else bool(cache.get_seq_length(number) > 0)
+    if isinstance(states, dict):
+        return any(states.values())
+    try:
+        return bool(cache.get_seq_length(number) > 0)
+    except ValueError:  # a layer that has neither, such as an MLP in a hybrid model
+        return False
 
 
 def _as_bool(mask: Any, kind: str) -> Tensor | None:

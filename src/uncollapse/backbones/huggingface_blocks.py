@@ -5,9 +5,11 @@ A kind of block is recognised by the children that its forward pass uses, in the
 imported.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -18,14 +20,23 @@ from uncollapse.backbones.sites import OUTPUT, Site
 
 @dataclass(frozen=True)
 class Run:
-    """Blocks that run one after the other: the path of what holds them, and path and call of each, in order."""
+    """Blocks that run one after the other: the path of what holds them, and path and call of each, in order.
+
+    in_stages: several lists hold them, and the number of tokens and features may differ.
+    """
 
     path: str
     blocks: tuple[tuple[str, int], ...]
+    in_stages: bool = False
 
 
 def find_runs(model: nn.Module) -> list[Run]:
-    """Return all lists of blocks inside transformers models."""
+    """Return all lists of blocks inside transformers models: those with attention, or else others, as of Mamba."""
+    return _join_stages(_lists(model, _have_attention) or _lists(model, _are_layers))
+
+
+def _lists(model: nn.Module, fits: Callable[[nn.ModuleList], bool]) -> list[Run]:
+    """Return the lists of blocks of one kind."""
     found: dict[int, Run] = {}  # by the list itself: a user's module may hold one under a second name
     for path, module in model.named_modules(remove_duplicate=False):
         known = id(module) in found or any(lies_within(path, run.path) for run in found.values())
@@ -33,9 +44,27 @@ def find_runs(model: nn.Module) -> list[Run]:
             continue
         if has_base(module, "AlbertTransformer"):
             found[id(module)] = Run(path, _albert_passes(module, path))
-        elif isinstance(module, nn.ModuleList) and _are_blocks(module) and not _past_hooks(model, path):
+        elif isinstance(module, nn.ModuleList) and _are_blocks(module, fits) and not _past_hooks(model, path):
             found[id(module)] = Run(path, tuple((f"{path}.{i}", 0) for i in range(len(module))))
     return list(found.values())
+
+
+def _join_stages(runs: list[Run]) -> list[Run]:
+    """Join lists whose names differ only in numbers, which are the stages of one model, as in Swin."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(re.sub(r"\d+", "*", run.path), []).append(run)
+    return [
+        stages[0] if len(stages) == 1 else Run(_around(stages), tuple(b for run in stages for b in run.blocks), True)
+        for stages in groups.values()
+    ]
+
+
+def _around(runs: list[Run]) -> str:
+    """Return the path of the module around several lists."""
+    split = [run.path.split(".") for run in runs]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*split, strict=False))
+    return ".".join(names[0] for names in shared)
 
 
 def _past_hooks(model: nn.Module, path: str) -> bool:
@@ -44,15 +73,27 @@ def _past_hooks(model: nn.Module, path: str) -> bool:
     return "forward" in introspection.code_names(holder)
 
 
-def _are_blocks(modules: nn.ModuleList) -> bool:
-    """Return whether the modules have one class and some have attention, and none holds blocks (stages) or a model."""
+def _are_blocks(modules: nn.ModuleList, fits: Callable[[nn.ModuleList], bool]) -> bool:
+    """Return whether the modules have one class and fit, and none holds blocks (stages) or a model."""
     if len({type(m) for m in modules}) > 1 and not all(has_base(m, "GradientCheckpointingLayer") for m in modules):
         return False
     inner = [m for block in modules for m in block.modules()]
-    if any(has_base(m, "PreTrainedModel") or (isinstance(m, nn.ModuleList) and _are_blocks(m)) for m in inner):
+    if any(has_base(m, "PreTrainedModel") or (isinstance(m, nn.ModuleList) and _are_blocks(m, fits)) for m in inner):
         return False
     theirs = not any(type(m).__module__.startswith("torch.") for m in modules)  # those have a backbone of their own
-    return theirs and any("Attention" in type(m).__name__ for m in inner)
+    return theirs and fits(modules)
+
+
+def _have_attention(modules: nn.ModuleList) -> bool:
+    """Return whether some of the modules have attention."""
+    return any("Attention" in type(m).__name__ for block in modules for m in block.modules())
+
+
+def _are_layers(modules: nn.ModuleList) -> bool:
+    """Return whether transformers calls all of them layers of a model, as in Mamba and RWKV; not for images."""
+    around = [m for m in modules.modules() if has_base(m, "GradientCheckpointingLayer")]
+    convolves = any(isinstance(m, nn.Conv2d | nn.Conv3d) for m in modules.modules())
+    return len(modules) > 1 and all(m in around for m in modules) and not convolves
 
 
 def _albert_passes(transformer: Any, path: str) -> tuple[tuple[str, int], ...]:

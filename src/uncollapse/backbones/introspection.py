@@ -108,3 +108,22 @@ def width(module: nn.Module, side: Side) -> int | None:
         return int(weight.shape[0])
     shape = getattr(module, "normalized_shape", None)
     return int(shape[-1]) if shape else None
+
+
+def block_width(module: nn.Module, side: Side) -> int | None:
+    """Return the number of features at one side of a block: of its own, or what all norms in it agree on.
+
+    The first or last linear layer or convolution at that side must agree as well. Of a Sequential, its first or last
+    part that has a width counts.
+    """
+    own = width(module, side)
+    if own is not None:
+        return own
+    if isinstance(module, nn.Sequential):
+        parts = [*module] if side == "input" else [*module][::-1]
+        return next((found for part in parts if (found := block_width(part, side)) is not None), None)
+    leaves = [part for part in module.modules() if not any(True for _ in part.children())]
+    norms = {found for part in leaves if "Norm" in type(part).__name__ and (found := width(part, side))}
+    others = [found for part in leaves if "Norm" not in type(part).__name__ and (found := width(part, side))]
+    end = others[:1] if side == "input" else others[-1:]
+    return next(iter(norms)) if len(norms) == 1 and norms == set(end) else None

@@ -14,10 +14,11 @@ from uncollapse.errors import did_you_mean
 
 PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # True = padding
 MASKS = ("attention_mask", "mask")  # True = real, or hide some tokens from others
+HOLDERS = (nn.ModuleList, nn.ModuleDict)
 ORDERS = ("attn_mask", "src_mask", *MASKS)
 
 
-def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -> Stack:
+def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None, *, remark: str = "") -> Stack:
     """Return the modules whose names match as a stack, in the order in which the model lists them.
 
     Args:
@@ -25,11 +26,12 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         patterns: dotted names, or patterns of them: "blocks.*" is every child of `blocks`; * ? and [] stop at a dot.
         layout: of the modules' outputs; if not given, nodes where the model takes `edge_index`, else by their rank, and
             for images by the modules in them, see `Axes`.
+        remark: what a user must know about the choice of the modules, if it was not the user's.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     _check(model, patterns, modules)
     selected = [name for name in modules if name and any(_matches(name, pattern) for pattern in patterns)]
-    lists = [name for name in selected if isinstance(modules[name], nn.ModuleList | nn.ModuleDict)]
+    lists = [name for name in selected if isinstance(modules[name], HOLDERS) and never_runs(modules[name])]
     if lists:
         raise ValueError(f"{lists[0]} is a list of modules, which never runs itself. Name its items: '{lists[0]}.*'.")
     first = {id(modules[name]): name for name in reversed(selected)}
@@ -59,7 +61,13 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None) -
         knows_causality="edge_index" in names or layout == "nodes",
         under_hooks=step_by_step,  # the modules may be torch's own layers
         reinitialize=random_weights.reinitialize,
+        remark=remark,
     )
+
+
+def never_runs(module: nn.Module) -> bool:
+    """Return whether a module has no forward pass, like a list; a subclass of one may have one, as in DenseNet."""
+    return type(module).forward is nn.Module.forward
 
 
 def _site(modules: Mapping[str, nn.Module], path: str, side: Side) -> Site:

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class SiteReader:
         self.model, self.stack, self.sites = model, stack, list(dict.fromkeys(sites))
         self.context = Context()  # of the tokens of this pass
         self.graphs: Tensor | None = None  # the graph of each node, where the model itself does not take it
+        self.passes = 0  # of the owner, since the reader was opened
         self.inside = False  # the owner runs; a wrapper may call one of its methods instead, which no hook sees
         self._outer = Context()  # of a module around the owner
         self._receive, self._pass_begins, self._inspections = receive, begin, inspections
@@ -54,6 +56,7 @@ class SiteReader:
     def __enter__(self) -> "SiteReader":
         self._thread = threading.get_ident()
         self._calls.clear()
+        self.passes = 0
         self.context = self._known()
         with ExitStack() as hooks:  # if a later step fails, earlier ones are undone
             hooks.enter_context(self.stack.under_hooks(self.model))
@@ -82,6 +85,7 @@ class SiteReader:
         self._outer = context
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.passes += 1
         self.inside, self.context = True, self._known(args, kwargs)
         self._calls.clear()
         self._pass_begins()
@@ -92,8 +96,11 @@ class SiteReader:
     def _fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not self.inside:  # the mask of an earlier pass is not that of this one
             self.context = self._known()
-        if self.context.mask is None:
-            self.context = self.context.fill_from(self.stack.blocks[0].context(args, kwargs))
+        own = self.stack.blocks[0].context(args, kwargs)
+        if own.mask is not None and self.context.mask is not None and own.mask.shape != self.context.mask.shape:
+            self.context = replace(self.context, mask=own.mask)  # padded to whole windows, as in Longformer
+        elif self.context.mask is None:
+            self.context = self.context.fill_from(own)
 
     def _at(self, number: int, site: Site) -> RemovableHandle:
         module = self.model.get_submodule(site.path)

@@ -208,6 +208,7 @@ class Stack:
     expose_attention: model -> context manager under which attention maps can be read; None if there are no maps.
     reinitialize: model -> a new one of the same architecture with random weights; None if that is not possible.
     facts: settings of the architecture, for a diagnosis.
+    remark: what a user must know about the choice of the blocks, if it was a guess.
     """
 
     path: str
@@ -231,6 +232,7 @@ class Stack:
     expose_attention: Callable[[nn.Module], AbstractContextManager[None]] | None = None
     reinitialize: Callable[[nn.Module], nn.Module] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    remark: str = ""
 
     def places(self) -> tuple[str, ...]:
         """Return the names of the places that every block has."""
@@ -291,10 +293,14 @@ def sets_with_mask(
     layout = resolve_layout(layout, x)
     if layout == "nodes":
         return _graphs(x, context.batch)
+    shape = x.shape
     x = to_sets(x, layout)
     if layout == "vectors":
         return x, None
-    mask = fit_mask(context.mask, x)
+    mask = context.mask
+    if mask is not None and layout == "tokens" and len(shape) > 3 and mask.shape == shape[:2]:  # (b, n, streams, d)
+        mask = mask.reshape(*shape[:2], *(1 for _ in shape[2:-1])).expand(shape[:-1]).flatten(1)
+    mask = fit_mask(mask, x)
     if mask is not None and bool(mask.all()):
         mask = None  # nothing is left out
     skip = 0 if prefix else context.prefix

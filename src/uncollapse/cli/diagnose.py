@@ -166,7 +166,7 @@ def _find_target(loaded: "LoadedModel", *, baseline: int, **where: Any) -> "Targ
     from uncollapse.diagnosis.run import Plan, find_target
 
     try:
-        return find_target(loaded.model, **where, plan=Plan(baseline=baseline))
+        return find_target(loaded.model, **where, plan=Plan(baseline=baseline), several=False)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

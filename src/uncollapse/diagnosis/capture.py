@@ -38,6 +38,7 @@ class Capture:
         self.model, self.stack, self.config = model, stack, config
         self.view: View = "first"
         self.only_padding = False  # the last pass had no real tokens
+        self.passes = 0  # how often the stack ran in one pass of the model, at most
         self.stats: dict[Key, LayerStats] = {}
         self._paths: dict[Key, str] = {}
         blocks = [stack.blocks[number] for number in selection.blocks]
@@ -57,6 +58,7 @@ class Capture:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.passes = max(self.passes, self._watch.passes)
         self._opened.close()
 
     def layers(self) -> tuple[Layer, ...]:

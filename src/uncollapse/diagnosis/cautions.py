@@ -58,10 +58,19 @@ def _doubts(found: Findings) -> Iterator[tuple[int, str]]:
 
 def _remarks(found: Findings) -> Iterator[str]:
     """Yield remarks that do not change the certainty of a verdict."""
+    if found.subject.remark:
+        yield found.subject.remark
+    if found.subject.part:
+        yield f"This is about one part of the model, {found.subject.part}."
+    if found.subject.idle:
+        yield f"These parts did not run on the batches and were not measured: {', '.join(found.subject.idle)}."
     if found.subject.outputs:
         yield f"{found.subject.outputs} narrows to the outputs; {found.last.name} before it is evaluated."
     if found.subject.partial:
         yield f"Only some of the {found.subject.blocks} blocks were measured; the verdict is about these."
+    if found.subject.passes > 1:
+        runs = f"{found.subject.architecture} runs {found.subject.passes} times per batch"
+        yield f"{runs}; all of these runs are counted."
     if found.subject.skipped:
         batches = "1 batch was" if found.subject.skipped == 1 else f"{found.subject.skipped} batches were"
         yield f"{batches} left out: empty, or only padding."

@@ -188,7 +188,8 @@ class Diagnosis:
     layers at other places follow in the same order. baseline: the layers of a randomly initialised model of the same
     architecture, on fewer batches; empty if not measured. example: the tokens of the heat maps, as text. settings: how
     it was measured. versions, created, seconds: for repeating it. parts: what each part of each block does, if causes
-    were looked for.
+    were looked for. others: the diagnoses of the other parts of the model, such as its second tower, from the same
+    passes.
     """
 
     model: str
@@ -209,6 +210,7 @@ class Diagnosis:
     seconds: float = 0.0
     schema: int = SCHEMA
     parts: Parts | None = None
+    others: tuple["Diagnosis", ...] = ()
 
     def save(self, path: str | Path) -> Path:
         """Write JSON that `load` reads back exactly; the file is never half written."""
@@ -260,7 +262,7 @@ class Diagnosis:
 
     def report(self, path: str | Path = "report.html", *others: "Diagnosis") -> Path:
         """Write an HTML report, with other diagnoses for comparison; needs the extra `report`."""
-        written: Path = RENDERERS["page"]([self, *others], path)
+        written: Path = RENDERERS["page"]([self, *self.others, *others], path)
         return written
 
     def plot(self, measure: str = "effective_rank", path: str | Path | None = None) -> Any:
@@ -323,7 +325,8 @@ class Diagnosis:
         verdict, codes = self.verdict, {tip.code for tip in self.verdict.advice}
         lines = [line for line in verdict.lines() if line.strip() not in codes]
         tips = "".join(notebook.html_code(tip.code) for tip in verdict.advice)
-        return notebook.html_table(*self._grid(), self._title()) + notebook.html_lines(lines) + tips
+        own = notebook.html_table(*self._grid(), self._title()) + notebook.html_lines(lines) + tips
+        return own + "".join(other._repr_html_() for other in self.others)
 
     def tables(self, width: int | None = None) -> tuple[Table, ...]:
         """Return all tables for a terminal: the measures, and the parts and switches if causes were looked for."""
@@ -334,6 +337,7 @@ class Diagnosis:
         yield from self.tables(options.max_width)
         notes = () if self.parts is None else self.parts.notes()
         yield from (Text(line) for line in (*notes, *self.verdict.lines()))
+        yield from self.others
 
     def __str__(self) -> str:
         console = Console(width=120, file=io.StringIO(), force_terminal=False, color_system=None)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -54,7 +55,8 @@ class Plan:
 class Target:
     """What will be measured, all of it checked: the layers and places of a model, and how.
 
-    modules: the names or patterns of the layers, if the user gave them.
+    modules: the names or patterns of the layers, if the user gave them. part: the name of the part that has the
+    stack, "" if the model has one stack. others: the other parts, which are measured in the same passes.
     """
 
     model: nn.Module
@@ -64,6 +66,8 @@ class Target:
     config: StatsConfig
     plan: Plan
     modules: tuple[str, ...] = ()
+    part: str = ""
+    others: tuple["Target", ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -112,8 +116,10 @@ def diagnose(
         at: the place or places in each block, of `uc.places(model)`. "block" is the residual stream after the block and
             is always measured, because the verdict reads it; "attention.residual" and "mlp.residual" are after the
             attention and after the MLP.
-        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*").
-        part: the part to measure in a model with several stacks of blocks, such as "vision_model".
+        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*"). If
+            not given, the obvious series of blocks of such a model is taken, and a remark says which.
+        part: the part to measure in a model with several stacks of blocks, such as "vision_model"; if not given, all
+            parts that run: the first one is the diagnosis, and its `others` are those of the other parts.
         tokens: "patches" leaves out CLS, distillation and register tokens; "all" includes them.
         layout: the layout of the outputs of `modules`: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors"
             (b, d), "channels_first" (b, d, h, w), "channels_last" (b, h, w, d), "nodes" (n, d). If not given, it
@@ -175,22 +181,36 @@ def find_target(
     layout: Layout | None = None,
     attention: bool = False,
     plan: Plan = Plan(),
+    several: bool = True,
 ) -> Target:
-    """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model."""
+    """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model.
+
+    several: all parts of a model are measured; otherwise one must be selected.
+    """
     check_tokens(tokens)
     forward.check_model(model)
     model = forward.unwrap_compiled(model)
     modules = (modules,) if isinstance(modules, str) else tuple(modules or ())
-    stack = backbones.find(model, modules=modules or None, part=part, layout=layout)
-    selection = select_layers(stack, layers)
-    selection = replace(selection, embed=selection.embed and plan.embed)
-    if not selection.blocks and not selection.embed:
-        raise ValueError(f'layers must include a block or "embed", on which the verdict is based, got {layers!r}.')
-    places = tuple(dict.fromkeys((OUTPUT, *select_places(stack, at))))
-    if attention and not any(stack.blocks[number].attention for number in selection.blocks):
-        raise ValueError(f"{stack.architecture} has no attention maps that can be read; leave out attention.")
+    stacks = backbones.find_all(model, modules=modules or None, part=part, layout=layout)
+    if not several or layers is not None or at != OUTPUT:  # parts have layers and places of their own
+        stacks = (backbones.find(model, modules=modules or None, part=part, layout=layout),)
+    with_maps = [any(block.attention for block in stack.blocks) for stack in stacks]
+    if attention and not any(with_maps):
+        raise ValueError(f"{stacks[0].architecture} has no attention maps that can be read; leave out attention.")
+    names = backbones.part_names(stacks) if len(stacks) > 1 else [""]
     config = StatsConfig(plan.rank_samples, attention, tokens == "all", seed=plan.seed)
-    return Target(model, stack, selection, places, config, plan, modules)
+    targets = []
+    for stack, name, maps in zip(stacks, names, with_maps, strict=True):
+        selection = select_layers(stack, layers)
+        selection = replace(selection, embed=selection.embed and plan.embed)
+        if not selection.blocks and not selection.embed:
+            raise ValueError(f'layers must include a block or "embed", on which the verdict is based, got {layers!r}.')
+        if attention and len(stacks) == 1 and not any(stack.blocks[n].attention for n in selection.blocks):
+            raise ValueError(f"{stack.architecture} has no attention maps in these layers; leave out attention.")
+        places = tuple(dict.fromkeys((OUTPUT, *select_places(stack, at))))
+        own = replace(config, attention=attention and maps)
+        targets.append(Target(model, stack, selection, places, own, plan, modules, name))
+    return replace(targets[0], others=tuple(targets[1:]))
 
 
 def measure(
@@ -210,32 +230,45 @@ def measure(
     rank, count = (distributed.rank(), distributed.world_size()) if gather else (0, 1)
     if count > 1:
         forward.check_unsharded(target.model)
-    capture = target.capture(target.model, target.plan.seed + rank)  # samples that are merged need different seeds
+    seed = target.plan.seed + rank  # samples that are merged need different seeds
+    measured = [(one, one.capture(one.model, seed)) for one in (replace(target, others=()), *target.others)]
+    captures = [capture for _, capture in measured]
     views = None if pairs is None else islice(group_texts(pairs), rank, None, count)
-    rows = SentenceRows.of(target.model, target.plan.seed + rank)
+    rows = SentenceRows.of(target.model, seed)
     with forward.inspection_mode(target.model, device) as home, distributed.peer_errors():
-        baseline = _Baseline(target, target.plan.baseline if rank == 0 else 0)
+        baselines = [_Baseline(one, one.plan.baseline if rank == 0 else 0) for one, _ in measured]
         done, skipped, parts = 0, 0, None
         for position, batch in enumerate(islice(group_texts(batches), rank, None, count)):
             batch = forward.move_to_device(batch, home)
             view = None if views is None else forward.move_to_device(next_view(views, position), home)
             number = position * count + rank
-            if forward.is_empty(batch) or not _measure(capture, call, batch, view, number, rows):
+            if forward.is_empty(batch) or not _measure(captures, call, batch, view, number, rows):
                 skipped += 1
                 continue
             if probe is not None and done == 0 and rank == 0:
                 parts = probe.measure(call, batch, _graphs(batch))
             done += 1
-            baseline.update(call, batch, number)
-        baseline.finish()
+            for baseline in baselines:
+                baseline.update(call, batch, number)
+        for baseline in baselines:
+            baseline.finish()
         if count > 1:
             done, skipped = map(int, distributed.sum_over_ranks([done, skipped]))
-            capture.gather()
+            for capture in captures:
+                capture.gather()
             rows.gather()
 
     def build_here() -> Diagnosis:
         seconds = time.perf_counter() - started
-        return rows.join(_build(target, capture, baseline, labels or Labels(), (done, skipped), seconds, parts))
+        each = list(zip(measured, baselines, strict=True))
+        ran = [(*pair, baseline) for pair, baseline in each if pair[1].stats] or [(*measured[0], baselines[0])]
+        idle = tuple(one.part for one, capture in measured if len(measured) > 1 and not capture.stats)
+        counts = done, skipped
+        causes = [parts if one[0] is measured[0][0] else None for one in ran]  # looked for in the first part
+        found = [
+            _build(*one, labels or Labels(), counts, seconds, idle, why) for one, why in zip(ran, causes, strict=True)
+        ]
+        return rows.join(replace(found[0], others=tuple(found[1:])))
 
     return distributed.on_rank_zero(build_here, "The diagnosis") if gather else build_here()
 
@@ -322,7 +355,7 @@ class _Baseline:
         if self._capture is None:
             return
         try:
-            _measure(self._capture, call, batch, None, number)
+            _measure([self._capture], call, batch, None, number)
         except NotFiniteError as error:
             self._capture, self.missing = None, f"with random weights it is not finite ({error})"
             return
@@ -338,31 +371,42 @@ class _Baseline:
 
 
 def _measure(
-    capture: Capture, call: forward.Call, batch: Any, view: Any, number: int, rows: SentenceRows | None = None
+    captures: Sequence[Capture],
+    call: forward.Call,
+    batch: Any,
+    view: Any,
+    number: int,
+    rows: SentenceRows | None = None,
 ) -> bool:
     """Run the model under hooks on a batch, whose number is for errors, and on its second view if there is one.
 
     Return whether the batch held real tokens, rather than only padding. rows: receive the embeddings of sentences.
     """
-    capture.view = "first" if view is None else "first of two"
-    outputs = [_run(capture, call, batch, f"batch {number + 1}")]
+    for capture in captures:
+        capture.view = "first" if view is None else "first of two"
+    outputs = [_run(captures, call, batch, f"batch {number + 1}")]
     if view is not None:
-        capture.view = "second"
-        outputs.append(_run(capture, call, view, f"the second view of batch {number + 1}"))
-    if rows is not None and not capture.only_padding:
+        for capture in captures:
+            capture.view = "second"
+        outputs.append(_run(captures, call, view, f"the second view of batch {number + 1}"))
+    only_padding = all(capture.only_padding for capture in captures)
+    if rows is not None and not only_padding:
         rows.update(*outputs)
-    return not capture.only_padding
+    return not only_padding
 
 
-def _run(capture: Capture, call: forward.Call, batch: Any, words: str) -> Any:
+def _run(captures: Sequence[Capture], call: forward.Call, batch: Any, words: str) -> Any:
     """Return the output for a batch. If a layer is not finite, run it again to find where that begins."""
-    capture.graphs = _graphs(batch)
+    model, stack = captures[0].model, captures[0].stack
     try:
-        with capture:
-            return call(capture.model, batch)
+        with ExitStack() as opened:
+            for capture in captures:
+                capture.graphs = _graphs(batch)
+                opened.enter_context(capture)
+            return call(model, batch)
     except NotFiniteError as error:
-        with capture.stack.under_hooks(capture.model):
-            begins = first_fault(capture.model, lambda: call(capture.model, batch))
+        with stack.under_hooks(model):
+            begins = first_fault(model, lambda: call(model, batch))
         raise NotFiniteError(f"{error} in {words}.{'' if begins is None else f' {begins}'}") from error
 
 
@@ -391,7 +435,8 @@ def _build(
     labels: Labels,
     counts: tuple[int, int],
     seconds: float,
-    parts: Parts | None,
+    idle: tuple[str, ...] = (),
+    parts: Parts | None = None,
 ) -> Diagnosis:
     stack, model, (batches, skipped) = target.stack, target.model, counts
     if skipped and not batches:
@@ -413,8 +458,13 @@ def _build(
         partial=target.partial,
         unknown=labels.unknown,
         skipped=skipped,
+        remark=stack.remark,
+        part=target.part,
+        idle=idle,
+        passes=capture.passes,
     )
     settings = settings_of(target.config, target.places)
+    settings |= {"part": target.part} if target.part else {}
     settings["baseline_batches"] = baseline.batches if baseline.layers else 0
     if target.partial:
         settings["layers"] = [stack.blocks[number].name for number in target.selection.blocks]
@@ -430,4 +480,5 @@ def _build(
         seconds=seconds,
         parts=parts,
     )
-    return build(measured, subject, replace(labels, model=labels.model or type(model).__name__))
+    name = labels.model or type(model).__name__
+    return build(measured, subject, replace(labels, model=f"{name} {target.part}".rstrip()))

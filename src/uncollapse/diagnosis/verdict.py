@@ -33,7 +33,9 @@ class Subject:
     modules: the names or patterns of the layers, if the user gave them. blocks: how many the model has, 0 without a
     model. partial: whether only some of them were measured. outputs: for a graph network whose last layer gives outputs
     rather than features, the name of that layer. skipped: how many batches were empty or only padding.
-    unknown: the share of tokens that the tokenizer does not know.
+    unknown: the share of tokens that the tokenizer does not know. remark: about the choice of the blocks. part: the
+    name of the part of the model that this is about, "" for all of it. idle: names of parts that did not run.
+    passes: how often its blocks ran in one pass of the model.
     """
 
     family: str
@@ -48,6 +50,10 @@ class Subject:
     outputs: str = ""
     skipped: int = 0
     unknown: float = 0.0
+    remark: str = ""
+    part: str = ""
+    idle: tuple[str, ...] = ()
+    passes: int = 1
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _section_names(diagnoses: Sequence[Diagnosis], data: dict[str, Any]) -> list
     """Return the identifiers of the sections that have something to show, the most important first."""
     plots = {"layers": data["groups"], "distances": any(layer.distances for d in diagnoses for layer in d.layers)}
     plots |= {"spectra": data["spectra"], "tokens": data["heatmaps"]}
-    compared = ["difference"] if len(diagnoses) > 1 else []
+    compared = ["difference"] if any(_differences(diagnoses)) else []
     causes = ["causes"] if any(d.parts is not None for d in diagnoses) else []
     shown = [name for name, found in plots.items() if found]
     return ["verdict", *compared, *causes, *shown, "numbers", "measures", "about"]
@@ -86,7 +86,7 @@ def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     tracks = tr.build_tracks(diagnoses)
     return {
         "diagnoses": diagnoses,
-        "differences": [words.difference(diagnoses[0], d) for d in diagnoses[1:]],
+        "differences": _differences(diagnoses),
         "has_baseline": any(track.baseline for track in tracks),
         "checkboxes": checkboxes(diagnoses, tracks),
         "measures": measure_names(diagnoses),
@@ -103,9 +103,17 @@ def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     }
 
 
+def _differences(diagnoses: Sequence[Diagnosis]) -> list[list[str]]:
+    """Return how each diagnosis after the first differs from it; nothing of another part of the same model."""
+    first, *others = diagnoses
+    return [[] if other in first.others else list(words.difference(first, other)) for other in others]
+
+
 def _subtitle(diagnoses: Sequence[Diagnosis]) -> str:
     if len(diagnoses) == 1:
         return summary_line(diagnoses[0])
+    if len(diagnoses) == 1 + len(diagnoses[0].others):
+        return f"{len(diagnoses)} parts of one model."
     return f"{len(diagnoses)} diagnoses; the first is the reference."
 
 

@@ -1,0 +1,80 @@
+"""Take the obvious series of blocks of a model that is not known: the outermost lists of alike modules.
+
+Stages next to each other (`layer1` … `layer4`, or a list of stages) are the layers of a hierarchical model, each with
+its own width. A list of blocks is a series; two lists, such as those of an encoder and a decoder, are two.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from uncollapse.backbones import named
+from uncollapse.backbones.sites import Layout, Stack, join_path
+
+LISTS = (nn.ModuleList, nn.Sequential)
+SMALL = 0.1  # of the parameters of the largest series: what is smaller is a part of something else
+
+
+def stacks(model: nn.Module, layout: Layout | None = None) -> tuple[Stack, ...]:
+    """Return the obvious series of blocks as stacks; their `remark` says what was taken."""
+    modules = dict(model.named_modules())
+    return tuple(named.stack(model, names, layout, remark=_remark(names, modules)) for names in find_series(modules))
+
+
+def find_series(modules: Mapping[str, nn.Module]) -> list[list[str]]:
+    """Return the names of the blocks of each obvious series, in the order of the model."""
+    found = [names for path, module in modules.items() for names in _series_in(path, module)]
+    found = [names for names in found if not any(_is_inside(names[0], other) for other in found if other != names)]
+    groups: dict[str, list[list[str]]] = {}  # the lists of several stages, as `stages.0.blocks` and `stages.1.blocks`
+    for names in found:
+        groups.setdefault(re.sub(r"\d+", "*", names[0]), []).append(names)
+    joined = [[name for names in group for name in names] for group in groups.values()]
+    sizes = [sum(p.numel() for name in names for p in modules[name].parameters()) for names in joined]
+    return [names for names, size in zip(joined, sizes, strict=True) if size >= SMALL * max(sizes)]
+
+
+def _series_in(path: str, module: nn.Module) -> Iterator[list[str]]:
+    """Yield the blocks that a module lists, or its children that are numbered stages, such as `layer1` to `layer4`."""
+    children = {name: child for name, child in module.named_children() if _is_block(child)}
+    if isinstance(module, LISTS):
+        if _repeats(module, list(children.values())):
+            yield [join_path(path, name) for name in children]
+        return
+    groups: dict[tuple[str, type], list[str]] = {}
+    for name, child in children.items():
+        if re.search(r"\d", name):
+            groups.setdefault((re.sub(r"\d+", "*", name), type(child)), []).append(name)
+    yield from ([join_path(path, name) for name in names] for names in groups.values() if len(names) > 1)
+
+
+def _repeats(holder: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Return whether classes that occur more than once hold at least half of the parameters."""
+    kinds = Counter(map(type, blocks))
+    size = sum(p.numel() for p in holder.parameters())
+    return 2 * sum(p.numel() for b in blocks if kinds[type(b)] > 1 for p in b.parameters()) >= max(1, size)
+
+
+def _is_block(module: nn.Module) -> bool:
+    has_parts = any(True for _ in module.children()) and not named.never_runs(module)
+    if "Embed" in type(module).__name__:  # what divides an image into patches, between stages
+        return False
+    return (has_parts or isinstance(module, nn.RNNBase)) and any(True for _ in module.parameters())
+
+
+def _is_inside(name: str, blocks: list[str]) -> bool:
+    return any(name.startswith(f"{block}.") for block in blocks)
+
+
+def _remark(names: list[str], modules: Mapping[str, nn.Module]) -> str:
+    kinds = Counter(type(modules[name]).__name__ for name in names)
+    where = _common(names) or "the model"
+    what = " and ".join(f"{count} × {kind}" for kind, count in kinds.most_common(3))
+    return f"The blocks were not known and taken from the modules: {what} in {where}. Name others with modules=[…]."
+
+
+def _common(names: list[str]) -> str:
+    """Return the list that holds all names, or the pattern of several lists."""
+    holders = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    return holders[0] if len(holders) == 1 and holders[0] else re.sub(r"\d+", "*", names[0]) if names else ""

@@ -1,0 +1,115 @@
+"""The obvious series of blocks of a model that is not known, its stages, and several series as parts."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import uncollapse as uc
+from uncollapse import backbones
+
+
+def block(width: int = 8, out: int | None = None) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, out or width), nn.GELU())
+
+
+class Net(nn.Module):
+    """Blocks in a list, with small lists around that are not blocks."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(block() for _ in range(depth))
+        self.heads = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for part in self.blocks:
+            x = part(x)
+        return self.heads[0](x)
+
+
+class Stages(nn.Module):
+    """Four stages as attributes, the way of ResNet, each with its own width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, (width, out) in enumerate([(4, 8), (8, 16), (16, 24), (24, 32)], start=1):
+            setattr(self, f"layer{number}", nn.Sequential(block(width, out), block(out)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(1, 5):
+            x = getattr(self, f"layer{number}")(x)
+        return x
+
+
+class Towers(nn.Module):
+    """Two series; the second one runs only on pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Net(), Net(2)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.left(x) if y is None else self.left(x) + self.right(y)
+
+
+def names(model: nn.Module) -> list[str]:
+    return [b.name for b in backbones.find(model).blocks]
+
+
+def test_the_list_of_blocks_is_taken_with_a_remark() -> None:
+    stack = backbones.find(Net())
+    assert [b.name for b in stack.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert "3 × Sequential in blocks" in stack.remark
+    d = uc.diagnose(Net(), [torch.randn(4, 6, 8)])
+    assert any("3 × Sequential in blocks" in caution for caution in d.verdict.cautions)
+
+
+def test_attach_warns_of_what_it_took() -> None:
+    with pytest.warns(UserWarning, match="3 × Sequential in blocks"):
+        uc.attach(Net(), "contra_norm", scale=0.1, causal=False)
+
+
+def test_stages_are_layers_with_their_own_widths() -> None:
+    assert names(Stages()) == ["layer1", "layer2", "layer3", "layer4"]
+    d = uc.diagnose(Stages(), [torch.randn(4, 6, 4)])
+    assert [layer.dim for layer in d.layers] == [4, 8, 16, 24, 32]
+
+
+def test_lists_within_blocks_are_not_series() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(block(), block()) for _ in range(3))})
+    assert names(model) == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_a_first_module_of_another_kind_does_not_matter() -> None:
+    features = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1)), *(block() for _ in range(4)), nn.Flatten())
+    assert names(nn.ModuleDict({"features": features})) == [f"features.{number}" for number in range(5)]
+
+
+def test_recurrent_layers_are_blocks() -> None:
+    assert len(names(nn.ModuleDict({"layers": nn.ModuleList(nn.GRU(4, 4) for _ in range(3))}))) == 3
+
+
+def test_two_series_are_two_parts() -> None:
+    x = torch.randn(4, 6, 8)
+    d = uc.diagnose(Towers(), [(x, x)], call=lambda model, batch: model(*batch))
+    assert [one.settings["part"] for one in (d, *d.others)] == ["left.blocks", "right.blocks"]
+    assert [len(one.layers) for one in (d, *d.others)] == [4, 3]
+    alone = uc.diagnose(Towers(), [x])
+    assert alone.others == ()
+    assert any("right.blocks" in caution and "did not run" in caution for caution in alone.verdict.cautions)
+    with pytest.raises(ValueError, match=r"part='left\.blocks'"):
+        uc.attach(Towers(), "contra_norm", scale=0.1)
+    with pytest.raises(ValueError, match="select one"):
+        uc.diagnose(Towers(), [x], layers="last")
+
+
+def test_parts_are_saved_printed_and_reported(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("plotly")
+    x = torch.randn(4, 6, 8)
+    d = uc.diagnose(Towers(), [(x, x)], call=lambda model, batch: model(*batch))
+    assert uc.Diagnosis.load(d.save(tmp_path / "d.json")) == d
+    assert "right.blocks" in str(d)
+    page = d.report(tmp_path / "report.html").read_text()
+    assert "2 parts of one model" in page
+    assert "What differs" not in page

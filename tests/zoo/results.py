@@ -1,0 +1,54 @@
+"""The file of results, results/zoo.json: one row per architecture, written after each."""
+
+import json
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from uncollapse.io import files
+
+LIBRARIES = ("uncollapse", "torch", "transformers", "timm", "torchvision", "torch_geometric", "sentence-transformers")
+NOT_BUILT = "not_built"
+STEPS = ("works", "named", "refused", "failed", "silent")  # from best to worst
+
+
+class ZooFile:
+    """Rows by name, in a file that is replaced whole after each change."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            self.rows = {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add or replace a row, and write the file."""
+        self.rows[row["name"]] = row
+        document = {
+            "command": "python -m tests.zoo",
+            "seed": 0,
+            "versions": {name: version(name) for name in LIBRARIES},
+            "rows": [self.rows[name] for name in sorted(self.rows)],
+        }
+        files.write(self.path, json.dumps(document, indent=1) + "\n")
+
+    def status(self, name: str) -> str:
+        """Return the worst status of the steps of a row; "" if there is no such row."""
+        row = self.rows.get(name)
+        return "" if row is None else worst(row)
+
+    def summary(self) -> str:
+        """Return how many rows have each status."""
+        counts = Counter(worst(row) for row in self.rows.values())
+        return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
+def worst(row: dict[str, Any]) -> str:
+    """Return the status of a row: that of its diagnosis, or "silent" if any of its steps is."""
+    if NOT_BUILT in row:
+        return NOT_BUILT
+    steps = [row["diagnose"], *(row.get(name, {}) for name in ("attach", "gradient", "overhead"))]
+    steps += row.get("places", {}).values()
+    statuses = [step.get("status", "works") for step in steps]
+    return next((s for s in ("silent", "failed") if s in statuses), str(row["diagnose"]["status"]))

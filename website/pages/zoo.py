@@ -1,0 +1,115 @@
+"""Tables of the page "Which models work", from results/zoo.json."""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from website.pages.boards import RESULTS, Row
+
+WORDS = {
+    "works": "by itself",
+    "named": "after naming",
+    "refused": "no, and it says why",
+    "failed": "no",
+    "silent": "WRONG",
+}
+GUESS = "taken from the modules"
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The file of results; no rows before it was run."""
+    file = RESULTS / "zoo.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": [], "versions": {}}
+
+
+def rows() -> list[dict[str, Any]]:
+    """Architectures that were built."""
+    return [row for row in document()["rows"] if "not_built" not in row]
+
+
+def summary() -> tuple[Row, list[Row]]:
+    """How many architectures of each library work."""
+    head = ("library", "architectures", "diagnosed by itself", "after naming", "not", "cured", "silently wrong")
+    found = [_summary(library, [r for r in rows() if _library(r) == library]) for library in _libraries()]
+    return head, [*found, _summary("all", rows())] if found else []
+
+
+def _libraries() -> list[str]:
+    return list(dict.fromkeys(map(_library, rows())))
+
+
+def _library(row: dict[str, Any]) -> str:
+    return str(row["name"]).partition("/")[0]
+
+
+def _summary(name: str, own: list[dict[str, Any]]) -> Row:
+    counts = Counter(row["diagnose"]["status"] for row in own)
+    cured = sum(any(place["status"] == "works" for place in row.get("places", {}).values()) for row in own)
+    silent = sum("silent" in _statuses(row) for row in own)
+    share = f"{counts['works']} ({counts['works'] / max(1, len(own)):.0%})"
+    others = len(own) - counts["works"] - counts["named"]
+    return name, str(len(own)), share, str(counts["named"]), str(others), str(cured), str(silent)
+
+
+def _statuses(row: dict[str, Any]) -> list[str]:
+    steps = [row["diagnose"], row.get("gradient", {}), *row.get("places", {}).values()]
+    return [step.get("status", "works") for step in steps]
+
+
+def architectures() -> tuple[Row, list[Row]]:
+    """Every architecture: how its layers are found, where a cure goes, what has to be named."""
+    head = ("architecture", "class", "diagnosis", "layers from", "places of a cure", "to name")
+    return head, [_architecture(row) for row in rows()]
+
+
+def _architecture(row: dict[str, Any]) -> Row:
+    diagnose, places = row["diagnose"], row.get("places", {})
+    works = [name for name, place in places.items() if place["status"] == "works"]
+    remarks = " ".join(diagnose.get("remarks", ()))
+    parts = " in parts" if "one part of the model" in remarks else ""
+    source = "the modules" if GUESS in remarks else "–" if "layers" not in diagnose else "a known backbone"
+    needs = "; ".join(filter(None, (diagnose.get("needs"), _of_attach(row))))
+    said = WORDS[diagnose["status"]] + parts
+    return f"`{row['name']}`", f"`{row['class']}`", said, source, f"{len(works)} of {len(places)}", needs or "nothing"
+
+
+def _of_attach(row: dict[str, Any]) -> str:
+    needs = row.get("attach", {}).get("needs")
+    return f"for a cure: `{needs}`" if needs else ""
+
+
+def not_built() -> tuple[Row, list[Row]]:
+    """Architectures that could not be built small, and why."""
+    left_out = [row for row in document()["rows"] if "not_built" in row]
+    return ("architecture", "why"), [(f"`{r['name']}`", _plain(r["not_built"])) for r in left_out]
+
+
+def _plain(message: str) -> str:
+    """Return the first line of a message, without what Markdown would read."""
+    first = message.splitlines()[0][:140]
+    return "`" + first.replace("`", "'").replace("|", "/") + "`"
+
+
+def cost() -> str:
+    """What a cure costs in these tiny models, and with which versions all of this was run."""
+    factors = [row["overhead"]["factor"] for row in rows() if "factor" in row.get("overhead", {})]
+    if not factors:
+        return "*Not run yet.*"
+    versions = ", ".join(f"{name} {value}" for name, value in document()["versions"].items())
+    return (
+        f"A pass with ContraNorm in every block took {statistics.median(factors):.1f} times as long as one without "
+        f"(the median over {len(factors)} of these tiny models; real ones are in [What it costs](costs.md)). "
+        f"Run with {versions}, seed {document()['seed']}, by `make zoo`."
+    )
+
+
+PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "zoo_summary": summary,
+    "zoo_architectures": architectures,
+    "zoo_not_built": not_built,
+}
+TEXTS: dict[str, Callable[[], str]] = {"zoo_cost": cost}
