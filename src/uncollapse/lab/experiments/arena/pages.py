@@ -108,7 +108,7 @@ def missing_table(grids: Grids, records: Sequence[Record]) -> Details:
             untouched[at].append(row)
     places = dict.fromkeys([*begun, *untouched])
     rows = [(*at, ", ".join(begun[at]) or NOTHING, ", ".join(dict.fromkeys(untouched[at])) or NOTHING) for at in places]
-    note = "Continue with `uncollapse sweep arena --grid NAME`." if rows else "Nothing: every sweep is complete."
+    note = "To continue: uncollapse sweep arena --grid NAME" if rows else "Nothing: every sweep is complete."
     return Details("Not run yet", note, ("grid", "task", "depth", "begun", "not begun"), rows, words=5)
 
 
@@ -148,7 +148,7 @@ def draw_plots(board: PaperTable, records: Sequence[Record]) -> Iterator[ResultP
 
 def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:
     """Return a figure with one panel per depth; a row has the same colour and marker in all of them."""
-    figure, panels = new_figure(title, (4.4 * len(depths) + 2.0, 4.8), len(depths))
+    figure, panels = new_figure(title, (max(9.5, 5.0 * len(depths)), 5.0), len(depths))
     names = list(dict.fromkeys(each.row for several in depths.values() for each in several))
     for axes, (depth, several) in zip(panels, sorted(depths.items()), strict=True):
         for each in several:
