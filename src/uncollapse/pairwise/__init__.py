@@ -12,8 +12,9 @@ terms from both sums. Passing the same tensor as q and k is recognised and saves
 smallest distance to each query among the same pairs.
 
 Sums are accumulated in float32 (float64 for float64 inputs), also under autocast, as in a normalization layer. Results
-have the dtype of the inputs. Under `torch.compile` the kernel is one opaque operator. It uses only public torch
-operators and is meant for CUDA too, but has been run on the CPU only.
+have the dtype of the inputs. Under `torch.compile` the kernel is one opaque operator. On a GPU it is a fused Triton
+kernel where Triton is installed, which multiplies half precision on tensor cores, see `backend`; it has been run in
+Triton's interpreter only.
 """
 
 import math
