@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Judge your embeddings
+# # Evaluate your embeddings
 #
 # You have vectors of things, from two or three models, and no labels. Which vectors are good? One number that everybody takes is how close the vectors of things are that
 # belong together. The question:
