@@ -363,20 +363,23 @@ def prove(seed: int, data: Path) -> dict[str, Any]:
                 break
     found = uc.diagnose(problem.model, problem.probe, causes=True, plan=uc.Plan(embed=False, baseline=0))
     weights = copy.deepcopy(problem.model.state_dict())
-    scores = {}
-    for name in ("without", "with"):
-        branch = graph_problem(run, data)
+    tip, scores = found.verdict.advice[0], {}
+    for name in ("with", "without", "without_dropout"):
+        branch: Any = graph_problem(run, data)
         branch.model.load_state_dict(weights)
         if name == "with":
-            exec(found.verdict.advice[0].code, {"uc": uc, "torch": torch, "model": branch.model})
+            exec(tip.code, {"uc": uc, "torch": torch, "model": branch.model})
+        if name != "without":  # as the advice says; also by itself, for comparison
+            branch.model.dropout = 0.0
         branch.steps = total - step
         for _ in steps(branch, run):
             pass
         branch.model.eval()
         with torch.no_grad():
             scores[name] = round(branch.accuracy(), 4)
-    causes, advice = [cause.name for cause in found.verdict.causes], found.verdict.advice[0].code
-    return {"seed": seed, "alarm_at": step, "steps": total, "causes": causes, "advice": advice, **scores}
+    causes = [cause.name for cause in found.verdict.causes]
+    facts = {"causes": causes, "advice": tip.code, "reason": tip.reason}
+    return {"seed": seed, "alarm_at": step, "steps": total, **facts, **scores}
 
 
 def main() -> None:
@@ -391,8 +394,10 @@ def main() -> None:
     began = time.perf_counter()
     with told_plainly():
         if args.proof:
-            proofs = [prove(seed, args.data) for seed in range(3)]
-            write(args.out / "proof.json", time.perf_counter() - began, proofs=proofs)
+            proofs: list[dict[str, Any]] = []
+            for seed in range(3):
+                proofs.append(prove(seed, args.data))
+                write(args.out / "proof.json", time.perf_counter() - began, proofs=proofs)
             return
         for run in missing(args.out):
             if time.perf_counter() - began > 60 * args.minutes:
