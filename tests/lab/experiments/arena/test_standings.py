@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from uncollapse.diagnosis.measured_gains import FILE, Measured
+from uncollapse.diagnosis.measured_gains import FILE, Measured, find_measured
 from uncollapse.lab.experiments.arena.config import Config, group_of, row_of
 from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
 from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
@@ -149,3 +149,18 @@ def test_the_demo_has_the_settings_that_were_chosen_on_another_graph() -> None:
     for config in (cell.trials[0] for grid in RECIPE.grids["demo"] for cell in grid.cells(Config)):
         settings = vars(config)
         assert {name: settings[name] for name in ("lr", "scale", "blocks")} == found[row_of(settings)].chosen
+
+
+def test_the_demo_fails_without_advice_and_the_advice_holds_over_six_seeds() -> None:
+    found = by_row([r for r in Results(ROOT / "results").all(RECIPE) if group_of(r["config"]) == "gcn, csbm 1"])
+    assert found["none"].mean < 40
+    assert all(len(each.scores) == 6 for each in found.values())
+    measured = find_measured("graph network", 16, found["none"].verdicts[1])
+    assert measured is not None
+    advised = [gain.row for gain in measured.helpful[:2]]
+    assert set(advised) <= set(found)  # so that the demo shows them
+    for row in advised:
+        gain = found[row].gain
+        assert gain is not None
+        assert gain.paired.interval is not None
+        assert gain.paired.interval[0] > 50
