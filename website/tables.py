@@ -134,7 +134,7 @@ def benchmarks(name: str) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
     table = reference.table(("what", "target", "measured", "reached", "detail"), rows)
     machine = f"{result['processor']}, {result['config']['threads']} threads"
-    return f"{table}\n\nMeasured on {result['date']} with {versions}, on {machine}, by `make bench`."
+    return f"{table}\n\nMeasured on {result['date'][:10]} with {versions}, on {machine}, by `make bench`."
 
 
 def diverse_patch() -> str:
