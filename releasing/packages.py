@@ -12,7 +12,7 @@ from releasing.versions import ReleaseError
 
 TREE = Path(__file__).resolve().parents[1]
 LARGEST = 300_000  # bytes of a file; data would be larger
-KINDS = {".py", ".typed", ".css", ".js", ".txt", ".html", ".toml", ".sha256"}  # of files in the package
+KINDS = {".py", ".typed", ".css", ".js", ".txt", ".html", ".toml", ".json", ".tsv", ".sha256"}  # of files in the wheel
 FOLDERS = {"src", "examples", "notebooks"}  # of the source archive
 FILES = {
     ".gitignore",  # hatch puts it there
