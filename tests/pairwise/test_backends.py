@@ -135,3 +135,14 @@ def test_fused_attention_of_torch_where_there_is_no_triton(monkeypatch: pytest.M
     with pairwise.backend("torch"):
         pairwise.softmax_mean(x, x, v)
     assert len(calls) == 1
+
+
+@pytest.mark.distributed
+def test_rows_of_several_processes_go_through_triton() -> None:
+    """InfoNCE with gather=True in two processes, in Triton's interpreter, is that of one process."""
+    pytest.importorskip("triton")
+    settings = {backends.VARIABLE: "triton", "TRITON_INTERPRET": "1"}
+    ranks = str(CONTRACT.with_name("test_all_ranks.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", ranks, "-k", "2-info_nce"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
