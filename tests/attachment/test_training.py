@@ -1,6 +1,7 @@
 """Cures learn: in a frozen model, with an optimizer that was made before, in a Trainer that is resumed."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,19 @@ def test_a_training_that_is_resumed_ends_as_one_that_was_not_interrupted(tmp_pat
     resumed = train(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-1"))
     for (name, p), (_, q) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=0, msg=name)
+
+
+def test_it_is_said_when_the_parameters_of_a_cure_are_frozen() -> None:
+    """PEFT freezes all parameters of a model, also those of a cure that was attached before."""
+    tiny = build("bert")
+    handle = uc.attach(tiny.model, "contra_norm", scale=0.1, learnable=True)
+    tiny.model.requires_grad_(False)
+    tiny.model.train()
+    with pytest.warns(UserWarning, match="frozen"):
+        tiny.output()
+    for parameter in handle.parameters():
+        parameter.requires_grad_(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny.output().sum().backward()
+    assert all(parameter.grad is not None for parameter in handle.parameters())

@@ -587,3 +587,23 @@ def test_named_layers_of_torch_with_padding() -> None:
     by_name = uc.diagnose(model, batches(1), modules=["layers.*"], plan=uc.Plan(baseline=0))
     for one, other in zip(by_name.layers, uc.diagnose(model, batches(1), plan=uc.Plan(baseline=0)).layers, strict=True):
         assert (one.tokens, one["mean_cosine"]) == (other.tokens, other["mean_cosine"])
+
+
+class Kinds(nn.Module):
+    """Two kinds of nodes in a dictionary, the way of `HeteroConv`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, nodes: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.lin(x) for name, x in nodes.items()}
+
+
+def test_kinds_of_nodes_are_not_compared_with_each_other() -> None:
+    model, nodes = nn.Sequential(Kinds(), Kinds()), {"paper": torch.randn(6, 4), "author": torch.randn(5, 4)}
+    with pytest.raises(ValueError, match=r"paper.*author.*diagnose_activations"):
+        uc.diagnose(model, [nodes], modules=["0", "1"], call=lambda model, batch: model(batch))
+    uc.attach(model, "contra_norm", scale=0.1, modules=["0", "1"], causal=False)
+    with pytest.raises(ValueError, match=r"paper.*author"):
+        model(nodes)

@@ -16,6 +16,7 @@ from uncollapse.attachment.calls import CallState, FirstTensor
 from uncollapse.attachment.causality import Causality
 from uncollapse.attachment.writers import Receiver
 from uncollapse.backbones.nested import describe, find_tensor, get_nested, set_nested
+from uncollapse.backbones.read_hooks import check_one_kind
 from uncollapse.backbones.sites import HOOKS, Side, is_tokens, without_masks
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
@@ -145,6 +146,8 @@ class ModuleHooks:
         writers = [writer for _, writer in self.sides[side]] if writers is None else writers
         if not writers:
             return value
+        if side == "output":
+            check_one_kind(self.name, value)
         keys = find_tensor(without_masks(value) if side == "input" else value, is_tokens)
         if keys is None:
             raise RuntimeError(

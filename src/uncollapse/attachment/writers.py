@@ -1,5 +1,6 @@
 """Cures at their places: on tokens, on the heads of attention, and on the edges of a graph."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +53,12 @@ class Writer:
 
     def __init__(self, cure: nn.Module, state: CallState, scope: Scope) -> None:
         self.cure, self.state, self.scope = cure, state, scope
+        self.checked = False  # in training, whether its parameters are frozen
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the tokens with the cure."""
+        if not self.checked and self.cure.training and not torch.compiler.is_compiling():
+            self._warn_if_frozen()
         context = self.state.current_context(self.scope.inside)
         if self.scope.calls is not None and self.state.call not in self.scope.calls:
             return x
@@ -64,6 +68,17 @@ class Writer:
         if new.shape != x.shape:
             raise ValueError(f"The cure at {self.state.name} changed the shape {tuple(x.shape)} to {tuple(new.shape)}.")
         return new
+
+    def _warn_if_frozen(self) -> None:
+        """Warn once if the parameters of the cure were frozen together with the model, as by `get_peft_model`."""
+        self.checked = torch.is_grad_enabled()
+        parameters = list(self.cure.parameters())
+        if self.checked and parameters and not any(p.requires_grad for p in parameters):
+            warnings.warn(
+                f"The parameters of the cure at {self.state.name} are frozen and will not be trained; PEFT, for one, "
+                "freezes everything. Unfreeze them: for p in attachment.parameters(): p.requires_grad_(True).",
+                stacklevel=2,
+            )
 
     def change(self, x: Tensor, context: Context) -> Tensor:
         """Apply the cure to the tokens, laid out as sets, and lay them back."""

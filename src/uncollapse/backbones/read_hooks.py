@@ -106,6 +106,8 @@ class SiteReader:
         module = self.model.get_submodule(site.path)
 
         def report(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> None:
+            if site.side == "output" and site.what == "tokens":
+                check_one_kind(site.path, output)
             x, call = site.read((args, kwargs), output), self._calls[number]
             self._calls[number] = call + 1
             if x is not None:
@@ -139,6 +141,19 @@ class SiteReader:
                 act(args, kwargs, output)
 
         return watched.register_forward_hook(hook, with_kwargs=True, always_call=always)
+
+
+def check_one_kind(path: str, output: Any) -> None:
+    """Raise if a module returns a dictionary of several kinds of nodes, as `HeteroConv` does."""
+    if (
+        type(output) is dict
+        and len(output) > 1
+        and all(isinstance(x, Tensor) and x.dim() == 2 for x in output.values())
+    ):
+        raise ValueError(
+            f"{path} returns {describe(output)}: kinds of nodes that must not be compared with each other. "
+            "Measure one kind: collect its tensors after each layer and pass them to diagnose_activations."
+        )
 
 
 def _no_tokens(site: Site, value: Any) -> str:
