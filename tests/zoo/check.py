@@ -237,7 +237,7 @@ def _left_out(model: nn.Module, seen: Seen, measured: list[str]) -> list[str]:
         items = [f"{path}.{name}".lstrip(".") for name, _ in module.named_children()]
         kinds = {type(child) for child in module.children()}
         is_series = isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) == 1 and len(items) > 1
-        is_stem = any(word in path for word in ("embed", "extract", "stem", "subsampl"))
+        is_stem = any(word in path for word in ("embed", "extract", "stem", "subsampl", "fpn"))
         if not is_series or is_stem or not list(module[0].children()):
             continue
         ran = any(seen.get(item) for item in items)

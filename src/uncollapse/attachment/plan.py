@@ -192,11 +192,15 @@ def _create_cure(model: nn.Module, request: Request, site: Site, block: Block) -
         new: nn.Module = cure.layer(**given)
     except (ValueError, TypeError) as error:
         where = site.path or "the model"
-        if "dim" in given and given["dim"] is None:
+        guess = block_width(module, site.side) if "dim" in given and given["dim"] is None else None
+        if guess is not None:  # what the modules in a block agree on
+            new = cure.layer(**{**given, "dim": guess})
+        elif "dim" in given and given["dim"] is None:
             raise ValueError(
                 f"{cure.name} must know the number of features, which {where} does not show before it runs: pass dim=…"
             ) from error
-        raise ValueError(f"{cure.name} at {where}: {error}") from error
+        else:
+            raise ValueError(f"{cure.name} at {where}: {error}") from error
     return _match_weights(new, module, model.get_submodule(block.path), model).train(module.training)
 
 
