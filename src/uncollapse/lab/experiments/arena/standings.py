@@ -134,12 +134,13 @@ def measured_gains(board: PaperTable, records: Sequence[Record]) -> dict[str, An
     """Return what advice is taken from, as `uncollapse.diagnosis.measured_gains` reads it.
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
-    left out, and so are rows that are not on all that remain: means over different datasets cannot be compared.
+    left out, and so are rows that are not on all that remain: means over different datasets cannot be compared. Advice
+    names single changes, so combinations are left out too.
     """
     found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
     known = [record for record in records if not record["config"]["draw"]]  # the demo's graph is new to advice
     for each in build_standings(board, known):
-        if len(each.scores) >= FEWEST:
+        if len(each.scores) >= FEWEST and "+" not in each.row:
             found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
     entries = [_measured(task, depth, groups) for (task, depth), groups in found.items()]
     date = max((str(record["date"])[:10] for record in known), default="")
