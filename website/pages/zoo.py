@@ -13,7 +13,7 @@ WORDS = {
     "works": "by itself",
     "named": "after naming",
     "refused": "no, and it says why",
-    "failed": "no",
+    "failed": "no, not in the time",
     "silent": "WRONG",
 }
 GUESS = "taken from the modules"
@@ -74,7 +74,8 @@ def _architecture(row: dict[str, Any]) -> Row:
     source = "the modules" if GUESS in remarks else "–" if "layers" not in diagnose else "a known backbone"
     needs = "; ".join(filter(None, (diagnose.get("needs"), _of_attach(row))))
     said = WORDS[diagnose["status"]] + parts
-    return f"`{row['name']}`", f"`{row['class']}`", said, source, f"{len(works)} of {len(places)}", needs or "nothing"
+    kind = f"`{row['class']}`" if "class" in row else "–"
+    return f"`{row['name']}`", kind, said, source, f"{len(works)} of {len(places)}", needs or "nothing"
 
 
 def _of_attach(row: dict[str, Any]) -> str:
