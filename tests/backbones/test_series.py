@@ -113,3 +113,12 @@ def test_parts_are_saved_printed_and_reported(tmp_path) -> None:  # type: ignore
     page = d.report(tmp_path / "report.html").read_text()
     assert "2 parts of one model" in page
     assert "What differs" not in page
+
+
+def test_a_part_of_several_lists_has_the_name_that_is_listed() -> None:
+    lists = {f"{kind}{n}": nn.ModuleList(block() for _ in range(2)) for kind in ("serial", "parallel") for n in (1, 2)}
+    model = nn.ModuleDict(lists)
+    found = backbones.find_all(model)
+    assert [len(stack.blocks) for stack in found] == [4, 4]
+    for name in backbones.part_names(found):
+        assert len(backbones.find(model, part=name).blocks) == 4

@@ -262,8 +262,8 @@ def _attach_everywhere(built: Built, plain: list[Tensor], where: dict[str, Any],
     row: Outcome = {"attach": outcome}
     if places is None and part is not None and "several stacks" in outcome["message"]:
         where = {"part": part}
-        places = uc.places(built.model, **where)
-        row["attach"] = {"status": "named", "needs": f"part={part!r}"}
+        again, places = _attempt(lambda: uc.places(built.model, **where))
+        row["attach"] = again if places is None else {"status": "named", "needs": f"part={part!r}"}
     if places is None:
         return row
     row["places"] = {place: _try_place(built, plain, place, where) for place in places}

@@ -86,7 +86,8 @@ def find_all(
         return (named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout),)
     found = _all_stacks(model) or list(series.stacks(model, layout))
     if part is not None:
-        selected = [s for s in found if s.path == part] or [s for s in found if _lies_in(s, part)]
+        listed = [s for s, name in zip(found, part_names(found), strict=True) if name == part]
+        selected = [s for s in found if s.path == part] or listed or [s for s in found if _lies_in(s, part)]
         if not selected:
             hint = did_you_mean(part, (stack.path for stack in found))
             raise ValueError(
