@@ -44,7 +44,7 @@ def _series_in(path: str, module: nn.Module) -> Iterator[list[str]]:
         return
     groups: dict[tuple[str, type], list[str]] = {}
     for name, child in children.items():
-        if re.search(r"\d", name):
+        if re.fullmatch(r"\D*\d+", name):  # not the branches of a block, such as `branch3x3_1`
             groups.setdefault((re.sub(r"\d+", "*", name), type(child)), []).append(name)
     yield from ([join_path(path, name) for name in names] for names in groups.values() if len(names) > 1)
 
