@@ -1,7 +1,6 @@
 """The comparison of a search with a grid, on a recipe that takes no time, and the tables that are made of it."""
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +9,12 @@ from types import ModuleType
 import pytest
 from experiments.tuning import TASKS, Comparison, chosen, compared
 from tests.lab.sweep_recipe import registered
+from website.pages import tuning as tables
 
 from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import build_record
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -34,8 +32,6 @@ def test_both_ways_cost_the_same(tiny: ModuleType, tmp_path: Path, monkeypatch: 
     assert 5 < found["search"]["cost"]["trainings"] <= 6
     assert found["search"]["baseline"]["validation"] == 0.3
     assert found["search"]["best"]["test"] == 0.5
-    monkeypatch.syspath_prepend(str(DOCS))
-    tables = importlib.import_module("tunings")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "TITLES", {tiny.NAME: "tiny"})
     assert tables.means()[1] == []

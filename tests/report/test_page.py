@@ -105,6 +105,13 @@ def test_numbers_that_were_not_measured_do_not_stop_it(make) -> None:
     assert "–" in Outline(render_page([make(layers=layers)])).text
 
 
+def test_a_measure_of_another_version_is_shown_where_it_was_taken(make) -> None:
+    found = make()
+    first, *others = found.layers
+    newer = dataclasses.replace(first, measures={**first.measures, "newer": first.measures["mean_cosine"]})
+    assert ">newer<" in render_page([dataclasses.replace(found, layers=(newer, *others))])
+
+
 def test_the_file_is_written_as_a_whole(make, tmp_path: Path) -> None:
     target = report.write(make(), tmp_path / "deep" / "report.html", title="A <title>")
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -98,6 +98,7 @@ def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         "summary_line": summary_line,
         "tiles": tiles,
         "spread_note": spread_note,
+        "mean_of": mean_of,
         "speak": partial(words.speak, diagnoses=diagnoses),
         "distances": draw_distances(diagnoses),
     }
@@ -205,6 +206,11 @@ def measure_names(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Return the names of all measures that were taken, known ones first, in their order."""
     taken = {name for d in diagnoses for layer in d.layers for name in layer.measures}
     return [*(name for name in MEASURES if name in taken), *sorted(taken - set(MEASURES))]
+
+
+def mean_of(layer: Layer, measure: str) -> float:
+    """Return the mean of a measure, which another version may have taken; NaN if this layer does not have it."""
+    return layer.measures[measure].mean if measure in layer.measures else math.nan
 
 
 def spread_note(layer: Layer, measure: str) -> str:
