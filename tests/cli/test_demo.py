@@ -69,11 +69,20 @@ def test_the_demo_has_a_plain_model_contranorm_and_simple_rivals_on_a_graph_that
 
 @pytest.mark.parametrize(
     ("low", "high", "gain", "words"),
-    [(1.0, 3.0, 0.5, "yes"), (1.0, 3.0, -0.5, "no"), (-3.0, -1.0, -9.0, "yes"), (-1.0, 1.0, 9.0, "no gain or loss")],
+    [
+        (1.0, 3.0, 2.5, "yes"),
+        (1.0, 3.0, 0.5, "yes, but less"),
+        (1.0, 3.0, 3.5, "yes, and more"),
+        (1.0, 3.0, -0.5, "no"),
+        (-3.0, -1.0, -9.0, "yes, and more"),
+        (-3.0, -1.0, -0.5, "yes, but less"),
+        (-3.0, -1.0, 0.5, "no"),
+        (-1.0, 1.0, 9.0, "left open"),
+    ],
 )
 def test_outcomes_of_predictions(low: float, high: float, gain: float, words: str) -> None:
     prediction = Gain("residual", "residual", "conv.output", "", (low + high) / 2, low, high, 6)
-    assert demo.outcome(gain, prediction).startswith(words)
+    assert demo.outcome(gain, prediction) == words
 
 
 def test_a_file_in_the_way_is_found_before_training(tmp_path: Path) -> None:
