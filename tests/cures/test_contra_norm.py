@@ -455,3 +455,11 @@ def test_bad_module():
         ContraNorm(4, 0.1, axis="rows")
     with pytest.raises(ValueError, match="sample"):
         ContraNorm(4, 0.1, dual=True, sample=3)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_temperature_that_cannot_work_is_refused_before_the_first_pass(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        ContraNorm(4, 0.3, temperature=temperature)
+    with pytest.raises(ValueError, match="temperature"):
+        contra_norm(torch.eye(4), 0.3, temperature=temperature)

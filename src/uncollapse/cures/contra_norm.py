@@ -228,6 +228,7 @@ class ContraNorm(nn.Module):
     ) -> None:
         super().__init__()
         check_options(axis, average, identity, dual, False, exclude_self, sample)
+        numerics.check_temperature(temperature)
         if not isinstance(scale, int | float) or not math.isfinite(scale):
             raise ValueError(f"scale must be a finite number, got {scale!r}.")
         if after not in ("layer", "l2", None):

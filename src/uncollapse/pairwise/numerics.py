@@ -8,6 +8,8 @@ from torch import Tensor
 
 from uncollapse.errors import NotFiniteError
 
+LEAST_TEMPERATURE = 1e-30  # 1/τ is finite in float32
+
 
 def prepare_tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> Tensor:
     """Check that x (..., n, d) holds finite tokens, and return it as `prepare` does."""
@@ -97,7 +99,10 @@ def subtract_mean(x: Tensor, mean: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def check_temperature(temperature: float | Tensor) -> None:
-    """Raise unless temperature is positive: a number, or a tensor with one element, which is read on the CPU only."""
+    """Raise unless temperature is positive, and 1/τ finite in float32.
+
+    It is a number, or a tensor with one element, which is read on the CPU only.
+    """
     if isinstance(temperature, Tensor):
         if temperature.numel() != 1:
             shape = tuple(temperature.shape)
@@ -105,8 +110,8 @@ def check_temperature(temperature: float | Tensor) -> None:
         if torch.compiler.is_compiling() or temperature.device.type != "cpu":
             return
         temperature = temperature.item()
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
+    if not LEAST_TEMPERATURE <= temperature < float("inf"):
+        raise ValueError(f"temperature must be positive, at least {LEAST_TEMPERATURE}, and finite, got {temperature}.")
 
 
 def unit_rows(x: Tensor) -> Tensor:
