@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from uncollapse.io import UsageError, built_in_sentences
-from uncollapse.io.batches import read_lines
+from uncollapse.io.batches import known_tokens, read_lines
 
 
 def test_built_in_sentences_are_many_and_different() -> None:
@@ -27,3 +28,15 @@ def test_files_without_text(tmp_path: Path) -> None:
     for name, words in {"empty": "has no text", "binary": "UTF-8", "none": "cannot be read"}.items():
         with pytest.raises(UsageError, match=words):
             read_lines(str(tmp_path / name))
+
+
+def test_a_tokenizer_of_another_model_is_named_before_the_first_pass() -> None:
+    class Model:
+        def get_input_embeddings(self) -> torch.nn.Embedding:
+            return torch.nn.Embedding(10, 4)
+
+    good, bad = {"input_ids": torch.tensor([[3, 9]])}, {"input_ids": torch.tensor([[3, 10]])}
+    assert list(known_tokens([good], Model())) == [good]
+    assert list(known_tokens([bad], torch.nn.Linear(2, 2))) == [bad]  # it has no vocabulary
+    with pytest.raises(UsageError, match="tokenizer"):
+        list(known_tokens([good, bad], Model()))

@@ -78,6 +78,22 @@ def token_batches(
         yield encoded
 
 
+def known_tokens(batches: Iterable[Any], model: Any) -> Iterator[Any]:
+    """Yield the batches; raise a UsageError for a token that the model's vocabulary does not have."""
+    try:
+        size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):
+        size = None
+    for batch in batches:
+        ids = batch["input_ids"]
+        if size is not None and ids.numel() and int(ids.max()) >= size:
+            raise UsageError(
+                f"The tokenizer gives the token {int(ids.max())}, and the model has {size} of them: they do not belong "
+                "together. Put the files of the model's own tokenizer next to it."
+            )
+        yield batch
+
+
 def example_tokens(text: str, tokenizer: Any, max_length: int) -> tuple[str, ...]:
     """Return the tokens of a text, decoded one by one."""
     ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
@@ -223,8 +239,9 @@ def _text(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     tokenizer = hf_models.load_tokenizer(hf_models.Origin(loaded.origin))
     length = token_limit(tokenizer, loaded.model, request.max_length, request.usual_length)
     both = bool(getattr(getattr(loaded.model, "config", None), "is_encoder_decoder", False))
+    batches = token_batches(texts, tokenizer, batch_size=request.batch_size, max_length=length, decoder=both)
     return Data(
-        token_batches(texts, tokenizer, batch_size=request.batch_size, max_length=length, decoder=both),
+        known_tokens(batches, loaded.model),
         _describe_texts(texts, request, length),
         _count(len(texts), request),
         built_in=not request.text,
