@@ -82,3 +82,15 @@ def test_texts_for_assistants_name_public_names_and_targets() -> None:
     assert len(names) > 5
     assert all(hasattr(uc, name) for name in names)
     assert set(re.findall(r"^    make ([a-z-]+) ", (ROOT / "AGENTS.md").read_text(), re.MULTILINE)) <= TARGETS
+
+
+def test_no_build_is_committed_and_no_result_names_a_machine() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    paths = [ROOT / line for line in listed.stdout.splitlines()]
+    if not paths:
+        pytest.skip("not a clone")
+    there = [path for path in paths if path.is_file()]
+    assert [path.name for path in there if path.stat().st_size > 1_000_000] == []
+    results = [path for path in there if path.suffix == ".json" and path.is_relative_to(ROOT / "results")]
+    folder = re.compile(r"/(work|root|home|tmp|Users)/\w")
+    assert [path.name for path in results if folder.search(path.read_text(encoding="utf-8"))] == []

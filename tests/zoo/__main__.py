@@ -22,7 +22,7 @@ torchvision_ops.declare()
 
 from .check import check  # noqa: E402
 from .entries import Entry, all_entries  # noqa: E402
-from .results import NOT_BUILT, ZooFile  # noqa: E402
+from .results import NOT_BUILT, ZooFile, describe  # noqa: E402
 
 LIMIT = 240  # seconds for one architecture
 
@@ -84,7 +84,7 @@ def _work(entry: Entry, pipe: Any) -> None:
         import traceback
 
         last = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}:{last.lineno})"[:400]
+        message = f"{describe(error)} ({last.filename.rpartition('/')[2]}:{last.lineno})"
         pipe.send({"name": entry.name, "kind": entry.kind, NOT_BUILT: f"the check itself failed: {message}"})
 
 

@@ -28,7 +28,7 @@ from .reference import (
     to_sequences,
     watch,
 )
-from .results import NOT_BUILT
+from .results import NOT_BUILT, describe
 
 SCALE = 0.1
 COSINE, RANK, SLOPE = 2e-4, 1e-3, 0.02  # allowed differences; of the last two relative
@@ -47,7 +47,7 @@ def check(entry: Entry) -> Outcome:
         plain = _outputs(built)
         _outputs(built, number=-1)
     except Exception as error:  # of the library, or the rule for small configs does not fit
-        return {"name": entry.name, "kind": entry.kind, NOT_BUILT: f"{type(error).__name__}: {error}"[:300]}
+        return {"name": entry.name, "kind": entry.kind, NOT_BUILT: describe(error)}
     row: Outcome = {"name": entry.name, "kind": entry.kind, "class": type(built.model).__name__}
     row["parameters"] = sum(p.numel() for p in built.model.parameters())
     row["random"] = not _same(plain, _outputs(built, seed=1))

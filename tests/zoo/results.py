@@ -1,6 +1,7 @@
 """The file of results, results/zoo.json: one row per architecture, written after each."""
 
 import json
+import re
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,15 @@ from uncollapse.io import files
 LIBRARIES = ("uncollapse", "torch", "transformers", "timm", "torchvision", "torch_geometric", "sentence-transformers")
 NOT_BUILT = "not_built"
 STEPS = ("works", "named", "refused", "failed", "silent")  # from best to worst
+
+
+def describe(error: BaseException, length: int = 300) -> str:
+    """Return an error in words, without the folders of the machine that it came up on.
+
+    >>> describe(ValueError("from '/home/me/lib/site-packages/timm/x.py'"))
+    "ValueError: from 'timm/x.py'"
+    """
+    return re.sub(r"/[^\s'\"]*/site-packages/", "", f"{type(error).__name__}: {error}")[:length]
 
 
 class ZooFile:

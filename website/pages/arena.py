@@ -14,7 +14,7 @@ from typing import Any
 from uncollapse.diagnosis import measured_gains
 from uncollapse.io.files import write
 from uncollapse.lab.experiments.arena.config import group_of
-from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
+from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table
 from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
 from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
 from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
@@ -26,16 +26,7 @@ from website.pages.boards import IMAGES, NOT_RUN, ROOT, Row, records
 
 GAINS = ROOT / "src" / "uncollapse" / "diagnosis" / measured_gains.FILE
 DEMO = "gcn, csbm 1"
-HEAD = (
-    "cure",
-    "test accuracy",
-    "gain over none",
-    "gain at equal time",
-    "seconds",
-    "MB",
-    "rank before → after",
-    "verdict before → after",
-)
+HEAD = ("cure", "test accuracy", *COLUMNS)
 PLOTS = ("score over seconds", "rank and gain", "learning rates")
 RIVALS = ("shallower", "more epochs", "contra_norm")
 SHOWN = 3  # rows of the table of advice, per kind of model

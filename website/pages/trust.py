@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from uncollapse.diagnosis.measured_gains import signed
 from uncollapse.diagnosis.verdict import ALIKE
 from uncollapse.embeddings.choice import ALIKE as ACT_FROM
 from uncollapse.lab.experiments.calibration import analysis, model_outcomes
@@ -49,7 +50,7 @@ def network_verdicts() -> tuple[Row, list[Row]]:
     for family, kinds in model_outcomes.summarize(networks()).items():
         for kind, of in kinds.items():
             counts = (f"{of[name]:.0f}" for name in ("cases", "sources", "helped", "hurt"))
-            rows.append((family, VERDICTS[kind], *counts, f"{of['median']:+.1f}".replace("-", "−")))
+            rows.append((family, VERDICTS[kind], *counts, signed(of["median"])))
     return head, rows
 
 

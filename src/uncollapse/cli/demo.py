@@ -183,6 +183,8 @@ def _print_verdict(terminal: Console, found: "Diagnosis") -> None:
 
 def _comparison_table(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> Table:
     """Show what came of each row, the best first, next to its prediction; it fits into 80 columns."""
+    from uncollapse.diagnosis.measured_gains import signed
+
     plain = rows[0]
     advised = {tip.code for tip in plain.diagnosis.verdict.advice}
     table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
@@ -203,11 +205,6 @@ def _comparison_table(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]"
             f"{trained.record['seconds']:.0f}",
         )
     return table
-
-
-def signed(value: float) -> str:
-    """Return a difference with its sign: "+1.5", "−0.3"."""
-    return f"{value:+.1f}".replace("-", "−")
 
 
 def outcome(gain: float, prediction: "Gain") -> str:

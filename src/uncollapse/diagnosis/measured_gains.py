@@ -15,6 +15,11 @@ NEAR = 2.0  # a model is like a measured one up to this ratio of their depths
 PAGE = "docs/which-cure.md"
 
 
+def signed(points: float) -> str:
+    """Return a difference in points with its sign: "+1.5", "−0.3"."""
+    return f"{points:+.1f}".replace("-", "−")
+
+
 @dataclass(frozen=True)
 class Gain:
     """The gain of a row over the plain model in points of test accuracy, with its 95 % interval.
@@ -34,8 +39,7 @@ class Gain:
     @property
     def text(self) -> str:
         """The number in words."""
-        low, high = (f"{value:+.1f}".replace("-", "−") for value in (self.low, self.high))
-        return f"{self.mean:+.1f} points (95 %: {low} to {high})".replace("-", "−")
+        return f"{signed(self.mean)} points (95 %: {signed(self.low)} to {signed(self.high)})"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from uncollapse.diagnosis.measured_gains import signed
+
 ENOUGH = 5  # cases
 NETWORKS = {"pyg": "graph networks", "huggingface": "transformers", "timm": "transformers", "torch": "transformers"}
 CLEAR = "2 points"
@@ -25,11 +27,6 @@ class Outcome:
     helped: int
     hurt: int
     median: float
-
-    @property
-    def gain(self) -> str:
-        """The median gain as text: "+8.2"."""
-        return f"{self.median:+.1f}".replace("-", "−")
 
 
 @cache
@@ -52,7 +49,9 @@ def outlook(family: str, kind: str) -> str:
     if found is None or found.cases < ENOUGH:
         return "" if kind == "none" else f"Whether acting on it helps {what} was measured in too few cases to say."
     counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} data sets, the best cure"
-    counts += f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {found.gain})"
+    counts += (
+        f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {signed(found.median)})"
+    )
     likely = found.helped > 2 * max(found.hurt, found.cases - found.helped)
     return f"{'Acting is likely to help' if likely else 'Whether acting helps is open'}: {counts}."
 

@@ -18,6 +18,7 @@ from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.lab.tables.table_page import ResultPlot
 from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, add_legend_below, new_figure, series_colour
 
+COLUMNS = ("gain over none", "gain at equal time", "seconds", "MB", "rank before → after", "verdict before → after")
 BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
 
 Grids = Mapping[str, Sequence[Grid]]
@@ -31,17 +32,7 @@ def list_details(board: PaperTable, grids: Grids, records: Sequence[Record]) -> 
 
 def cost_table(board: PaperTable, found: Sequence[Standing]) -> Details:
     """Return gains at equal steps and at equal time, costs, and what the diagnosis showed."""
-    head = (
-        "task",
-        "depth",
-        "cure",
-        "gain over none",
-        "gain at equal time",
-        "seconds",
-        "MB",
-        "rank before → after",
-        "verdict before → after",
-    )
+    head = ("task", "depth", "cure", *COLUMNS)
     rows = [
         (
             each.group,
