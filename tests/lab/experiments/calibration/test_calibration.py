@@ -13,7 +13,15 @@ from uncollapse.embeddings.choice import Geometry
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.calibration import analysis, training
-from uncollapse.lab.experiments.calibration.analysis import Case, Rate, act_from, evaluate, fit_bound, leave_one_out
+from uncollapse.lab.experiments.calibration.analysis import (
+    Case,
+    Rate,
+    act_from,
+    evaluate,
+    fit_bound,
+    fit_rule,
+    leave_one_out,
+)
 from uncollapse.lab.experiments.calibration.config import Config, Sentences, load_sentences, pool
 from uncollapse.lab.experiments.calibration.recipe import RECIPE
 
@@ -75,8 +83,8 @@ def test_rates_count_clear_cases_only() -> None:
     found = [case(0.9, 0.1, 0.2), case(0.8, -0.2, -0.1), case(0.1, 0.1, 0.3), case(0.1, -0.1, 0.1), case(0.0, -2, -1)]
     rate = evaluate(act_from(0.5), found)
     assert rate == Rate(right=2, cases=4, alarms=1, misses=1)
-    assert evaluate(lambda geometry: True, found) == Rate(2, 4, 2, 0)
-    assert evaluate(lambda geometry: False, found) == Rate(2, 4, 0, 2)
+    assert evaluate(lambda each: True, found) == Rate(2, 4, 2, 0)
+    assert evaluate(lambda each: False, found) == Rate(2, 4, 0, 2)
 
 
 @pytest.mark.parametrize(("right", "cases"), [(6, 6), (34, 38), (0, 5), (50, 100)])
@@ -91,9 +99,9 @@ def test_the_interval_is_wilsons(right: int, cases: int) -> None:
 def test_a_bound_is_fitted_to_others_than_it_decides_about() -> None:
     same = [case(0.6, 0.1, 0.2, name) for name in "abd"] + [case(0.2, -0.2, -0.1, name) for name in "abd"]
     assert fit_bound(same) == 0.6
-    assert leave_one_out(same, lambda each: each.encoder) == Rate(6, 6, 0, 0)
+    assert leave_one_out(same, lambda each: each.encoder, fit_rule) == Rate(6, 6, 0, 0)
     odd = [*same, case(0.9, -0.2, -0.1, "c")]  # an encoder for which the others' bound is wrong
-    assert leave_one_out(odd, lambda each: each.encoder) == Rate(6, 7, 1, 0)
+    assert leave_one_out(odd, lambda each: each.encoder, fit_rule) == Rate(6, 7, 1, 0)
 
 
 def test_cases_and_rates_of_stored_records() -> None:

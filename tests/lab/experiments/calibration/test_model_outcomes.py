@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from uncollapse.lab.experiments.calibration import model_outcomes as outcomes
-from uncollapse.lab.experiments.calibration.analysis import Rate
+from uncollapse.lab.experiments.calibration.analysis import Rate, leave_one_out
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
 
 
@@ -73,7 +73,7 @@ def test_bounds_are_fitted_without_the_data_set_that_they_decide_about() -> None
     high = [made(-0.1, 0.75, data="b"), made(0.1, 0.96, data="b")]  # here only from 0.95 on
     assert outcomes.fit_bounds(low)[0] == 0.7
     assert outcomes.fit_bounds(high)[0] in (0.8, 0.85, 0.9, 0.95)
-    assert outcomes.leave_data_out([*low, *high]) == Rate(2, 5, 1, 2)
+    assert leave_one_out([*low, *high], lambda case: case.data, outcomes.fit_rule) == Rate(2, 5, 1, 2)
 
 
 def test_a_folder_is_read_and_summarised_by_verdict(tmp_path: Path) -> None:

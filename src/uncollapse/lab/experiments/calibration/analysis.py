@@ -7,12 +7,23 @@ is above 0, hurts if it is below 0, and makes no clear difference otherwise; suc
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from uncollapse.embeddings.choice import Geometry, advise
 
-Rule = Callable[[Geometry], bool]  # whether to act
 QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
+
+
+class Outcome(Protocol):
+    """Anything that shows whether acting helped."""
+
+    @property
+    def helps(self) -> bool | None:
+        """Return whether acting helps; None without a clear difference."""
+
+
+Known = TypeVar("Known", bound=Outcome)
+Rule = Callable[[Known], bool]  # whether to act
 
 
 @dataclass(frozen=True)
@@ -71,17 +82,30 @@ def cases(records: Iterable[Mapping[str, Any]]) -> list[Case]:
     return found
 
 
-def evaluate(rule: Rule, found: Iterable[Case]) -> Rate:
+def evaluate(acts: Rule[Known], found: Iterable[Known]) -> Rate:
     """Count how often a rule is right where acting clearly helps or hurts."""
-    clear = [(rule(case.geometry), case.helps) for case in found if case.helps is not None]
-    alarms = sum(acts and not helps for acts, helps in clear)
-    misses = sum(helps and not acts for acts, helps in clear)
+    clear = [(acts(case), case.helps) for case in found if case.helps is not None]
+    alarms = sum(act and not helps for act, helps in clear)
+    misses = sum(bool(helps) and not act for act, helps in clear)
     return Rate(len(clear) - alarms - misses, len(clear), alarms, misses)
 
 
-def act_from(bound: float) -> Rule:
+def leave_one_out(
+    found: Sequence[Known], by: Callable[[Known], str], fit: Callable[[Sequence[Known]], Rule[Known]]
+) -> Rate:
+    """Return the rate of a rule that is fitted without the group, such as the encoder, that it then decides about."""
+    parts = []
+    for name in dict.fromkeys(map(by, found)):
+        others, own = [case for case in found if by(case) != name], [case for case in found if by(case) == name]
+        if others:
+            parts.append(evaluate(fit(others), own))
+    totals = (sum(getattr(part, name) for part in parts) for name in ("right", "cases", "alarms", "misses"))
+    return Rate(*totals)
+
+
+def act_from(bound: float) -> Rule[Case]:
     """Return the rule that acts from this mean cosine on."""
-    return lambda geometry: geometry.mean_cosine >= bound
+    return lambda case: case.geometry.mean_cosine >= bound
 
 
 def fit_bound(found: Sequence[Case]) -> float:
@@ -90,23 +114,17 @@ def fit_bound(found: Sequence[Case]) -> float:
     return max(bounds, key=lambda bound: (evaluate(act_from(bound), found).right, bound))
 
 
-def leave_one_out(found: Sequence[Case], by: Callable[[Case], str]) -> Rate:
-    """Return the rate of a bound that is fitted without the encoder, or the task, that it then decides about."""
-    parts = []
-    for name in dict.fromkeys(map(by, found)):
-        others, own = [case for case in found if by(case) != name], [case for case in found if by(case) == name]
-        if others:
-            parts.append(evaluate(act_from(fit_bound(others)), own))
-    totals = (sum(getattr(part, name) for part in parts) for name in ("right", "cases", "alarms", "misses"))
-    return Rate(*totals)
+def fit_rule(found: Sequence[Case]) -> Rule[Case]:
+    """Return the rule with the fitted bound."""
+    return act_from(fit_bound(found))
 
 
 def hit_rates(found: Sequence[Case]) -> dict[str, Rate]:
     """Return the rates of the shipped rule, of the trivial rules, and of fitted bounds on what was left out."""
     return {
-        "auto, as shipped": evaluate(lambda geometry: advise(geometry).method != "none", found),
-        "always act": evaluate(lambda geometry: True, found),
-        "never act": evaluate(lambda geometry: False, found),
-        "fitted, one encoder left out": leave_one_out(found, lambda case: case.encoder),
-        "fitted, one task left out": leave_one_out(found, lambda case: case.task),
+        "auto, as shipped": evaluate(lambda case: advise(case.geometry).method != "none", found),
+        "always act": evaluate(lambda case: True, found),
+        "never act": evaluate(lambda case: False, found),
+        "fitted, one encoder left out": leave_one_out(found, lambda case: case.encoder, fit_rule),
+        "fitted, one task left out": leave_one_out(found, lambda case: case.task, fit_rule),
     }

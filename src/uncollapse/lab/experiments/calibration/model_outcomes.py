@@ -9,13 +9,13 @@ by as much, and makes no clear difference otherwise; such cases count for no rul
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uncollapse.diagnosis.verdict import ALIKE, NARROW
-from uncollapse.lab.experiments.calibration.analysis import Rate
+from uncollapse.lab.experiments.calibration.analysis import Rate, Rule, evaluate, leave_one_out
 
 CLEAR = 0.02  # of the score
 PLAIN: dict[str, dict[str, Any]] = {  # recipe -> the settings of a network without a cure
@@ -149,15 +149,7 @@ def _settings(record: Record) -> str:
     return json.dumps([record["config"].get(name) for name in names])
 
 
-def evaluate(acts: Callable[[ModelCase], bool], found: Iterable[ModelCase]) -> Rate:
-    """Count how often a rule is right where acting clearly helps or hurts."""
-    clear = [(acts(case), case.helps) for case in found if case.helps is not None]
-    alarms = sum(act and not helps for act, helps in clear)
-    misses = sum(bool(helps) and not act for act, helps in clear)
-    return Rate(len(clear) - alarms - misses, len(clear), alarms, misses)
-
-
-def act_by(bounds: Bounds) -> Callable[[ModelCase], bool]:
+def act_by(bounds: Bounds) -> Rule[ModelCase]:
     """Return the rule that acts from this cosine on, and below this share, at the last block."""
     return lambda case: case.cosine >= bounds[0] or case.share < bounds[1]
 
@@ -168,15 +160,9 @@ def fit_bounds(found: Sequence[ModelCase]) -> Bounds:
     return max(every, key=lambda b: (evaluate(act_by(b), found).right, -abs(b[0] - ALIKE) - abs(b[1] - NARROW)))
 
 
-def leave_data_out(found: Sequence[ModelCase]) -> Rate:
-    """Return the rate of bounds that are fitted without the data set that they then decide about."""
-    parts = []
-    for data in dict.fromkeys(case.data for case in found):
-        others, own = [case for case in found if case.data != data], [case for case in found if case.data == data]
-        if others:
-            parts.append(evaluate(act_by(fit_bounds(others)), own))
-    totals = (sum(getattr(part, name) for part in parts) for name in ("right", "cases", "alarms", "misses"))
-    return Rate(*totals)
+def fit_rule(found: Sequence[ModelCase]) -> Rule[ModelCase]:
+    """Return the rule with the fitted bounds."""
+    return act_by(fit_bounds(found))
 
 
 def hit_rates(found: Sequence[ModelCase]) -> dict[str, Rate]:
@@ -186,7 +172,7 @@ def hit_rates(found: Sequence[ModelCase]) -> dict[str, Rate]:
         "the verdict before training": evaluate(lambda case: case.untrained != "none", found),
         "always act": evaluate(lambda case: True, found),
         "never act": evaluate(lambda case: False, found),
-        "fitted bounds, one data set left out": leave_data_out(found),
+        "fitted bounds, one data set left out": leave_one_out(found, lambda case: case.data, fit_rule),
     }
 
 
