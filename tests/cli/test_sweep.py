@@ -163,7 +163,8 @@ def test_folders_are_looked_at_before_workers_start(
         (["--grid", "size=1, 2"], "--grid 'size=1, 2': leave out the spaces next to commas: 'size=1,2'."),
         (["--grid", "size=1,2", "--choose", "scale"], "--choose scale: no grid has several values of it"),
         (["--grid", "size=1,2", "--set", "scale"], "--set takes key=value"),
-        (["--grid", "size=1,2", "--set", "size=3"], "size is both in the grid and fixed"),
+        (["--grid", "size=1,2", "--set", "size=3"], "No experiment of the grid has size=3"),
+        (["--grid", "size=1,2 seed=0-2", "--choose", "size", "--set", "seed=1"], "part of the grid's choice"),
     ],
 )
 def test_what_cannot_be_swept_is_said(run: Run, tiny: ModuleType, arguments: list[str], words: str) -> None:

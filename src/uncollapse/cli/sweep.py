@@ -50,7 +50,8 @@ def sweep(
         str | None, option("NAME", "Named settings for fields that the grids leave open, such as a paper's.", WHAT)
     ] = None,
     pairs: Annotated[
-        list[str] | None, option("KEY=VALUE", "A field that all runs share; repeatable.", WHAT, "--set")
+        list[str] | None,
+        option("KEY=VALUE", "A field that all runs share; it narrows a grid; repeatable.", WHAT, "--set"),
     ] = None,
     budget_minutes: Annotated[
         float | None, option("N", "Stop after so many minutes; the same command continues.", HOW, min=0.0)
@@ -164,6 +165,8 @@ def _cells(
     for grid in found:
         left = {name: value for name, value in preset.items() if name not in grid.values}
         cells += grid.cells(recipe.config, left | fixed)
+    if not cells:
+        raise UsageError(f"No experiment of the grid has {', '.join(pairs)}; leave out --set, or name a value it has.")
     return cells
 
 

@@ -34,8 +34,16 @@ def test_all_combinations_in_the_order_of_the_fields() -> None:
 def test_fixed_fields_are_shared() -> None:
     cells = Grid({"seed": (0, 1)}).cells(Config, {"layers": "8"})
     assert [cell.trials for cell in cells] == [(Config(layers=8),), (Config(layers=8, seed=1),)]
-    with pytest.raises(UsageError, match=r"layers.*fixed"):
-        Grid({"layers": (2,)}).cells(Config, {"layers": 4})
+
+
+def test_a_fixed_field_narrows_a_grid_that_has_it() -> None:
+    grid = Grid({"layers": (2, 4), "scale": (0.2, 1.0), "seed": (0, 1)}, choose=("scale",))
+    (cell,) = grid.cells(Config, {"layers": "4"})
+    assert (cell, grid.cells(Config, {"layers": 8})) == (grid.cells(Config)[1], [])
+    for name in ("scale", "seed"):
+        with pytest.raises(UsageError, match=f"{name}.*choice"):
+            grid.cells(Config, {name: 1})
+    assert Grid({"seed": (0, 1)}).cells(Config, {"seed": 1}) == Grid({"seed": (1,)}).cells(Config)
 
 
 def test_chosen_fields_are_tried_with_the_first_seed_in_each_cell() -> None:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.lab.config.fields import build, config_fields
+from uncollapse.lab.config.fields import build, config_fields, parse_values
 from uncollapse.lab.tables.selection import select_best
 
 SEED = "seed"
@@ -86,7 +86,10 @@ class Grid:
                 raise UsageError(f"The grid has no {name!r} to choose; it has: {', '.join(there)}.{hint}")
 
     def cells(self, config: type, fixed: Mapping[str, Any] | None = None) -> list[GridCell]:
-        """Return the cells, in the order of the fields. fixed: fields that all configurations share.
+        """Return the cells, in the order of the fields.
+
+        fixed: fields that all configurations share. One that the grid has narrows it to that value: a grid without
+        the value has no cells.
 
         >>> @dataclasses.dataclass(frozen=True)
         ... class Config:
@@ -99,21 +102,30 @@ class Grid:
         (Config(scale=0.5, seed=1), Config(scale=0.5, seed=2))
         """
         shared = dict(fixed or {})
-        both = sorted(shared.keys() & self.values.keys())
-        if both:
-            raise UsageError(f"{both[0]} is both in the grid and fixed; leave out one of the two.")
+        every = self._narrowed(config, shared)
         if not self.choose:
-            return [GridCell((build(config, shared | point),)) for point in _combinations(self.values)]
-        seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in self.values.get(SEED, ())))
+            return [GridCell((build(config, shared | point),)) for point in _combinations(every)]
+        seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in every.get(SEED, ())))
         first = [{SEED: seed} for seed in seeds[: self.seeds_to_choose]] or [{}]
-        rivals = {name: self.values[name] for name in self.choose}
-        others = {name: values for name, values in self.values.items() if name not in rivals and name != SEED}
+        rivals = {name: every[name] for name in self.choose}
+        others = {name: values for name, values in every.items() if name not in rivals and name != SEED}
         found = []
         for point in _combinations(others):
             trials = (build(config, shared | point | seed | rival) for seed in first for rival in _combinations(rivals))
             rest = tuple(seeds[self.seeds_to_choose :])
             found.append(GridCell(tuple(dict.fromkeys(trials)), rest, self.choose, self.by))
         return found
+
+    def _narrowed(self, config: type, fixed: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+        """Return the values of each field, only the fixed one where there is one."""
+        chosen = {*self.choose, SEED} if self.choose else set()
+        if both := sorted(chosen & fixed.keys() & self.values.keys()):
+            raise UsageError(f"{both[0]} is both fixed and part of the grid's choice; leave out one of the two.")
+        every = dict(self.values)
+        for name in fixed.keys() & every.keys():
+            wanted = parse_values(config, {name: fixed[name]})
+            every[name] = [value for value in every[name] if parse_values(config, {name: value}) == wanted]
+        return every
 
 
 def parse_grid(text: str, config: type, choose: tuple[str, ...] = (), by: str = "validation") -> Grid:
