@@ -59,7 +59,7 @@ def test_every_contestant_is_in_a_sweep_with_as_many_trials_as_the_others() -> N
         for cell in (cell for grid in grids for cell in grid.cells(Config)):
             assert len(cell.trials) == 9, cell.trials[0]
             assert {trial.seed for trial in cell.trials} == {0}
-            assert cell.seeds == (1, 2, 3, 4, 5, 6)
+            assert cell.seeds == ((1, 2, 3) if cell.trials[0].task in ("bert", "decoder") else (1, 2, 3, 4, 5, 6))
 
 
 def test_strength_counts_only_where_there_is_one() -> None:
