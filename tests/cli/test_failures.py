@@ -40,7 +40,7 @@ def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
 def test_an_error_is_one_sentence(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise error
 
     monkeypatch.setattr(demo, "run_demo", fail)
@@ -51,7 +51,7 @@ def test_an_error_is_one_sentence(
 
 
 def test_interruption_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> int:
+    def interrupt(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "run_demo", interrupt)
@@ -61,14 +61,14 @@ def test_interruption_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) 
 
 def test_demo_gets_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(demo, "run_demo", seen.append)
+    monkeypatch.setattr(demo, "run_demo", lambda out, quiet: seen.append(out))
     assert run("demo").exit_code == 0
     assert run("demo", "--out", "there").exit_code == 0
     assert seen == [Path("demo"), Path("there")]
 
 
 def test_warnings_of_other_libraries_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn(*_: object) -> int:
+    def warn(*_: object, **__: object) -> int:
         warnings.warn_explicit("theirs", UserWarning, "/lib/site-packages/other/file.py", 1)
         warnings.warn_explicit("a user's\nown", UserWarning, "model.py", 1)
         return 0

