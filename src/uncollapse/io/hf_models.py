@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import nn
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.random_weights import is_of_cure
 from uncollapse.errors import UsageError, import_optional
-from uncollapse.io.files import expand_user, read_config
+from uncollapse.io.files import expand_user
 from uncollapse.io.loading import fixed_seed, silence_libraries
+from uncollapse.io.untrusted_models import CONFIG_NAMES, bounded_size, check_folder, check_size
 
 PACKAGE = "package:"
 LENGTH = 600  # characters of an error that are shown
@@ -39,10 +41,11 @@ class Origin:
                 self.options["gguf_file"] = ggufs[0].name
             elif not (path / "config.json").exists() and not (path / "modules.json").exists():
                 raise UsageError(f"The folder {place} has no config.json; name the folder of a saved model.")
-            elif (path / "config.json").exists():
-                read_config(path / "config.json")  # before a library reads it without any bound
-        elif not is_on_hub(place):
-            self.options["local_files_only"] = True
+            check_folder(path)
+        else:
+            if not is_on_hub(place):
+                self.options["local_files_only"] = True
+            _check_hub_configs(place, "local_files_only" in self.options)
 
 
 def in_package(place: str) -> str:
@@ -60,6 +63,17 @@ def in_package(place: str) -> str:
     return str(path)
 
 
+@cache
+def _check_hub_configs(place: str, is_local: bool) -> None:
+    """Check the configs of a model on the hub as those of a folder. is_local: look into the cache only."""
+    hub: Any = import_optional("huggingface_hub", "hf")
+    try:
+        folder = hub.snapshot_download(place, allow_patterns=CONFIG_NAMES, local_files_only=is_local)
+    except Exception:  # it is not in the cache, or the connection broke: loading the model says so
+        return
+    check_folder(Path(folder))
+
+
 def load_hf_model(
     origin: Origin, *, random_weights: bool, dtype: torch.dtype | None
 ) -> tuple[nn.Module, list[str], list[str]]:
@@ -68,13 +82,15 @@ def load_hf_model(
     dtype: None keeps the dtype of the files.
     """
     with loading(origin) as transformers, fixed_seed():
+        config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
         if random_weights:
-            config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
-            model = transformers.AutoModel.from_config(config, dtype=dtype or config.dtype or torch.float32)
-            return model, [], []
-        model, report = transformers.AutoModel.from_pretrained(
-            origin.place, dtype=dtype or "auto", output_loading_info=True, **origin.options
-        )
+            build = partial(transformers.AutoModel.from_config, config, dtype=dtype or config.dtype or torch.float32)
+            check_size(build, origin.place)
+            return build(), [], []
+        with bounded_size(origin.place, quantized=hasattr(config, "quantization_config")):
+            model, report = transformers.AutoModel.from_pretrained(
+                origin.place, dtype=dtype or "auto", output_loading_info=True, **origin.options
+            )
     return model, sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")), _of_cures(report)
 
 
@@ -98,10 +114,13 @@ def load_classifier(
         _change(config, changes, origin)
         kind = transformers.AutoModelForSequenceClassification
         if random_weights:
-            made: nn.Module = kind.from_config(config, dtype=torch.float32)
+            build = partial(kind.from_config, config, dtype=torch.float32)
+            check_size(build, origin.place)
+            made: nn.Module = build()
             return made
         options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True, **origin.options}
-        made, report = kind.from_pretrained(origin.place, output_loading_info=True, **options)
+        with bounded_size(origin.place, quantized=hasattr(config, "quantization_config")):
+            made, report = kind.from_pretrained(origin.place, output_loading_info=True, **options)
     _check_whole(made, report, origin, head_too)
     return made
 

@@ -11,6 +11,7 @@ from uncollapse.errors import UsageError, import_optional
 from uncollapse.io.files import expand_user, read_config
 from uncollapse.io.hf_models import Origin, loading
 from uncollapse.io.loading import fixed_seed
+from uncollapse.io.untrusted_models import bounded_size
 
 MODULES = "modules.json"
 TRUSTED = ("sentence_transformers.", "uncollapse.")  # packages whose modules are loaded
@@ -41,7 +42,7 @@ def load_sentence_model(origin: Origin, modules: Path, dtype: torch.dtype | None
     _check_modules(origin, modules)
     if importlib.util.find_spec("sentence_transformers") is None:
         return None
-    with loading(origin), fixed_seed():
+    with loading(origin), fixed_seed(), bounded_size(origin.place):
         library: Any = import_optional("sentence_transformers", "st")
         options = {"device": "cpu", "trust_remote_code": False, "local_files_only": _is_local(origin)}
         model: nn.Module = library.SentenceTransformer(origin.place, model_kwargs={"dtype": dtype or "auto"}, **options)

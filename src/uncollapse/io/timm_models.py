@@ -1,6 +1,7 @@
 """Models of timm and their preprocessing."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io import hf_models
 from uncollapse.io.files import read_config
 from uncollapse.io.loading import fixed_seed, silence_libraries
+from uncollapse.io.untrusted_models import check_folder, check_size
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 WAY_OUT = "--random-weights measures the architecture without them, --checkpoint FILE takes yours."
@@ -43,9 +45,12 @@ def is_folder(path: Path) -> bool:
 
 def load_timm_folder(folder: Path, *, random_weights: bool) -> nn.Module:
     """Load the model of a folder in timm's format."""
+    check_folder(folder)
+    build = partial(_timm().create_model, f"local-dir:{folder}")
     try:
         with silence_libraries(), fixed_seed():
-            model: nn.Module = _timm().create_model(f"local-dir:{folder}", pretrained=not random_weights)
+            check_size(build, str(folder))
+            model: nn.Module = build(pretrained=not random_weights)
     except UsageError:
         raise
     except Exception as error:  # an edited config.json raises many kinds of errors
