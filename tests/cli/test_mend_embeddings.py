@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -10,6 +11,7 @@ import torch
 from typer.testing import Result
 
 import uncollapse as uc
+from uncollapse.io import embedding_files, embedding_rows
 
 Run = Callable[..., Result]
 
@@ -50,6 +52,34 @@ def test_a_dry_run_only_advises(run: Run, files: torch.Tensor, tmp_path: Path) -
     assert "is advised" in " ".join(result.stdout.split())
     assert not list(tmp_path.glob("*.html"))
     assert len(list(tmp_path.glob("*.npy"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "there"), [("partial_fit", b"old"), ("transform", b"old"), ("open_rows", b"\x93NUMPY")]
+)
+def test_ctrl_c_leaves_the_old_file_or_the_whole_new_one(
+    run: Run, files: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, there: bytes
+) -> None:
+    calls = []
+
+    def interrupt_second(*given: Any) -> Any:  # in the middle: of the fit, of the new file, or before it is read again
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*given)
+
+    owner = embedding_files if stage == "open_rows" else uc.EmbeddingTransform
+    original = getattr(owner, stage)
+    monkeypatch.setattr(owner, stage, interrupt_second)
+    monkeypatch.setattr(embedding_rows, "PART", 1000)
+    (tmp_path / "new.npy").write_bytes(b"old")
+    result = run("embeddings", "alike.npy", "--mend", "auto", "--out", "new.npy")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.endswith("Interrupted.\n")
+    assert ("new.npy is complete" in result.stderr) == (there != b"old")
+    assert (tmp_path / "new.npy").read_bytes().startswith(there)
+    assert {path.name for path in tmp_path.glob("*new*")} == {"new.npy"}
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_numbers_after_a_method(run: Run, files: torch.Tensor, tmp_path: Path) -> None:

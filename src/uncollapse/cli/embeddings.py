@@ -139,6 +139,7 @@ class Mending:
 
 def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mending) -> None:
     """Fit a transform while the rows are measured; write the changed rows, and compare both."""
+    from uncollapse.io.embedding_files import open_rows
     from uncollapse.io.embedding_writer import check_target, write_changed
 
     if distributed.launch_size() > 1:
@@ -158,9 +159,11 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
         done = waiting.stage(f"Writing {how.out.name}", rows.part_count())
         source = replace(rows, read=lambda first, last: count_steps(rows.read(first, last), done))
         outcome["written"] = str(write_changed(source, how.out, transform.transform, transform.n_features_out_))
-        from uncollapse.io.embedding_files import open_rows
-
-        after = _measure(open_rows(how.out, rows.key), None, f"{name} after {used}", asked, waiting)
+        try:
+            after = _measure(open_rows(how.out, rows.key), None, f"{name} after {used}", asked, waiting)
+        except KeyboardInterrupt:
+            console.print_note(f"{how.out} is complete; it was not measured, and its report was not written.")
+            raise
     _report_mending(outcome, [before, after], how)
 
 
