@@ -34,7 +34,7 @@ def board(laid_out: PaperTable, mine: Sequence[Record]) -> str:
     return TOGETHER.sub("\u00a0", tables)
 
 
-def grids(*recipes: str) -> tuple[Row, list[Row]]:
+def grids(*recipes: str) -> tuple[Row, Sequence[Row]]:
     """The named grids: how many runs they have, how many are done, and how long these took."""
     head = ("grid", "runs", "done", "hours of one core, those done")
     rows = []

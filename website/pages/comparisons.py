@@ -1,7 +1,7 @@
 """Tables of the pages on alternatives and limits: what was measured beside others, won and lost, from results/."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from website.pages.boards import RESULTS, Row
@@ -17,7 +17,7 @@ def measured(name: str) -> list[dict[str, Any]]:
     return list(json.loads(file.read_text(encoding="utf-8"))["targets"]) if file.exists() else []
 
 
-def peers() -> tuple[Row, list[Row]]:
+def peers() -> tuple[Row, Sequence[Row]]:
     """The losses beside those of other libraries: time, and memory where it was measured."""
     rows, found = [], measured("_hypersphere")
     for target, below in zip(found, [*found[1:], {"name": ""}], strict=True):
@@ -27,13 +27,13 @@ def peers() -> tuple[Row, list[Row]]:
     return ("forward and backward, one thread", "times as fast", "of the memory", "time"), rows
 
 
-def dense() -> tuple[Row, list[Row]]:
+def dense() -> tuple[Row, Sequence[Row]]:
     """ContraNorm beside its plain formula, by the number of rows."""
     found = [t for t in measured("") if t["name"].startswith("contra_norm")]
     return ("", "measured", ""), [(t["name"], f"{t['measured']:.2f} {t['unit']}", t["detail"]) for t in found]
 
 
-def lost() -> tuple[Row, list[Row]]:
+def lost() -> tuple[Row, Sequence[Row]]:
     """Targets that were missed, dense forms that were faster, and what is dear."""
     return ("", "measured", "why it is here"), [*_missed(), *_faster_dense(), *_dear()]
 
@@ -66,4 +66,4 @@ def _dear() -> Iterator[Row]:
                 yield whole, f"{t['measured']:.2f} × the time", "dear"
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"peers": peers, "dense_forms": dense, "lost": lost}
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {"peers": peers, "dense_forms": dense, "lost": lost}

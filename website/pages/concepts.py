@@ -5,7 +5,7 @@ They are written by `python -m experiments.concepts` and `python -m experiments.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def propositions() -> dict[str, Any]:
     return result
 
 
-def states() -> tuple[Row, list[Row]]:
+def states() -> tuple[Row, Sequence[Row]]:
     """What is measured of the tokens in each state."""
     rows = [
         (
@@ -52,7 +52,7 @@ def states() -> tuple[Row, list[Row]]:
     return ("", "mean cosine", "effective rank, of 3", f"uniformity, {optimum} at best"), rows
 
 
-def depths() -> tuple[Row, list[Row]]:
+def depths() -> tuple[Row, Sequence[Row]]:
     """Where the random Transformers begin and end."""
     rows = [
         (
@@ -66,7 +66,7 @@ def depths() -> tuple[Row, list[Row]]:
     return ("random weights", "mean cosine, first → last", "effective rank, first → last", "verdict"), rows
 
 
-def counts() -> tuple[Row, list[Row]]:
+def counts() -> tuple[Row, Sequence[Row]]:
     """How often each statement held."""
     first, second = propositions()["variance"], propositions()["rank"]
     rows = [("Proposition 1", "any scale ≥ 0", f"{first['draws']:,}", f"{first['violated']:,}")]
@@ -232,7 +232,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "concept_states": states,
     "concept_depths": depths,
     "concept_propositions": counts,

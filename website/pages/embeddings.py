@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ WIDTH = 384  # features of MiniLM's embeddings, which the result is about
 Row = tuple[str, ...]
 
 
-def optima() -> tuple[Row, list[Row]]:
+def optima() -> tuple[Row, Sequence[Row]]:
     """The least uniformity there is, by dimension and sharpness."""
     rows = [(f"{d:,}", *(_number(uc.uniformity_optimum(d, t)) for t in SHARPNESSES)) for d in DIMENSIONS]
     return ("dimensions", *(f"t = {t:g}" for t in SHARPNESSES)), rows
 
 
-def self_pairs() -> tuple[Row, list[Row]]:
+def self_pairs() -> tuple[Row, Sequence[Row]]:
     """What perfectly uniform rows of 128 dimensions would have if each row also counted as a pair with itself."""
     optimum = uc.uniformity_optimum(128)
     rows = []
@@ -33,7 +33,7 @@ def self_pairs() -> tuple[Row, list[Row]]:
     return ("rows", "uniformity with self pairs", "from the optimum"), rows
 
 
-def judged() -> tuple[Row, list[Row]]:
+def judged() -> tuple[Row, Sequence[Row]]:
     """MiniLM's sentence embeddings at three stages, on the test pairs of STS-B; without rows where that was not run."""
     if not RESULT.exists():
         return (), []
@@ -68,7 +68,7 @@ def _number(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "judging_optima": optima,
     "judging_self_pairs": self_pairs,
     "judging_sentences": judged,

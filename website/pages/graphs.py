@@ -73,7 +73,7 @@ def layers_picture() -> str:
     return f"![{said}](images/{_layers_image().name})" if _layers_image().exists() else NOT_RUN
 
 
-def correlations() -> tuple[Row, list[Row]]:
+def correlations() -> tuple[Row, Sequence[Row]]:
     """Rank correlation of each measure of the last hidden layer with the test accuracy, over all deep runs."""
     runs = [r for r in _published_protocol() if field_of(r, "layers") >= DEEP]
     by_data = {data: [r for r in runs if field_of(r, "data") == data] for data in _groups_run()}
@@ -195,7 +195,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "graphs_depth": depth_pictures,
     "graphs_layers": layers_picture,
 }
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "graphs_correlations": correlations,
     "graphs_grids": partial(boards.grids, RECIPE.name),
 }

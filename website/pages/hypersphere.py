@@ -53,9 +53,10 @@ def _trials(recipe: Any, grids: Iterable[Grid]) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(asdict(trial))) for trial in trials]
 
 
-def circle_table() -> tuple[Row, list[Row]]:
+def circle_table() -> tuple[Row, Sequence[Row]]:
     """Linear accuracies of two features, and the two measures."""
-    found, rows = on_circle(), []
+    found = on_circle()
+    rows: list[Row] = []
     published = {number.cell["learned"]: number.mean for number in CIRCLE.tables["accuracy"].published}
     for name in LEARNED:
         paper = f"{published[name]:.2f}"
@@ -69,7 +70,7 @@ def circle_table() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def limits() -> tuple[Row, list[Row]]:
+def limits() -> tuple[Row, Sequence[Row]]:
     """Both slopes, what M · bias tends to, and the terms of the limit, for each encoder and temperature."""
     rows = []
     for r in sorted(boards.records("asymptotics"), key=lambda r: (-r["config"]["temperature"], r["config"]["encoder"])):
@@ -82,7 +83,7 @@ def limits() -> tuple[Row, list[Row]]:
     return (*head, "alignment term", "uniformity term", "limit"), rows
 
 
-def explained_table(only: str = "") -> tuple[Row, list[Row]]:
+def explained_table(only: str = "") -> tuple[Row, Sequence[Row]]:
     """How well each reading goes along with each judge of the features. only: the encoders of one kind."""
     mine = [record for record in encoders() if not only or objective_kind(record["config"]) == only]
     if len(mine) < 3:
@@ -96,7 +97,7 @@ def explained_table(only: str = "") -> tuple[Row, list[Row]]:
     return (f"{len(mine)} encoders{only and f': {only}'}", *judges), rows
 
 
-def partial_table() -> tuple[Row, list[Row]]:
+def partial_table() -> tuple[Row, Sequence[Row]]:
     """Rank correlations of each measure with accuracy while the other is held fixed, with 95 % intervals."""
     judges = {words: metric.replace("test", "validation") for metric, words in PROBES.items()}
     columns = [partial_correlations(encoders(), figure) for figure in judges.values()]
@@ -109,7 +110,7 @@ def partial_table() -> tuple[Row, list[Row]]:
     return (f"{len(encoders())} encoders", *judges), rows
 
 
-def encoder_table() -> tuple[Row, list[Row]]:
+def encoder_table() -> tuple[Row, Sequence[Row]]:
     """All encoders of the scatter, the best on validation first; seeds of the same settings are joined."""
     groups: dict[str, list[Record]] = {}
     for record in encoders():
@@ -127,7 +128,7 @@ def encoder_table() -> tuple[Row, list[Row]]:
     return (*head, "output, 5-NN", "fc7", "fc7, 5-NN"), rows
 
 
-def seeds_table() -> tuple[Row, list[Row]]:
+def seeds_table() -> tuple[Row, Sequence[Row]]:
     """The best of each of the two ways, chosen on validation, with three seeds: test accuracies."""
     rows: list[Row] = []
     ways = ("InfoNCE alone", "alignment and uniformity alone")
@@ -163,12 +164,12 @@ def collapses() -> dict[str, Record]:
             usual = (c["contrast"], c["batch"], c["dim"], c["seed"]) == (0, 256, 128, 0)
             if usual and (c["align"], c["uniform"]) == weights and c["t"] == c["alpha"] == 2:
                 found[name] = r
-    usual = asdict(CONTRAST.config(**CONTRAST.presets["small"] | {"data": "cifar10", "epochs": 0}))
-    drawn = [r for r in boards.records("contrast") if r["config"] == json.loads(json.dumps(usual))]
+    untrained = asdict(CONTRAST.config(**{**CONTRAST.presets["small"], "data": "cifar10", "epochs": 0}))
+    drawn = [r for r in boards.records("contrast") if r["config"] == json.loads(json.dumps(untrained))]
     return found | ({"untrained": drawn[0]} if drawn else {})
 
 
-def collapse_table() -> tuple[Row, list[Row]]:
+def collapse_table() -> tuple[Row, Sequence[Row]]:
     """What each of the three encoders is like at its end, and what the diagnosis says."""
     rows = []
     for name, r in collapses().items():
@@ -188,7 +189,7 @@ def sentence_board() -> str:
     return boards.board(next(iter(recipe.tables.values())), boards.records("sentences"))
 
 
-def moco_table() -> tuple[Row, list[Row]]:
+def moco_table() -> tuple[Row, Sequence[Row]]:
     """What came of the small runs of MoCo."""
     found = [
         r for r in boards.records("moco") if r["config"] in _trials(RECIPES["moco"], RECIPES["moco"].grids["small"])
@@ -201,7 +202,7 @@ def moco_table() -> tuple[Row, list[Row]]:
     return head, rows or [(NOT_RUN, *[""] * 5)]
 
 
-def leak_table() -> tuple[Row, list[Row]]:
+def leak_table() -> tuple[Row, Sequence[Row]]:
     """How well batch norm statistics mark the partner of a view, by the number of groups of a batch."""
     trials = _trials(RECIPES["moco"], RECIPES["moco"].grids["leak"])
     found = sorted((r for r in boards.records("moco") if r["config"] in trials), key=lambda r: r["config"]["groups"])
@@ -211,7 +212,7 @@ def leak_table() -> tuple[Row, list[Row]]:
     return ("groups of a batch", "leak (0.5: none, 1: all)", "training loss, last epoch"), rows or [(NOT_RUN, "", "")]
 
 
-def depth_table() -> tuple[Row, list[Row]]:
+def depth_table() -> tuple[Row, Sequence[Row]]:
     """Errors of depth on rendered scenes, layer by layer."""
     recipe = RECIPES["depth-probe"]
     found = [r for r in boards.records("depth-probe") if r["config"] in _trials(recipe, recipe.grids["rendered"])]
@@ -280,7 +281,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     **{f"hypersphere_{name}": partial(picture, name, said) for name, said in PICTURES.items()},
     "hypersphere_sentences": sentence_board,
 }
-PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "hypersphere_circle_table": circle_table,
     "hypersphere_explained": explained_table,
     "hypersphere_explained_infonce": partial(explained_table, "InfoNCE alone"),

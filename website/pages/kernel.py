@@ -6,7 +6,7 @@ of the GPUs is in one place below.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ CASES = [  # name, sequences, rows, width, dtype, kernels
 ]
 
 
-def compiled() -> tuple[Row, list[Row]]:
+def compiled() -> tuple[Row, Sequence[Row]]:
     """Return the largest needs of each kernel with all options, over its widths, by target and dtype."""
     stored = [row for row in _stored() if row["options"] == "all"]
     head = (
@@ -75,7 +75,7 @@ def _most(rows: list[dict[str, Any]]) -> str:
     return f"{registers}, {shared / 1024:.0f} of {rows[0]['shared_limit'] / 1024:.0f} KiB"
 
 
-def expected() -> tuple[Row, list[Row]]:
+def expected() -> tuple[Row, Sequence[Row]]:
     """Return the least time of forward and backward on each GPU, and what it is spent on. Computed, not measured."""
     head = (
         "forward and backward",
@@ -118,7 +118,7 @@ def _busy(gpu: Gpu, row: dict[str, Any], programs: int) -> float:
     threads = 32 * row["blocks"]["warps"]
     registers = 8 * math.ceil(row["registers"] / 8) * threads
     at_once = min(65_536 // registers, gpu.shared // (row["shared"] + 1024), 2048 // threads) * gpu.processors
-    return programs / (math.ceil(programs / at_once) * at_once)
+    return float(programs / (math.ceil(programs / at_once) * at_once))
 
 
 def _nearest(kernel: str, width: int, dtype: str, target: str) -> dict[str, Any]:
@@ -138,4 +138,4 @@ def _targets(stored: list[dict[str, Any]]) -> Iterator[str]:
     return iter(dict.fromkeys(row["target"] for row in stored))
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"triton_compiled": compiled, "triton_expected": expected}
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {"triton_compiled": compiled, "triton_expected": expected}

@@ -1,7 +1,7 @@
 """Tables of the page of real models, from results/real_models/. `website/tables.py` puts them in place."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def found(name: str) -> Diagnosis | None:
     return Diagnosis.load(path) if path.exists() else None
 
 
-def overview() -> tuple[Row, list[Row]]:
+def overview() -> tuple[Row, Sequence[Row]]:
     """One line a diagnosis: its verdict and the last block."""
     head = (
         "model",
@@ -56,7 +56,7 @@ def blocks(d: Diagnosis) -> list[Layer]:
     return [layer for layer in d.layers if layer.place == "block" and layer.name not in ("embed", "final")]
 
 
-def runs(prefix: str) -> tuple[Row, list[Row]]:
+def runs(prefix: str) -> tuple[Row, Sequence[Row]]:
     """Training runs: accuracy beside what the diagnosis says of the last block."""
     head = ("run", "test accuracy", "verdict", "onset", "robust cosine, last block", "rank share, last block", "seed")
     return head, list(_runs(prefix))
@@ -76,7 +76,7 @@ def _test(run: dict[str, Any]) -> float:
     return float(run["figures"]["test"])
 
 
-def vit_rates() -> tuple[Row, list[Row]]:
+def vit_rates() -> tuple[Row, Sequence[Row]]:
     """Validation accuracy of the deep ViT by learning rate: mean over seeds."""
     runs_of = json.loads((RESULTS.parent / "vit_digits_rates.json").read_text(encoding="utf-8"))["runs"]
     rates = sorted({run["config"]["lr"] for run in runs_of})
@@ -95,7 +95,7 @@ def vit_rates() -> tuple[Row, list[Row]]:
     return ("norm", *(f"lr {rate:g} (seeds)" for rate in rates)), rows
 
 
-def paper_similarity() -> tuple[Row, list[Row]]:
+def paper_similarity() -> tuple[Row, Sequence[Row]]:
     """Feature and attention similarity on STS-B: the paper's BERT-12 beside MiniLM-6 at the same relative depth."""
     head = (
         "layer of BERT-12 (paper)",
@@ -120,7 +120,7 @@ def paper_similarity() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def paper_depth() -> tuple[Row, list[Row]]:
+def paper_depth() -> tuple[Row, Sequence[Row]]:
     """Rank and variance of 72 layers: the paper's fine-tuned BERT beside our untrained one."""
     head = (
         "layer",
@@ -140,7 +140,7 @@ def paper_depth() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def false_alarms() -> tuple[Row, list[Row]]:
+def false_alarms() -> tuple[Row, Sequence[Row]]:
     """How many of the draws of each kind of text were called collapsed."""
     head = ("model", "sequences a draw", "draws", "called collapsed", "of these with high certainty")
     path = RESULTS / "false_alarms.json"
@@ -157,7 +157,7 @@ def false_alarms() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "real_models": overview,
     "vit_runs": lambda: runs("vit"),
     "vit_rates": vit_rates,

@@ -5,7 +5,7 @@ All formulas of the page are functions here. What is assumed of machines that we
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from website.pages.boards import RESULTS, Row
@@ -91,7 +91,7 @@ def checkpoint_bytes(count: int) -> tuple[int, int]:
     return 3 * FLOAT * count, 5 * FLOAT * count
 
 
-def pieces() -> tuple[Row, list[Row]]:
+def pieces() -> tuple[Row, Sequence[Row]]:
     """Memory, work and traffic by formula."""
     head = ("piece", "memory beside the input", "work", "each of N processes sends")
     kinds = ", ".join(f"{kind}: {count:g}" for kind, count in PRODUCTS.items())
@@ -109,7 +109,7 @@ def pieces() -> tuple[Row, list[Row]]:
     ]
 
 
-def checked() -> tuple[Row, list[Row]]:
+def checked() -> tuple[Row, Sequence[Row]]:
     """Formulas beside measurements, as far as these were made."""
     head = ("what", "by formula", "measured", "that is")
     return head, [*_kernels(), *_memory(), *_cures(), *_streamed()]
@@ -152,7 +152,7 @@ def _streamed() -> Iterator[Row]:
         yield "  its memory", f"{own:.1f} MiB of statistics", f"{found['peak']:.0f} MiB", "Python, torch and parts"
 
 
-def trained() -> tuple[Row, list[Row]]:
+def trained() -> tuple[Row, Sequence[Row]]:
     """A contrastive ViT-B, by the number of GPUs. Nothing of it was run."""
     count = parameters(**VIT)
     head = (f"ViT-B/16, {BATCH:,} images in all", *(f"{n} GPU{'s' if n > 1 else ''}" for n in GPUS))
@@ -173,7 +173,7 @@ def trained() -> tuple[Row, list[Row]]:
     return head, [(name, *(made(n) for n in GPUS)) for name, made in rows.items()]
 
 
-def embedded() -> tuple[Row, list[Row]]:
+def embedded() -> tuple[Row, Sequence[Row]]:
     """Files of embeddings from a laptop to a cluster, at the rate that was measured; nothing if it was not."""
     found = _streaming()
     if not found:
@@ -222,7 +222,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "scale_pieces": pieces,
     "scale_checked": checked,
     "scale_trained": trained,

@@ -43,7 +43,7 @@ def table_1() -> str:
     return boards.board(RECIPES["glue"].tables["table1"], glue())
 
 
-def rates() -> tuple[Row, list[Row]]:
+def rates() -> tuple[Row, Sequence[Row]]:
     """Vanilla runs with several learning rates and the first seed: what chose the rate."""
     runs = [r for r in glue() if field_of(r, "model") == MINILM and field_of(r, "cure") == "none" and r["seed"] == 0]
     tasks = sorted({field_of(r, "task") for r in runs})
@@ -79,7 +79,7 @@ def pictures() -> str:
     return "\n".join(shown) or NOT_RUN
 
 
-def deepest() -> tuple[Row, list[Row]]:
+def deepest() -> tuple[Row, Sequence[Row]]:
     """Variance over features and effective rank of the deepest pair of runs, beside the paper's 72 blocks."""
     pair = deepest_pair()
     if not pair:
@@ -96,7 +96,7 @@ def deepest() -> tuple[Row, list[Row]]:
     return ("", "", "", *shares), rows
 
 
-def padding() -> tuple[Row, list[Row]]:
+def padding() -> tuple[Row, Sequence[Row]]:
     """How far embeddings move when the same sentence is filled up."""
     result = _read("padding")
     lengths = sorted({row["length"] for row in result["shifts"]})
@@ -111,7 +111,7 @@ def padding() -> tuple[Row, list[Row]]:
     return ("", "scale", "padding", *(f"filled up to {length}" for length in lengths)), filled
 
 
-def padding_batched() -> tuple[Row, list[Row]]:
+def padding_batched() -> tuple[Row, Sequence[Row]]:
     """What the size of a batch does to Spearman's correlation."""
     result = _read("padding")
     ways = list(dict.fromkeys(row["way"] for row in result["batched"]))
@@ -125,7 +125,7 @@ def padding_batched() -> tuple[Row, list[Row]]:
 FIGURES = ("alignment", "uniformity", "spearman")
 
 
-def embeddings() -> tuple[Row, list[Row]]:
+def embeddings() -> tuple[Row, Sequence[Row]]:
     """Sentence embeddings of the last block that were not trained here."""
     result = _read("sts_embeddings")
     last = max(row["blocks"] for row in result["untrained"])
@@ -138,7 +138,7 @@ def embeddings() -> tuple[Row, list[Row]]:
     return _embedding_head(), rows
 
 
-def embeddings_trained() -> tuple[Row, list[Row]]:
+def embeddings_trained() -> tuple[Row, Sequence[Row]]:
     """The same after an epoch on STS-B's pairs."""
     result = _read("sts_embeddings")
     ways = list(dict.fromkeys(run["way"] for run in result["trained"]))
@@ -160,7 +160,7 @@ def _qualities(rows: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def albert() -> tuple[Row, list[Row]]:
+def albert() -> tuple[Row, Sequence[Row]]:
     """ALBERT on molecules."""
     result = _read("albert_smiles")
     rows = []
@@ -197,7 +197,7 @@ def _file(name: str) -> Path:
     return RESULTS / "text" / f"{name}.json"
 
 
-def _if_run(name: str, table: Callable[[], tuple[Row, list[Row]]]) -> Callable[[], tuple[Row, list[Row]]]:
+def _if_run(name: str, table: Callable[[], tuple[Row, Sequence[Row]]]) -> Callable[[], tuple[Row, Sequence[Row]]]:
     """A table of a demonstration; without rows where that was not run."""
     return lambda: table() if _file(name).exists() else ((), [])
 
@@ -254,7 +254,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "text_pictures": pictures,
     "text_slower": slower,
 }
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "text_rates": rates,
     "text_deepest": deepest,
     "text_padding": _if_run("padding", padding),

@@ -34,7 +34,7 @@ def embeddings() -> tuple[analysis.Case, ...]:
     return tuple(analysis.cases(json.loads(path.read_text()) for path in paths))
 
 
-def network_rates() -> tuple[Row, list[Row]]:
+def network_rates() -> tuple[Row, Sequence[Row]]:
     """How often each rule was right about acting on a network: all of them, and those of more than three layers."""
     rows = []
     for name, rate in model_outcomes.hit_rates(networks()).items():
@@ -43,7 +43,7 @@ def network_rates() -> tuple[Row, list[Row]]:
     return (*HEAD, "right, more than 3 layers"), rows
 
 
-def network_verdicts() -> tuple[Row, list[Row]]:
+def network_verdicts() -> tuple[Row, Sequence[Row]]:
     """What the best cure brought, by family and verdict."""
     head = ("trained networks", "verdict", "cases", "data sets", "a cure helped", "it hurt", "median gain in points")
     rows = []
@@ -54,7 +54,7 @@ def network_verdicts() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def embedding_rates() -> tuple[Row, list[Row]]:
+def embedding_rates() -> tuple[Row, Sequence[Row]]:
     """How often each rule was right about acting on embeddings, by their use."""
     rows = []
     for use, tasks in (("cosine", PAIRS), ("linear probe", PROBES)):
@@ -122,7 +122,7 @@ def _scatter(name: str, title: str, measure: str, groups: Mapping[str, Sequence[
     return save(figure, IMAGES / f"{name}.svg")
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "trust_network_rates": network_rates,
     "trust_network_verdicts": network_verdicts,
     "trust_embedding_rates": embedding_rates,

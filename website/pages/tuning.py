@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ WAYS = {"hand": "grid by hand", "search": "`uncollapse tune`"}
 Row = tuple[str, ...]
 
 
-def compared() -> tuple[Row, list[Row]]:
+def compared() -> tuple[Row, Sequence[Row]]:
     """Both ways with each seed; without rows where nothing was run."""
     head = ("task", "seed", "way", "tried", "whole trainings", "validation", "test", "chosen")
     return head, [_row(record, way) for record in _records() for way in WAYS]
 
 
-def means() -> tuple[Row, list[Row]]:
+def means() -> tuple[Row, Sequence[Row]]:
     """Both ways in the mean over the seeds, and the run without a cure."""
     rows = []
     for recipe, title in TITLES.items():
@@ -89,5 +89,5 @@ def _spread(values: list[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f}{deviation} %"
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {"tuning_compared": compared, "tuning_means": means}
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {"tuning_compared": compared, "tuning_means": means}
 TEXTS: dict[str, Callable[[], str]] = {"tuning_verdict": verdict}

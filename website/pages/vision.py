@@ -69,7 +69,7 @@ def _by_way(data: str, depth: int, figure: str = ACCURACY.metric) -> dict[str, T
     return {cell.row: cell for cell in build_cells(board, runs(data, depth)) if cell.run}
 
 
-def compared(data: str, depth: int) -> tuple[Row, list[Row]]:
+def compared(data: str, depth: int) -> tuple[Row, Sequence[Row]]:
     """A row for each way: its accuracy, what its last block is like, and what a step costs."""
     accuracy, *others = (_by_way(data, depth, figure) for figure in (ACCURACY.metric, *LAST))
     rows: list[Row] = []
@@ -114,7 +114,7 @@ def _cost(way: str, data: str, depth: int) -> str:
     return f"{measured[name]:.2f} ×" if name in measured else "–"
 
 
-def dimensions() -> tuple[Row, list[Row]]:
+def dimensions() -> tuple[Row, Sequence[Row]]:
     """How many dimensions hold most of the singular values of the last block, for each way."""
     rows: list[Row] = []
     for data, depth in PLACES.values():
@@ -142,7 +142,7 @@ def grouped(data: str, depth: int) -> dict[str, list[Record]]:
     return {way: found[way] for way in ways(data, depth) if found.get(way)}
 
 
-def tuned() -> tuple[Row, list[Row]]:
+def tuned() -> tuple[Row, Sequence[Row]]:
     """Runs that began with one of our own models, before and after."""
     rows: list[Row] = []
     for r in (r for r in vit() if field_of(r, "start") not in (SCRATCH, PUBLISHED)):
@@ -172,7 +172,7 @@ def _last(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return next(layer for layer in reversed(layers) if layer["name"].startswith("block"))
 
 
-def papers() -> tuple[Row, list[Row]]:
+def papers() -> tuple[Row, Sequence[Row]]:
     """The papers' numbers, with ours where there are any."""
     printed = [board for board in RECIPE.tables.values() if board.published]
     depths = sorted({number.cell[board.columns] for board in printed for number in board.published})
@@ -210,7 +210,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     **{f"vision_{name}_says": partial(says, *place) for name, place in PLACES.items()},
     **{f"vision_{name}": partial(picture, name, said) for name, said in PICTURES.items()},
 }
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     **{f"vision_{name}": partial(compared, *place) for name, place in PLACES.items()},
     "vision_dimensions": dimensions,
     "vision_papers": papers,

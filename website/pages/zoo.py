@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,7 @@ def rows() -> list[dict[str, Any]]:
     return [row for row in document()["rows"] if "not_built" not in row]
 
 
-def summary() -> tuple[Row, list[Row]]:
+def summary() -> tuple[Row, Sequence[Row]]:
     """How many architectures of each library work."""
     head = ("library", "architectures", "diagnosed by itself", "after naming", "not", "cured", "silently wrong")
     found = [_summary(library, [r for r in rows() if _library(r) == library]) for library in _libraries()]
@@ -60,7 +60,7 @@ def _statuses(row: dict[str, Any]) -> list[str]:
     return [step.get("status", "works") for step in steps]
 
 
-def architectures() -> tuple[Row, list[Row]]:
+def architectures() -> tuple[Row, Sequence[Row]]:
     """Every architecture: how its layers are found, where a cure goes, what has to be named."""
     head = ("architecture", "class", "diagnosis", "layers from", "places of a cure", "to name")
     return head, [_architecture(row) for row in rows()]
@@ -83,7 +83,7 @@ def _of_attach(row: dict[str, Any]) -> str:
     return f"for a cure: `{needs}`" if needs else ""
 
 
-def not_built() -> tuple[Row, list[Row]]:
+def not_built() -> tuple[Row, Sequence[Row]]:
     """Architectures that could not be built small, and why."""
     left_out = [row for row in document()["rows"] if "not_built" in row]
     return ("architecture", "why"), [(f"`{r['name']}`", _plain(r["not_built"])) for r in left_out]
@@ -108,7 +108,7 @@ def cost() -> str:
     )
 
 
-PARTS: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "zoo_summary": summary,
     "zoo_architectures": architectures,
     "zoo_not_built": not_built,
