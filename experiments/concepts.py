@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from experiments import keeping
+from experiments import records
 from uncollapse.lab.engine.runtime import use_threads
 from uncollapse.lab.experiments.sphere import potentials
 from uncollapse.lab.runs.results import round_metrics
@@ -160,12 +160,12 @@ def _rounded(x: Tensor) -> list[Any]:
 @use_threads()
 def main() -> None:
     """Make all examples, and keep them."""
-    parser = keeping.parser(__doc__, "concepts")
+    parser = records.parser(__doc__, "concepts")
     parser.set_defaults(out=Path("results/concepts.json"))
     out = parser.parse_args().out
     config, started = Config(), time.perf_counter()
     found = {"spheres": spheres(config), "pairs": pairs(config), "step": step(config), "depth": depth(config)}
-    keeping.keep(out, "concepts", config, time.perf_counter() - started, arguments="", **found)
+    records.save_record(out, "concepts", config, time.perf_counter() - started, arguments="", **found)
     print(f"{out} written.")
 
 

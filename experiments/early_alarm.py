@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from experiments.keeping import told_plainly
+from experiments.records import plain_errors
 from uncollapse.backbones import torchvision_ops
 from uncollapse.io import files
 from uncollapse.io.hf_models import Origin, load_tokenizer
@@ -391,7 +391,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()
-    with told_plainly():
+    with plain_errors():
         if args.proof:
             proofs: list[dict[str, Any]] = []
             for seed in range(3):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import uncollapse as uc
 from experiments import early_alarm
-from experiments.keeping import keep, told_plainly
+from experiments.records import plain_errors, save_record
 from uncollapse.backbones import torchvision_ops
 
 OUT = Path("results/causes.json")
@@ -50,13 +50,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torchvision_ops.declare()
     began, found = time.perf_counter(), stored(args.out)
-    with told_plainly():
+    with plain_errors():
         for kind in args.only:
             for case in CASES[kind](args.data):
                 found[case.name] = facts(case)
                 print(f"{case.name}: {found[case.name]['causes']}, expected {case.expected}", flush=True)
                 seconds, cases = time.perf_counter() - began, list(found.values())
-                keep(args.out, "known_causes", Config(), seconds, arguments="--data DIR", cases=cases)
+                save_record(args.out, "known_causes", Config(), seconds, arguments="--data DIR", cases=cases)
 
 
 def stored(out: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from experiments import keeping
+from experiments import records
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, quality, some
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts
@@ -116,10 +116,10 @@ def batched(model: nn.Module, part: Pairs, config: Config) -> Iterator[dict[str,
 
 
 @use_threads()
-@keeping.told_plainly()
+@records.plain_errors()
 def main() -> None:
     """Measure; the result is written anew after each figure."""
-    parser = keeping.parser(__doc__, "padding")
+    parser = records.parser(__doc__, "padding")
     parser.add_argument("--data", type=Path, help="folder of GLUE's folders")
     args = parser.parse_args()
     config, started = Config(), time.perf_counter()
@@ -135,7 +135,7 @@ def main() -> None:
     for name, rows in (("shifts", shifts(model, data, config)), ("batched", batched(model, parts, config))):
         for row in rows:
             told[name].append(row)
-            keeping.keep(args.out, "padding", config, time.perf_counter() - started, **told)
+            records.save_record(args.out, "padding", config, time.perf_counter() - started, **told)
             print(row, flush=True)
 
 

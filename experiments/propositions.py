@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 import uncollapse as uc
-from experiments import keeping
+from experiments import records
 from uncollapse.lab.engine.runtime import use_threads
 
 SLACK = 1e-9  # relative: what rounding may do
@@ -103,12 +103,12 @@ def _shown(config: Config, points: list[tuple[float, ...]]) -> list[list[float]]
 @use_threads()
 def main() -> None:
     """Draw all matrices, and write what was found."""
-    parser = keeping.parser(__doc__, "propositions")
+    parser = records.parser(__doc__, "propositions")
     parser.set_defaults(out=Path("results/propositions.json"))
     out = parser.parse_args().out
     config, started = Config(), time.perf_counter()
     found = {"variance": variance(config), "rank": rank(config), "counterexample": counterexample(config)}
-    keeping.keep(out, "propositions", config, time.perf_counter() - started, arguments="", **found)
+    records.save_record(out, "propositions", config, time.perf_counter() - started, arguments="", **found)
     print(f"{out} written.")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from experiments import keeping
+from experiments import records
 from experiments.embedding import Pairs, data_root, embed, encoder, pairs, pooled, quality
 from uncollapse import backbones
 from uncollapse.io.hf_models import Origin, load_tokenizer
@@ -130,10 +130,10 @@ def trained(way: str, config: Config, seed: int, parts: Parts) -> dict[str, Any]
 
 
 @use_threads()
-@keeping.told_plainly()
+@records.plain_errors()
 def main() -> None:
     """Measure, train, measure; the result is written anew after each model."""
-    parser = keeping.parser(__doc__, "sts_embeddings")
+    parser = records.parser(__doc__, "sts_embeddings")
     parser.add_argument("--data", type=Path, help="folder of GLUE's folders")
     args = parser.parse_args()
     config, started = Config(), time.perf_counter()
@@ -145,7 +145,7 @@ def main() -> None:
     for name, found in (("untrained", untrained(config, parts)), ("trained", runs)):
         for row in found:
             told[name].append(row)
-            keeping.keep(args.out, "sts_embeddings", config, time.perf_counter() - started, **told)
+            records.save_record(args.out, "sts_embeddings", config, time.perf_counter() - started, **told)
             print(row, flush=True)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.keeping import told_plainly
+from experiments.records import plain_errors
 from uncollapse.io import files
 from uncollapse.lab.config import fields
 from uncollapse.lab.engine.runtime import Runtime
@@ -170,7 +170,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of what is kept")
     given = parser.parse_args()
-    with told_plainly():
+    with plain_errors():
         for seed in map(int, given.seeds.split(",")):
             task = dataclasses.replace(TASKS[given.task], seed=seed)
             name = f"{given.task}-seed{seed}"

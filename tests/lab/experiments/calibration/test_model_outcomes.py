@@ -10,6 +10,8 @@ from uncollapse.lab.experiments.calibration import model_outcomes as outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate, leave_one_out
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
 
+SCORES = (("none", 0.4), ("pair_norm", 0.6))
+
 
 def record(norm: str, seed: int, test: float, validation: float = 0.5, **more: Any) -> dict[str, Any]:
     config = {"data": "cora", "layers": 8, "norm": norm, "residual": 0, "drop_edge": 0.0, "uniform": 0.0, "scale": 1.0}
@@ -54,6 +56,13 @@ def test_the_fresh_seeds_of_the_arena_count_and_its_rivals_do_not() -> None:
     records += [run("none", seed, 0.99, blocks=4) for seed in (0, 1)]
     found = outcomes.model_cases(records)
     assert [(case.seed, case.cure, round(case.gain, 2), case.depth) for case in found] == [(1, "residual", 0.4, 16)]
+
+
+def test_the_verdict_after_a_tenth_counts_where_it_was_measured() -> None:
+    records = [record(norm, seed, score) | {"file": f"{norm}{seed}"} for norm, score in SCORES for seed in (0, 1)]
+    found = outcomes.model_cases(records, {"none1": "complete"})
+    assert [case.early for case in found] == [None, "complete"]
+    assert outcomes.hit_rates(found)["the verdict after a tenth of the training"] == Rate(1, 1, 0, 0)
 
 
 def made(gain: float, cosine: float, share: float = 0.5, data: str = "a", verdict: str = "none") -> ModelCase:

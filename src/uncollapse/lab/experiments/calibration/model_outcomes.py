@@ -30,6 +30,7 @@ OF_A_CURE = {  # recipe -> settings that a cure may have besides
 }
 ALIKES = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.01)  # bounds to fit; 1.01 and 0: this measure never counts
 NARROWS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+EARLY = "early_verdicts.json"  # in the folder of results, from `python -m experiments.early_verdicts`
 Bounds = tuple[float, float]
 Record = Mapping[str, Any]
 
@@ -38,7 +39,8 @@ Record = Mapping[str, Any]
 class ModelCase:
     """A trained network without a cure: its verdict, cosine and rank share at the last block, and the best cure's gain.
 
-    untrained: the verdict before training. share: the smaller of the shares of a sequence and of the dataset.
+    untrained: the verdict before training. early: after a tenth of it, if that was measured. share: the smaller of the
+    shares of a sequence and of the dataset.
     """
 
     family: str
@@ -51,6 +53,7 @@ class ModelCase:
     share: float
     cure: str
     gain: float
+    early: str | None = None
 
     @property
     def helps(self) -> bool | None:
@@ -60,26 +63,39 @@ class ModelCase:
 
 def read(results: Path) -> list[ModelCase]:
     """Return the cases of all recipes in a folder of results."""
-    found = []
-    for recipe in PLAIN:
-        records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / recipe).glob("*.json")))
-        found += model_cases([record for record in records if "diagnosis" in record])
-    return found
+    path = results / EARLY
+    early = json.loads(path.read_text(encoding="utf-8"))["verdicts"] if path.exists() else {}
+    return [case for recipe in PLAIN for case in model_cases(_records(results, recipe), early)]
 
 
-def model_cases(records: Sequence[Record]) -> list[ModelCase]:
-    """Return the cases of the records of one recipe; of cells with the same data and depth, the one with most runs."""
+def plain_records(results: Path) -> list[dict[str, Any]]:
+    """Return the records of the networks without a cure in a folder of results, each with its file."""
+    every = [record for recipe in PLAIN for record in _records(results, recipe)]
+    return [record for record in every if _is_plain(record) and not _is_rival(record) and _is_fresh(record)]
+
+
+def _records(results: Path, recipe: str) -> list[dict[str, Any]]:
+    paths = sorted((results / recipe).glob("*.json"))
+    every = (json.loads(path.read_text(encoding="utf-8")) | {"file": f"{recipe}/{path.stem}"} for path in paths)
+    return [record for record in every if "diagnosis" in record]
+
+
+def model_cases(records: Sequence[Record], early: Mapping[str, str] | None = None) -> list[ModelCase]:
+    """Return the cases of the records of one recipe; of cells with the same data and depth, the one with most runs.
+
+    early: verdicts after a tenth of the training, by file.
+    """
     cells: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if not _is_rival(record):
             cells[_cell(record)].append(record)
     found: dict[tuple[str, str, int, int], ModelCase] = {}
     for cell in sorted(cells.values(), key=len):
-        found |= {(case.family, case.data, case.depth, case.seed): case for case in _cases(cell)}
+        found |= {(case.family, case.data, case.depth, case.seed): case for case in _cases(cell, early or {})}
     return list(found.values())
 
 
-def _cases(cell: Sequence[Record]) -> Iterable[ModelCase]:
+def _cases(cell: Sequence[Record], early: Mapping[str, str]) -> Iterable[ModelCase]:
     runs: dict[tuple[bool, str], dict[int, Record]] = defaultdict(dict)
     for record in cell:
         runs[_is_plain(record), _settings(record)][record["config"]["seed"]] = record
@@ -88,8 +104,8 @@ def _cases(cell: Sequence[Record]) -> Iterable[ModelCase]:
         for wanted in (True, False)
     )
     for seed in sorted(plain.keys() & cured.keys()):
-        if plain[seed]["recipe"] != "arena" or seed > 0:  # seed 0 chose the settings there
-            yield _case(plain[seed], cured[seed])
+        if _is_fresh(plain[seed]):
+            yield _case(plain[seed], cured[seed], early.get(plain[seed].get("file", "")))
 
 
 def _rank(runs: Mapping[int, Record]) -> tuple[int, float]:
@@ -97,7 +113,7 @@ def _rank(runs: Mapping[int, Record]) -> tuple[int, float]:
     return len(runs), statistics.mean(record["figures"]["validation"] for record in runs.values())
 
 
-def _case(plain: Record, cured: Record) -> ModelCase:
+def _case(plain: Record, cured: Record, early: str | None) -> ModelCase:
     config, after = plain["config"], plain["diagnosis"]["after"]
     family = _family(plain)
     layers = after["layers"]
@@ -115,6 +131,7 @@ def _case(plain: Record, cured: Record) -> ModelCase:
         min(shares),
         cured["config"].get("norm" if "residual" in config else "cure", ""),
         _score(cured) - _score(plain),
+        early,
     )
 
 
@@ -132,6 +149,11 @@ def _is_rival(record: Record) -> bool:
     """Return whether a run of the arena has another depth or length instead of a cure."""
     config = record["config"]
     return record["recipe"] == "arena" and bool(config["blocks"] != 0 or config["longer"] != 1)
+
+
+def _is_fresh(record: Record) -> bool:
+    """Return whether the seed of a run chose nothing, as seed 0 does in the arena."""
+    return bool(record["recipe"] != "arena" or record["config"]["seed"] > 0)
 
 
 def _is_plain(record: Record) -> bool:
@@ -167,8 +189,10 @@ def fit_rule(found: Sequence[ModelCase]) -> Rule[ModelCase]:
 
 def hit_rates(found: Sequence[ModelCase]) -> dict[str, Rate]:
     """Return the rates of the verdict, of the trivial rules, and of fitted bounds on the data set left out."""
+    known = [case for case in found if case.early is not None]
     return {
         "the verdict after training": evaluate(lambda case: case.verdict != "none", found),
+        "the verdict after a tenth of the training": evaluate(lambda case: case.early != "none", known),
         "the verdict before training": evaluate(lambda case: case.untrained != "none", found),
         "always act": evaluate(lambda case: True, found),
         "never act": evaluate(lambda case: False, found),
