@@ -1,6 +1,7 @@
 """One SVG file for light and for dark pages."""
 
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_every_colour_of_plots_has_a_dark_one() -> None:
 
 def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
     assert drawn(tmp_path / "x.svg") == drawn(tmp_path / "y.svg")
+
+
+def test_no_two_lines_are_alike_and_markers_differ_in_grey() -> None:
+    styles = [canvas.series_style(number) for number in range(24)]
+    assert len({(style["color"], str(style["linestyle"])) for style in styles}) == 24
+    assert all(one["linestyle"] != next_one["linestyle"] for one, next_one in pairwise(styles[:12]))
+    assert len({canvas.series_marker(number) for number in range(18)}) == 18
+    assert len({(canvas.series_colour(number), canvas.series_marker(number)) for number in range(108)}) == 108

@@ -20,9 +20,19 @@ from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_sta
 from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
 from uncollapse.lab.tables.contrasts import format_interval, signed
 from uncollapse.lab.tables.significance import Paired, mean_interval
-from uncollapse.report.canvas import INK, LINE, MARKERS, QUIET, add_legend_below, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import (
+    INK,
+    LINE,
+    QUIET,
+    add_legend_below,
+    new_figure,
+    series_colour,
+    series_marker,
+    series_style,
+)
 from website import reference
 from website.pages.boards import IMAGES, NOT_RUN, ROOT, Row, records
+from website.plots import save
 
 GAINS = ROOT / "src" / "uncollapse" / "diagnosis" / measured_gains.FILE
 DEMO = "gcn, csbm 1"
@@ -151,7 +161,7 @@ def draw() -> Iterator[Path]:
     yield write(GAINS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     measured_gains.all_measured.cache_clear()
     for plot in draw_plots(BOARD, records(RECIPE.name)):
-        yield save_figure(plot.figure, _image(plot.title))
+        yield save(plot.figure, _image(plot.title))
     if demo_rows():
         yield _draw_demo(demo_rows())
 
@@ -179,16 +189,16 @@ def _draw_demo(rows: Sequence[Standing]) -> Path:
     scores.legend(frameon=False, fontsize=9, loc="upper right")
     ranks.set(xlabel="layer", ylabel="effective rank of the nodes")
     ranks.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend_below(figure, ranks, 6)
-    return save_figure(figure, IMAGES / "demo.svg")
+    add_legend_below(figure, ranks, 4)
+    return save(figure, IMAGES / "demo.svg")
 
 
 def _draw_ranks(axes: Any, number: int, each: Standing) -> None:
     runs = [r for r in records(RECIPE.name) if group_of(r["config"]) == DEMO and _is_of(r, each)]
     layers = [[layer["effective_rank"] for layer in run["diagnosis"]["after"]["layers"][:-1]] for run in runs]
     means = [statistics.fmean(values) for values in zip(*layers, strict=True)]
-    look = {"color": series_colour(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 4}
-    axes.plot(range(1, len(means) + 1), means, linewidth=1.6, label=each.row, **look)
+    look = series_style(number) | {"marker": series_marker(number), "markersize": 4}
+    axes.plot(range(1, len(means) + 1), means, label=each.row, **look)
 
 
 def _is_of(record: Any, each: Standing) -> bool:

@@ -21,6 +21,7 @@ from uncollapse.report.canvas import (
     add_legend_below,
     new_figure,
     series_colour,
+    series_marker,
     series_style,
 )
 from website.pages import boards
@@ -203,7 +204,7 @@ def _temperatures(records: list[Record]) -> list[float]:
 def _look(record: Record) -> dict[str, Any]:
     """Colour and marker of an encoder, the same in all pictures."""
     number = asymptotics.ENCODERS.index(record["config"]["encoder"])
-    return {"color": series_colour(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 4, "linewidth": 1.6}
+    return {"color": series_colour(number), "marker": series_marker(number), "markersize": 4, "linewidth": 1.6}
 
 
 def _logarithmic(axes: Any, below: str, aside: str, title: str, y: bool = True) -> None:

@@ -12,7 +12,7 @@ from uncollapse.lab.experiments.calibration import analysis, model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate
 from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
-from uncollapse.report.canvas import MARKERS, QUIET, add_legend_below, new_figure, series_colour
+from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series_colour, series_marker
 from website.pages.boards import IMAGES, RESULTS, Row
 from website.plots import save
 
@@ -112,7 +112,7 @@ def _scatter(name: str, title: str, measure: str, groups: Mapping[str, Sequence[
             alpha=0.7,
             label=label,
             color=colour,
-            marker=MARKERS[number % len(MARKERS)],
+            marker=series_marker(number),
         )
     axes.axhline(0, color=QUIET, linewidth=0.8)
     axes.axvline(bound, color=QUIET, linewidth=1, linestyle="--")

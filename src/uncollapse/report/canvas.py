@@ -1,6 +1,7 @@
 """The look of all static matplotlib plots: colours, legends, and how a figure is saved or put into a page."""
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +12,8 @@ from uncollapse.io import files
 
 NEEDED = 'Plots need matplotlib: pip install "uncollapse[report]"'
 COLOURS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # of the light theme of the pages
-MARKERS = ("o", "s", "D", "^", "v", "P")
+MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "P", "X", "*", "<", ">", "d", "p")
+MARKERS += ((4, 1, 0), (6, 1, 0), "h", (2, 1, 0), (3, 1, 180), "8")  # tuples are stars: points, 1, angle
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 INK, QUIET, LINE = "#17212d", "#566373", "#dce2e9"
 FORMATS = (".png", ".svg", ".pdf")
@@ -36,8 +38,18 @@ def series_colour(index: int) -> str:
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Return colour, dashes and width of a line, so that lines can be told apart in grey as well."""
-    return {"color": series_colour(index), "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.8}
+    """Return colour, dashes and width of a line: no two of 24 are alike, and neighbours also differ in grey."""
+    return {"color": series_colour(index), "linestyle": _pair_with_colour(DASHES, index), "linewidth": 1.8}
+
+
+def series_marker(index: int) -> Any:
+    """Return the marker of a series: no two of 18 are alike, and no two of 108 together with their colours."""
+    return _pair_with_colour(MARKERS, index)
+
+
+def _pair_with_colour(looks: Sequence[Any], index: int) -> Any:
+    """Return one of the looks in turn, shifted by one each time that its pairs with the colours would repeat."""
+    return looks[(index + index // math.lcm(len(COLOURS), len(looks))) % len(looks)]
 
 
 def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Any, Sequence[Any]]:

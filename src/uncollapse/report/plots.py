@@ -12,12 +12,12 @@ from uncollapse.report import tracks as tr
 from uncollapse.report.canvas import (
     INK,
     LINE,
-    MARKERS,
     QUIET,
     add_legend_below,
     new_figure,
     save_figure,
     series_colour,
+    series_marker,
     series_style,
     tick_positions,
 )
@@ -125,7 +125,7 @@ def _draw_track(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], meas
     if track.baseline:
         label, style = f"{name}, random weights", {"color": QUIET, "linewidth": 1.2}
     elif track.place == tr.main_place(d):
-        label, style = name, {"color": series_colour(track.of), "linewidth": 2.0, "marker": MARKERS[track.of % 6]}
+        label, style = name, {"color": series_colour(track.of), "linewidth": 2.0, "marker": series_marker(track.of)}
         _draw_band(axes, track, measure)
         _mark_onset(axes, track, d.verdict.onset)
     else:

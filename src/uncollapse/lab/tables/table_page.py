@@ -14,7 +14,7 @@ from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import mean_interval
 from uncollapse.report import frame
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, new_figure, save_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, QUIET, new_figure, save_figure, series_colour, series_marker
 
 BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colours of the style sheet
 SIZE = (8.4, 4.0)
@@ -150,8 +150,7 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
 def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> None:
     """Draw one row: our results, and the paper's as a dashed line."""
     colour = series_colour(number)
-    marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # new pairs once all colours are used
-    look = {"color": colour, "marker": marker, "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
+    look = {"color": colour, "marker": series_marker(number), "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
     for points, shift, style in (
         ([_paper(cell) for cell in along], SHIFT, DASHED),
         ([_ours(cell) for cell in along], -SHIFT, {"linewidth": 2, "label": name}),

@@ -16,7 +16,7 @@ from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.lab.tables.table_page import ResultPlot
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, add_legend_below, new_figure, series_colour
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_marker, series_style
 
 COLUMNS = ("gain over none", "gain at equal time", "seconds", "MB", "rank before → after", "verdict before → after")
 BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
@@ -138,39 +138,39 @@ def draw_plots(board: PaperTable, records: Sequence[Record]) -> Iterator[ResultP
 
 
 def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:
-    """Return a figure with one panel per depth; a row has the same colour and marker in all of them."""
+    """Return a figure with one panel per depth; a row has the same colour, marker and dashes in all of them."""
     figure, panels = new_figure(title, (max(9.5, 5.0 * len(depths)), 5.0), len(depths))
     names = list(dict.fromkeys(each.row for several in depths.values() for each in several))
     for axes, (depth, several) in zip(panels, sorted(depths.items()), strict=True):
         for each in several:
             number = names.index(each.row)
-            marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-            draw(axes, each, {"color": series_colour(number), "marker": marker, "markersize": 6, "label": each.row})
+            look = series_style(number) | {"linewidth": 1.2, "marker": series_marker(number), "markersize": 6}
+            draw(axes, each, look | {"label": each.row})
         axes.set_title(f"depth {depth}", fontsize=10, color=INK)
         axes.set_xlabel(x, color=INK)
         axes.set_ylabel(y, color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend_below(figure, panels[-1])
+    add_legend_below(figure, panels[-1], 4)
     return figure
 
 
 def _seconds(axes: Any, each: Standing, look: dict[str, Any]) -> None:
-    axes.errorbar([each.seconds], [each.mean], yerr=_half(list(each.scores.values())), **BAR, **look)
+    axes.errorbar([each.seconds], [each.mean], yerr=_half(list(each.scores.values())), **look | BAR)
 
 
 def _rank(axes: Any, each: Standing, look: dict[str, Any]) -> None:
     before, after = each.ranks
     gain = each.gain.paired if each.gain else None
     at, values = (0.0, []) if gain is None else (gain.mean, list(gain.differences.values()))
-    axes.plot([before, after], [at, at], color=look["color"], linewidth=0.8, alpha=0.6)
-    hollow = {"markerfacecolor": "none", "linestyle": "none"} | {k: v for k, v in look.items() if k != "label"}
-    axes.plot([before], [at], **hollow)
-    axes.errorbar([after], [at], yerr=_half(values), **BAR, **look)
+    path = {name: look[name] for name in ("color", "linestyle")}
+    axes.plot([before, after], [at, at], linewidth=0.8, alpha=0.6, **path)
+    axes.plot([before], [at], **look | {"markerfacecolor": "none", "linestyle": "none", "label": None})
+    axes.errorbar([after], [at], yerr=_half(values), **look | BAR)
 
 
 def _rates(axes: Any, each: Standing, look: dict[str, Any]) -> None:
     axes.set_xscale("log")
-    axes.plot(list(each.rates), list(each.rates.values()), linewidth=1.2, **look)
+    axes.plot(list(each.rates), list(each.rates.values()), **look)
 
 
 def _half(values: Sequence[float]) -> float:
