@@ -1,7 +1,10 @@
 """The arena: contestants enter every task, simple rivals have rows of their own, and only fresh seeds count."""
 
+import dataclasses
+import gc
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,21 @@ def test_the_record_of_a_run() -> None:
     assert record["contestant"] == find_contestant("gcn", "contra_norm").model_dump()
     assert record["cost"]["processor_seconds"] > 0
     assert record["cost"]["saved_megabytes"] > run(SMALL)["cost"]["saved_megabytes"]
+
+
+def test_the_step_that_is_weighed_is_freed() -> None:
+    problem = build_problem(Config(task="vit-digits", depth=2), Runtime())
+    loss, alive = problem.task.loss, []
+
+    def watched(model: Any, batch: Any) -> Any:
+        hook = model.blocks[0].register_forward_hook(lambda module, args, output: alive.append(weakref.ref(output)))
+        value = loss(model, batch)
+        hook.remove()
+        return value
+
+    saved_megabytes(dataclasses.replace(problem, task=dataclasses.replace(problem.task, loss=watched)))
+    gc.collect()
+    assert [reference() for reference in alive] == [None]
 
 
 def test_simple_rivals_are_rows_and_the_shallow_one_is_shallow() -> None:

@@ -83,7 +83,7 @@ def saved_megabytes(problem: Problem) -> float:
     def store(tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided and (at := tensor.untyped_storage().data_ptr()) not in own:
             seen[at] = max(seen.get(at, 0), tensor.untyped_storage().nbytes())
-        return tensor
+        return tensor.detach()  # an output that its own node stores would never be freed
 
     state, buffers = torch.get_rng_state(), [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
