@@ -19,6 +19,10 @@ def test_few_rows_are_compared_with_all_others() -> None:
     naive = torch.tensor([float((a - b).norm()) for a, b in itertools.permutations(unit, 2)])
     assert row_distances(3 * rows) == pytest.approx(bin_shares(naive))
     assert sum(row_distances(rows)) == pytest.approx(1)
+    wide = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    unit = wide / wide.norm(dim=-1, keepdim=True)
+    naive = torch.tensor([float((a - b).norm()) for a, b in itertools.permutations(unit, 2)])
+    assert row_distances(wide) == pytest.approx(bin_shares(naive))
 
 
 def test_identical_opposite_and_zero_rows() -> None:

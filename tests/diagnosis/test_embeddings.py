@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import uncollapse as uc
+from uncollapse.diagnosis import layer_stats
 from uncollapse.diagnosis.embeddings import RowStatistics
 
 EXACT = ("mean_cosine", "effective_rank", "dataset_rank", "token_variance", "feature_variance", "feature_correlation")
@@ -99,6 +100,20 @@ def test_rows_that_are_too_wide_for_moments_are_known_by_the_sample() -> None:
         assert layer[name] == pytest.approx(found.mean, rel=1e-5, abs=1e-6), name
     assert "moments.count" not in a.state()
     assert same(RowStatistics.from_state(a.state()), a)
+
+
+def test_very_wide_rows_take_time_and_memory_linear_in_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [layer_stats.sample_size(dim) for dim in (768, 2**14, 2**17, 10**6)] == [1024, 1024, 128, 64]
+    shared = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
+    wide = shared + torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
+    of_all = uc.diagnose_rows([wide], draws=0).layers[0]["feature_correlation"]
+    monkeypatch.setattr(layer_stats, "FEATURES", 256)
+    of_some = uc.diagnose_rows([wide], draws=0).layers[0]["feature_correlation"]
+    assert of_some != of_all
+    assert of_some == pytest.approx(of_all, rel=0.05)
+    found = uc.diagnose_rows([torch.randn(4, 10**6, generator=torch.Generator().manual_seed(0))], draws=0).layers[0]
+    assert found["dataset_rank"] == pytest.approx(3, abs=0.01)
+    assert found["feature_correlation"] > 0.1
 
 
 @pytest.mark.parametrize("way", ["state", "file", "pickle"])

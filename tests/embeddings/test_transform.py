@@ -130,6 +130,8 @@ def test_rows_that_do_not_fit(x: Tensor) -> None:
         transform.fit(x).transform(x[:, :5])
     with pytest.raises(ValueError, match="shape"):
         transform.fit(x[0])
+    with pytest.raises(UsageError, match="Project"):
+        transform.fit(torch.zeros(3, 10**6))
     for bad in (torch.nan, 1e80):  # the fourth power of the second is beyond float64
         with pytest.raises(ValueError, match="finite"):
             transform.fit(x.masked_fill(x > 3, bad))

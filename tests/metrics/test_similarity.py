@@ -121,6 +121,11 @@ def test_feature_correlation_is_numpys(x: Tensor) -> None:
     assert torch.autograd.gradcheck(feature_correlation, x.requires_grad_(), atol=1e-7)
 
 
+def test_too_many_features_to_compare_are_refused() -> None:
+    with pytest.raises(ValueError, match="sample"):
+        feature_correlation(torch.zeros(2, 10**6))
+
+
 def test_constant_features_correlate_with_nothing() -> None:
     x = torch.full((30, 3), 0.1, dtype=torch.float64)
     assert float(feature_correlation(x)) == 0

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from uncollapse.backbones.sites import OUTPUT
-from uncollapse.diagnosis.layer_stats import SAMPLE
+from uncollapse.diagnosis.layer_stats import sample_size
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Certainty, Evidence, Kind
 from uncollapse.diagnosis.verdict import ALIKE, SHARES, Findings
@@ -89,8 +89,8 @@ def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
         ceiling = f"bound the rank of the dataset by {seen - 1}; it is compared with that ceiling"
         few = ceiling if seen <= dim else "are few: the rank of the dataset comes out too low"
         yield 1, f"{seen} {noun} of {dim} features {few}. Give {4 * dim} or more."
-    elif dim > SAMPLE:
-        yield 1, f"The rank share of the dataset comes from {SAMPLE} {noun}, fewer than the {dim} features."
+    elif dim > (size := sample_size(dim)):
+        yield 1, f"The rank share of the dataset comes from {size} {noun}, fewer than the {dim} features."
     if dim < SMALLEST:
         yield 1, f"{dim} features are few: a low rank is not far from a full one."
     if found.sequences < 8 and seen < 512 * found.sequences and found.subject.family != "embeddings":
@@ -114,7 +114,7 @@ def _dimensions(found: Findings, evidence: Evidence) -> tuple[float, int]:
     """Return how many dimensions a share stands for, and how many there could be."""
     sampled = evidence.measure == "dataset_rank_share" or found.subject.family == "embeddings"
     rows = found.last.tokens if sampled else found.last.tokens / max(1, found.sequences)
-    most = max(1, int(min(rows - 1, found.last.dim, SAMPLE - 1 if sampled else rows)))
+    most = max(1, int(min(rows - 1, found.last.dim, sample_size(found.last.dim) - 1 if sampled else rows)))
     return evidence.value * most, most
 
 

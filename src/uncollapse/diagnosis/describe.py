@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from uncollapse.diagnosis.layer_stats import SAMPLE
+from uncollapse.diagnosis.layer_stats import sample_size
 from uncollapse.diagnosis.result import Layer
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.metrics.hypersphere import uniformity_optimum
@@ -39,7 +39,7 @@ def _uniformity(layer: Layer, t: float) -> str:
     percent = f"{abs(gap):.{1 if abs(gap) < 10 else 0}f} %"
     where = f"{percent} {'from' if gap > -0.05 else 'below'} the optimum"
     dimensions = "1 dimension" if layer.dim == 1 else f"{layer.dim:,} dimensions"
-    count = min(layer.tokens, SAMPLE)
+    count = min(layer.tokens, sample_size(layer.dim))
     rows = f"{count:,} rows" if count == layer.tokens else f"{count:,} of {layer.tokens:,} rows"
     sharpness = "" if t == 2 else f", with t = {t:g}"
     beyond = " A sample can lie below it by chance." if gap <= -0.05 else ""

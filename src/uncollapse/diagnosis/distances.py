@@ -9,6 +9,7 @@ from uncollapse.pairwise import numerics
 
 BINS = 40  # of distances between unit rows, from 0 to 2
 SHIFTS = 32  # partners of each row: enough for a histogram, without all pairs
+COLUMNS = 256  # features of all rows that fit into the cache of a processor
 STEPS = 2**16  # angles at which the density of random points is summed
 
 
@@ -20,7 +21,10 @@ def row_distances(rows: Tensor) -> tuple[float, ...]:
     unit = numerics.unit_rows(rows.double())
     count = min(len(unit) - 1, SHIFTS)
     shifts = [1 + number * (len(unit) - 1) // count for number in range(count)]
-    return bin_shares(torch.cat([(unit - unit.roll(shift, 0)).norm(dim=-1) for shift in shifts]))
+    squares = torch.zeros(count, len(unit), dtype=torch.float64)
+    for part in torch.split(unit, COLUMNS, -1):
+        squares += torch.stack([(part - part.roll(shift, 0)).square().sum(-1) for shift in shifts])
+    return bin_shares(squares.sqrt().flatten())
 
 
 def bin_shares(distances: Tensor) -> tuple[float, ...]:

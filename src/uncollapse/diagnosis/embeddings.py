@@ -19,11 +19,11 @@ from uncollapse.diagnosis import describe
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough
 from uncollapse.diagnosis.distances import bin_shares, row_distances, uniform_distances
 from uncollapse.diagnosis.layer_stats import (
-    SAMPLE,
     WIDEST,
     cosine_map,
     dataset_measures,
     dataset_spectrum,
+    sample_size,
     thin_spectrum,
 )
 from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
@@ -89,7 +89,7 @@ class RowStatistics:
             raise ValueError(f"t must be at most {SHARPEST:g}, up to which the optimum is known, got {t}.")
         check_exponent(alpha)
         self.dim, self.t, self.alpha, self.seed = dim, t, alpha, seed
-        self._sample = Reservoir(SAMPLE, dim, seed)
+        self._sample = Reservoir(sample_size(dim), dim, seed)
         self._moments = Moments(dim) if dim <= WIDEST else None
         self._distances = ScalarStats(seed)  # of the rows and their second views
 
@@ -229,7 +229,11 @@ class RowStatistics:
         if statistics._moments is not None:
             statistics._moments = Moments.from_state(nested_state(state, "moments"))
             sizes.add((statistics._moments.dim, statistics._moments.count))
-        if len(sizes) > 1 or statistics._distances.count not in (0, sample.count) or sample.size != SAMPLE:
+        if (
+            len(sizes) > 1
+            or statistics._distances.count not in (0, sample.count)
+            or sample.size != sample_size(sample.dim)
+        ):
             raise ValueError("The parts of the state are not of the same rows: this is not a state of RowStatistics.")
         return statistics
 
@@ -295,9 +299,10 @@ def diagnose_rows(
 
     All rows count as one set. Spectrum, ranks, mean cosine and correlations are those of all rows, and alignment is
     over all pairs. Uniformity, the rank shares and the robust cosine are measured on a uniform sample of at most 1,024
-    rows; for rows wider than 1,536 features, so is everything but alignment. How the stream is divided into parts makes
-    no difference. Alignment and uniformity have an interval, in `layer.intervals` and in the cautions of the verdict;
-    `uniformity_gap` is the distance to the optimum in percent. `RowStatistics` does the same for rows on many machines.
+    rows, fewer beyond 16,384 features. For rows wider than 1,536 features, so is everything but alignment. How the
+    stream is divided into parts makes no difference. Alignment and uniformity have an interval, in `layer.intervals`
+    and in the cautions of the verdict; `uniformity_gap` is the distance to the optimum in percent. `RowStatistics` does
+    the same for rows on many machines.
 
     Args:
         rows: parts (m, d) of the embeddings.

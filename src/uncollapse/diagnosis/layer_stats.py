@@ -24,6 +24,8 @@ from uncollapse.pairwise.pair_means import pair_cosine
 WIDEST = 1536  # features up to which moments of all tokens are kept: 36 MiB per layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch used for measures of the dataset, or twice the features if that is more
 SAMPLE = 1024  # tokens sampled for measures that are not moments
+NUMBERS = 2**24  # in a sample: 1,024 tokens up to 16,384 features, and fewer of wider ones
+FEATURES = 8192  # features that are compared with each other at most, in time quadratic in their number
 FIRST = 8  # sequences of the first batch whose ranks are taken at least, so that short runs have some
 CURVE = 256  # singular values that a diagnosis stores
 SIDE = 48  # tokens on each side of a heat map
@@ -114,7 +116,7 @@ class LayerStats:
         if first is None or first.shape != second.shape:
             shape = None if first is None else tuple(first.shape)
             raise ValueError(f"a batch of pairs must match its batch, got {tuple(second.shape)} and {shape}.")
-        self._views = self._views or Reservoir(SAMPLE, first.shape[-1], self.config.seed)
+        self._views = self._views or Reservoir(sample_size(first.shape[-1]), first.shape[-1], self.config.seed)
         self._views.update(first)
         squares = (numerics.unit_rows(first.double()) - numerics.unit_rows(second.double())).square().sum(-1)
         self._distances.update(squares.pow(self.config.alpha / 2))
@@ -178,7 +180,7 @@ class LayerStats:
         """Return the sample of tokens; it and the moments are created when the width is known."""
         dim = x.shape[-1]
         if self._sample is None:
-            self._sample = Reservoir(SAMPLE, dim, self.config.seed)
+            self._sample = Reservoir(sample_size(dim), dim, self.config.seed)
             device = x.device if x.device.type == "cuda" else "cpu"
             self._moments = Moments(dim, device) if dim <= WIDEST else None
         if self._sample.dim != dim:
@@ -279,6 +281,11 @@ def thin_spectrum(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
     return tuple(float(f"{value:.6g}") for value in (sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
 
 
+def sample_size(dim: int) -> int:
+    """Return how many tokens with so many features are sampled."""
+    return min(SAMPLE, max(64, NUMBERS // max(1, dim)))
+
+
 def dataset_spectrum(moments: Moments | None, rows: Tensor) -> Tensor:
     """Return the singular values of all tokens minus their mean, or of a sample if they are too wide for moments."""
     return moments.spectrum(center=True) if moments else gram_spectrum(numerics.center(rows.double(), None))
@@ -290,7 +297,9 @@ def dataset_measures(moments: Moments | None, rows: Tensor, sigma: Tensor, t: fl
     found["uniformity"] = metrics.uniformity(rows, t)
     found["dataset_rank"] = rank_from_singular_values(sigma)
     if moments is None:  # too wide for moments: use the sample
-        found["feature_correlation"] = metrics.feature_correlation(rows)
+        features = torch.randperm(rows.shape[-1], generator=torch.Generator().manual_seed(0))[:FEATURES]
+        some = rows if rows.shape[-1] <= FEATURES else rows[:, features.sort().values]
+        found["feature_correlation"] = metrics.feature_correlation(some)
         found["outlier_share"] = metrics.outlier_share(rows)
     else:
         found["feature_correlation"] = moments.feature_correlation()

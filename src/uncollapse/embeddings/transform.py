@@ -18,6 +18,7 @@ from uncollapse.pairwise.numerics import check_positive
 Method = Literal["auto", "none", "center", "all_but_the_top", "whiten", "pca"]
 METHODS = get_args(Method)
 Rows = TypeVar("Rows", Tensor, "numpy.typing.NDArray[Any]")
+WIDEST = 2**15  # features: 8 GiB per matrix
 WHITEN_ROWS = 2  # rows per feature that whitening needs
 SMALLEST = 1e-10  # variances below this share of the largest are not amplified
 
@@ -90,6 +91,11 @@ class EmbeddingTransform:
         rows = _tensor(X)
         if rows.dim() != 2:
             raise ValueError(f"Embeddings must have the shape (rows, features), got {tuple(rows.shape)}.")
+        if rows.shape[1] > WIDEST:
+            raise UsageError(
+                f"A transform is fitted with matrices of features × features, of at most {WIDEST:,} features, got "
+                f"{rows.shape[1]:,}. Project the rows first, such as with scikit-learn's SparseRandomProjection."
+            )
         if self._scatter is None:
             self._scatter = Scatter(rows.shape[1])
         self._scatter.update(rows)

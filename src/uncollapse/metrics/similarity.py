@@ -10,6 +10,7 @@ from uncollapse.registry import metric
 CONTRA_NORM = "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond, arXiv 2303.06562"
 DECORR = "Feature Overcorrelation in Deep Graph Neural Networks: A New Perspective, arXiv 2206.07743"
 ROGUE = "All Bark and No Bite: Rogue Dimensions in Transformer Language Models, arXiv 2109.04404"
+WIDEST = 2**16  # features of which all pairs are compared: about a minute on one core
 
 
 @metric(better="lower", bounds=(-1, 1), paper=CONTRA_NORM)
@@ -103,10 +104,10 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool =
 
         1/(d(d−1)) Σ_{a≠b} |ρ(x_·a, x_·b)|
 
-    DeCorr, arXiv 2206.07743. It needs a d × d matrix.
+    DeCorr, arXiv 2206.07743. It compares all pairs of features: time grows with d².
 
     Args:
-        x: tokens (..., n, d).
+        x: tokens (..., n, d), d at most 65,536.
         mask: (..., n) bool, True = real.
         gather: take the rows (n, d) of all processes as one set; every process gets the value.
 
@@ -119,6 +120,11 @@ def feature_correlation(x: Tensor, mask: Tensor | None = None, *, gather: bool =
     tensor(0.3333)
     """
     all_ranks.check_one_set(x, gather)
+    if x.shape[-1] > WIDEST:
+        raise ValueError(
+            f"feature_correlation compares all pairs of at most {WIDEST:,} features, got {x.shape[-1]:,}. Pass a "
+            "random sample of the features, x[..., torch.randperm(x.shape[-1])[:8192]]: its expectation is the same."
+        )
     if all_ranks.spans_ranks(gather):
         return _correlation_over_ranks(numerics.prepare_tokens(x, mask), mask)
     columns = numerics.center(numerics.prepare_tokens(x, mask), mask).mT  # (..., d, n)
