@@ -9,7 +9,7 @@ from website.plots import save
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "results" / "real_models", ROOT / "docs" / "images"
 
-# picture -> measure and the diagnoses that it shows
+# plot -> measure and the diagnoses that it shows
 FIGURES = {
     "real_minilm_cosine": ("robust_cosine", ["minilm"]),
     "real_minilm_rank": ("rank_share", ["minilm"]),

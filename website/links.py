@@ -21,7 +21,7 @@ def pages() -> list[Path]:
 
 
 def links(page: Path) -> list[str]:
-    """Where the links and pictures of a page lead."""
+    """Where the links and plots of a page lead."""
     return LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from website import reference
 from website.pages import (
     arena,
-    boards,
     comparisons,
     concepts,
     embeddings,
@@ -20,6 +19,7 @@ from website.pages import (
     hypersphere,
     kernel,
     real_models,
+    results,
     scale,
     text,
     trust,
@@ -84,7 +84,7 @@ def known_causes() -> str:
     """Models whose cause of collapse is known, and the causes that were named."""
     file = RESULTS / "causes.json"
     if not file.exists():
-        return boards.NOT_RUN
+        return results.NOT_RUN
     rows = []
     for case in json.loads(file.read_text(encoding="utf-8"))["cases"]:
         score = "–" if case["test"] is None else f"{case['test']:.1%}"
@@ -97,7 +97,7 @@ def early_alarm() -> str:
     """How often the early alarm is right: on the runs on which it was chosen, on the others, and on stored runs."""
     file = RESULTS / "early_alarm" / "summary.json"
     if not file.exists():
-        return boards.NOT_RUN
+        return results.NOT_RUN
     found = json.loads(file.read_text(encoding="utf-8"))
     parts = {"runs on which the bounds were chosen": found["chosen_on"], "other runs": found["held_out"]}
     parts |= {f"– of these, {kind}": counts for kind, counts in found["held_out_by_kind"].items()}
@@ -113,7 +113,7 @@ def early_proof() -> str:
     """Scores of runs that got an alarm, as they were and with the first advice."""
     file = RESULTS / "early_alarm" / "proof.json"
     if not file.exists():
-        return boards.NOT_RUN
+        return results.NOT_RUN
     rows = []
     for p in json.loads(file.read_text(encoding="utf-8"))["proofs"]:
         scores = (f"{p[key]:.1%}" for key in ("without", "with"))
@@ -125,7 +125,7 @@ def benchmarks(name: str) -> str:
     """The targets of a file of benchmarks next to what was measured."""
     file = RESULTS / f"{name}.json"
     if not file.exists():
-        return boards.NOT_RUN
+        return results.NOT_RUN
     result = json.loads(file.read_text(encoding="utf-8"))
     said = {True: "yes", False: "no", None: "no target"}
     rows = (
@@ -165,7 +165,7 @@ def diverse_patch() -> str:
 def _of(parts: dict[str, Callable[[], Any]], name: str) -> Callable[[], str]:
     def filled() -> str:
         head, rows = parts[name]()
-        return reference.table(head, rows) if rows else boards.NOT_RUN
+        return reference.table(head, rows) if rows else results.NOT_RUN
 
     return filled
 

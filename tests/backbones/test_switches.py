@@ -51,11 +51,11 @@ def plain(attention: Any, x: Tensor) -> Tensor:
 def test_a_switch_equals_the_model_written_out(flip: Flip, attend: Any, mlp: float, scale: float) -> None:
     model, x = encoder(norm_first=True), torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
     stack, before = backbones.find(model), model(x)
-    with Switchboard(model, stack) as board:
-        flip(board)
+    with Switchboard(model, stack) as table:
+        flip(table)
         with stack.under_hooks(model):
             changed = model(x)
-        assert board.acted == (4 if flip is Switchboard.residual_doubled else 2)
+        assert table.acted == (4 if flip is Switchboard.residual_doubled else 2)
     torch.testing.assert_close(changed, by_hand(model, x, attend, mlp, scale), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(changed, before, atol=1e-3)
     assert torch.equal(model(x), before)
@@ -79,8 +79,8 @@ def test_uniform_attention_of_huggingface_reads_masks_and_order() -> None:
         model.get_submodule(value).register_forward_hook(lambda m, a, out, seen=seen: seen.update(v=out))
         stack = backbones.find(model)
         known = stack.context((), {"input_ids": ids, "attention_mask": mask})
-        with Switchboard(model, stack, lambda known=known: known) as board:  # type: ignore[misc]
-            board.uniform_attention()
+        with Switchboard(model, stack, lambda known=known: known) as table:  # type: ignore[misc]
+            table.uniform_attention()
             got = model.get_submodule(projection)
             got.register_forward_pre_hook(lambda m, args, seen=seen: seen.update(context=args[0]))
             model(input_ids=ids, attention_mask=mask)
@@ -95,9 +95,9 @@ def test_hooks_are_removed_after_an_error_and_after_an_interrupt() -> None:
     stack = backbones.find(model)
 
     def run() -> None:
-        with Switchboard(model, stack) as board:
-            board.no_mixing()
-            board.residual_added()
+        with Switchboard(model, stack) as table:
+            table.no_mixing()
+            table.residual_added()
             model.layers[1].register_forward_pre_hook(_raising(error), prepend=True)
             model(x)
 
@@ -123,8 +123,8 @@ def test_nodes_without_neighbours(sparse: bool) -> None:
     model = pyg.nn.GCN(8, 16, 3).eval()
     x, edges = torch.randn(10, 8), torch.randint(0, 10, (2, 40))
     graph = pyg.utils.to_torch_csr_tensor(edges.unique(dim=1), size=(10, 10)) if sparse else edges
-    with Switchboard(model, backbones.find(model)) as board:
-        board.no_mixing()
+    with Switchboard(model, backbones.find(model)) as table:
+        table.no_mixing()
         alone = model(x, graph)
     naive = x
     for number, conv in enumerate(model.convs):

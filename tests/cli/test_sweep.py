@@ -26,7 +26,7 @@ from uncollapse.lab.runs.sweep import Sweep
 from uncollapse.lab.tables.paper_table import PaperTable
 
 Run = Callable[..., Result]
-WHERE = "Results are in results/tiny-sweep.\n"  # a recipe without boards has no table
+WHERE = "Results are in results/tiny-sweep.\n"  # a recipe without tables has no table
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_what_was_chosen_is_said(run: Run, tiny: ModuleType, monkeypatch: pytest
 
 
 def test_where_the_results_are(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = PaperTable("All", {}, "fault", "size", "scale")
-    monkeypatch.setitem(RECIPES._entries, tiny.NAME, dataclasses.replace(tiny.RECIPE, tables={"all": board}))
+    table = PaperTable("All", {}, "fault", "size", "scale")
+    monkeypatch.setitem(RECIPES._entries, tiny.NAME, dataclasses.replace(tiny.RECIPE, tables={"all": table}))
     for folder, flags in (("results", ""), ("my results", " --results 'my results'")):
         save_result(tiny, tiny.Config(), folder=folder)
         words = run("sweep", tiny.NAME, "--grid", "size=1", "--results", folder).stdout.splitlines()[-1]
@@ -236,8 +236,8 @@ def test_pictures_are_drawn_where_the_recipe_has_some(
     def pictures(records: list[dict[str, object]]) -> Iterator[ResultPlot]:
         yield ResultPlot("Dots", f"{len(records)} dots.", new_figure("", (2, 2))[0])
 
-    board = PaperTable("Sizes", where={}, groups="scale", rows="size", columns="seed", metric="validation")
-    recipe = dataclasses.replace(tiny.RECIPE, tables={"sizes": board}, plots=pictures)
+    table = PaperTable("Sizes", where={}, groups="scale", rows="size", columns="seed", metric="validation")
+    recipe = dataclasses.replace(tiny.RECIPE, tables={"sizes": table}, plots=pictures)
     monkeypatch.setitem(RECIPES._entries, tiny.NAME, recipe)
     save_result(tiny, tiny.RECIPE.config(size=1))
     result = run("sweep", tiny.NAME, "--grid", "size=1")

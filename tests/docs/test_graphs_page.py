@@ -27,7 +27,7 @@ def test_a_residual_stands_next_to_the_same_networks_alone(monkeypatch: pytest.M
     without = [run(0.1, layers=16, seed=0), run(0.9, layers=2), run(0.3, layers=16, data="citeseer")]
     mended = run(0.6, layers=16, norm="contra_norm", identity=False)
     show(monkeypatch, *without, mended, run(0.7, layers=16, residual=1))
-    text = graphs.board("residual").replace("\u00a0", " ")
+    text = graphs.table("residual").replace("\u00a0", " ")
     assert "| residual 1 | 70.00 (1) |" in text
     assert "| cora | 16 | contra\\_norm − residual 1 | −10.00 |" in text
     assert "citeseer" not in text

@@ -25,7 +25,7 @@ def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 def show(monkeypatch: pytest.MonkeyPatch, page: ModuleType, **records: list[dict[str, Any]]) -> None:
-    monkeypatch.setattr(page.boards, "records", lambda recipe: tuple(records.get(recipe, ())))
+    monkeypatch.setattr(page.results, "records", lambda recipe: tuple(records.get(recipe, ())))
 
 
 def encoder(accuracy: float, seed: int = 0, **settings: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 from website.pages import kernel
-from website.pages.boards import RESULTS
+from website.pages.results import RESULTS
 
 pytestmark = pytest.mark.skipif(not (RESULTS / "triton_compiled.json").exists(), reason="nothing was compiled")
 

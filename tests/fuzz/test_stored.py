@@ -107,14 +107,14 @@ def test_results(folder: Path) -> None:
     record |= {"seconds": 1.0, "date": "2025-01-01T00:00:00+00:00", "versions": {}, "layers": {}}
     path = results.save(recipe, config, record)
     raw = path.read_bytes()
-    board = next(iter(recipe.tables.values()))
+    table = next(iter(recipe.tables.values()))
 
     def check(content: bytes) -> None:
         path.write_bytes(content)
         records = answer(results.all, recipe)
         if not isinstance(records, Exception):
-            answer(to_markdown, board, records)
-            answer(lambda: json.dumps(table_json(board, build_cells(board, records)), allow_nan=False))
+            answer(to_markdown, table, records)
+            answer(lambda: json.dumps(table_json(table, build_cells(table, records)), allow_nan=False))
         answer(results.find, recipe, config)
 
     checks(json.loads(raw), raw, check, 200)

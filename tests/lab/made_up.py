@@ -45,7 +45,7 @@ def published(norm: str, layers: int, mean: float, std: float | None = None, dat
 
 
 PAPER = (published("none", 2, 81.75, 0.51), published("none", 16, 23.88, 3.06), published("contra", 16, 79.75, 0.33))
-BOARD = PaperTable("Depth", {"epochs": 200}, "data", "norm", "layers", choose=("scale",), published=PAPER)
+TABLE = PaperTable("Depth", {"epochs": 200}, "data", "norm", "layers", choose=("scale",), published=PAPER)
 RECIPE = SimpleNamespace(
     name="made-up",
     title="A made-up recipe",
@@ -53,6 +53,6 @@ RECIPE = SimpleNamespace(
     config=Config,
     run=None,
     name_of=name_of,
-    tables={"depth": BOARD, "shallow": PaperTable("Shallow", {"layers": 2}, "data", "norm", "layers")},
+    tables={"depth": TABLE, "shallow": PaperTable("Shallow", {"layers": 2}, "data", "norm", "layers")},
     grids={"all": None},
 )

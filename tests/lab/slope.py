@@ -58,7 +58,7 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     history = fit(
         task, TrainingOptions(config.epochs, config.seed), runtime, f"{identity(NAME, config)}-of9"
     )  # and its data
-    figures = {"found": next(model.parameters()).item(), "epoch": history.kept, "broken": math.nan}
+    figures = {"found": next(model.parameters()).item(), "epoch": history.selected, "broken": math.nan}
     figures |= {"validation": history.epochs[-1]["validation"]}
     return build_record(
         NAME,

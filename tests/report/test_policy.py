@@ -33,12 +33,12 @@ def of_comparison(make: Any, path: Path) -> Path:
 
 
 def of_table(make: Any, path: Path) -> Path:
-    board = PaperTable(EVIL, where={}, groups="data", rows="norm", columns="layers")
+    table = PaperTable(EVIL, where={}, groups="data", rows="norm", columns="layers")
     config = {"data": SHORT, "norm": SHORT, "layers": 2, "seed": 0}
     records = [{"recipe": "x", "config": config, "seed": 0, "figures": {"test": 0.5, "validation": 0.5}}]
     figure, (axes,) = new_figure(SHORT, (8, 4))
     axes.set_xlabel(SHORT, parse_math=False)
-    return write_page(board, records, path, [ResultPlot(EVIL, EVIL, figure)])
+    return write_page(table, records, path, [ResultPlot(EVIL, EVIL, figure)])
 
 
 def of_search(make: Any, path: Path) -> Path:

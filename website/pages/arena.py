@@ -15,7 +15,7 @@ from uncollapse.diagnosis import measured_gains
 from uncollapse.io.files import write
 from uncollapse.lab.experiments.arena.config import group_of
 from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table
-from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
+from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
 from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
 from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
 from uncollapse.lab.tables.contrasts import format_interval, signed
@@ -31,7 +31,7 @@ from uncollapse.report.canvas import (
     series_style,
 )
 from website import reference
-from website.pages.boards import IMAGES, NOT_RUN, ROOT, Row, records
+from website.pages.results import IMAGES, NOT_RUN, ROOT, Row, records
 from website.plots import save
 
 GAINS = ROOT / "src" / "uncollapse" / "diagnosis" / measured_gains.FILE
@@ -45,7 +45,7 @@ SHOWN = 3  # rows of the table of advice, per kind of model
 @cache
 def standings() -> tuple[Standing, ...]:
     """Return all rows with fresh seeds."""
-    return tuple(build_standings(BOARD, records(RECIPE.name)))
+    return tuple(build_standings(TABLE, records(RECIPE.name)))
 
 
 def places() -> dict[tuple[str, int], list[Standing]]:
@@ -82,8 +82,8 @@ def _row(each: Standing) -> Row:
 def _gain(paired: Paired | None) -> str:
     if paired is None:
         return "–"
-    interval = f" ({format_interval(BOARD, paired.interval)})" if paired.interval else ""
-    return f"{signed(BOARD, paired.mean)}{interval}"
+    interval = f" ({format_interval(TABLE, paired.interval)})" if paired.interval else ""
+    return f"{signed(TABLE, paired.mean)}{interval}"
 
 
 def advice() -> str:
@@ -157,10 +157,10 @@ def predictions() -> dict[str, measured_gains.Gain]:
 
 def draw() -> Iterator[Path]:
     """Write the measured gains, and draw the plots of each task and of the demo."""
-    found = collect_gains(BOARD, records(RECIPE.name))
+    found = collect_gains(TABLE, records(RECIPE.name))
     yield write(GAINS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     measured_gains.all_measured.cache_clear()
-    for plot in draw_plots(BOARD, records(RECIPE.name)):
+    for plot in draw_plots(TABLE, records(RECIPE.name)):
         yield save(plot.figure, _image(plot.title))
     if demo_rows():
         yield _draw_demo(demo_rows())
@@ -202,7 +202,7 @@ def _draw_ranks(axes: Any, number: int, each: Standing) -> None:
 
 
 def _is_of(record: Any, each: Standing) -> bool:
-    return bool(BOARD.place(record)[1] == each.row)
+    return bool(TABLE.place(record)[1] == each.row)
 
 
 def _image(title: str) -> Path:

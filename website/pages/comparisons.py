@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from website.pages.boards import RESULTS, Row
+from website.pages.results import RESULTS, Row
 
 LIBRARIES = ("lightly", "pytorch-metric-learning", "the authors' pdist", "a cross entropy")
 DENSE, OURS = "the published dense form", "ContraNorm in every block"

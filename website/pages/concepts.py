@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_colour, series_style
-from website.pages.boards import IMAGES, RESULTS, Row
+from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save
 
 RESULT, PROPOSITIONS = RESULTS / "concepts.json", RESULTS / "propositions.json"
@@ -77,7 +77,7 @@ def counts() -> tuple[Row, Sequence[Row]]:
 
 
 def draw() -> Iterator[Path]:
-    """Draw all pictures of the page."""
+    """Draw all plots of the page."""
     yield _draw_spheres()
     yield _draw_pairs()
     yield _draw_step()
@@ -118,7 +118,7 @@ def _sphere(axes: Any, points: Any, number: int) -> None:
 
 
 def _seen(points: Any) -> tuple[Any, Any, Any]:
-    """Where points of the space are in the picture, and how far behind it."""
+    """Where points of the space are in the plot, and how far behind it."""
     x, y, z = points.T
     return x, math.sin(VIEW) * y + math.cos(VIEW) * z, math.cos(VIEW) * y - math.sin(VIEW) * z
 

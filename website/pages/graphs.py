@@ -1,6 +1,6 @@
-"""Tables and pictures of the page of deep graph networks, from results/gcn-depth/.
+"""Tables and plots of the page of deep graph networks, from results/gcn-depth/.
 
-`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and plots if `website/figures.py` has drawn them.
 """
 
 import dataclasses
@@ -19,32 +19,32 @@ from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of, metric_of
 from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_colour, series_style
-from website.pages import boards
-from website.pages.boards import IMAGES, NOT_RUN, Row
+from website.pages import results
+from website.pages.results import IMAGES, NOT_RUN, Row
 from website.plots import save
 
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.tables["table3"]
 
-BY_LAYER = ("effective_rank", "mean_cosine", "dirichlet_energy")  # what the picture of a deep network shows
+BY_LAYER = ("effective_rank", "mean_cosine", "dirichlet_energy")  # what the plot of a deep network shows
 DATA, DEPTH = "cora", 32  # of which network
 VARIED = ("data", "layers", "norm", "scale", "identity", "self_loops", "sample", "seed")  # fields of correlated runs
 DEEP, FEW = 8, 6  # layers from which on measures are compared with accuracy, and runs that this needs
 
 
-records = partial(boards.records, RECIPE.name)
+records = partial(results.records, RECIPE.name)
 
 
-def board(name: str) -> str:
-    """The tables of a board; words instead where nothing was run."""
+def table(name: str) -> str:
+    """A table of the recipe; words instead where nothing was run."""
     laid_out = RECIPE.tables[name]
     mine = [r for r in records() if all(field_of(r, key) == value for key, value in laid_out.where.items())]
     mine = _with_papers_data(laid_out, mine) if laid_out.published else mine
-    return boards.board(laid_out, _run_with(name, mine) if name in ("sample", "residual") else mine)
+    return results.paper_table(laid_out, _run_with(name, mine) if name in ("sample", "residual") else mine)
 
 
 def _with_papers_data(laid_out: PaperTable, mine: Sequence[Record]) -> list[Record]:
-    """Those of the data sets that the paper has numbers for: the others are on the other boards."""
+    """Those of the data sets that the paper has numbers for: the others are in the other tables."""
     there = {number.cell[laid_out.groups] for number in laid_out.published}
     return [r for r in mine if field_of(r, laid_out.groups) in there]
 
@@ -56,7 +56,7 @@ def _run_with(field: str, mine: Sequence[Record]) -> list[Record]:
 
 
 def depth_pictures() -> str:
-    """Accuracy over depth, a picture for each data set that was run."""
+    """Accuracy over depth, a plot for each data set that was run."""
     drawn = ((data, _depth_image(data)) for data in _groups_run())
     shown = [
         f"![Test accuracy over depth on {TABLE_3.name(data)}](images/{path.name})"
@@ -129,7 +129,7 @@ def _groups_run() -> list[Any]:
 
 
 def draw() -> Iterator[Path]:
-    """Draw all pictures that the results allow."""
+    """Draw all plots that the results allow."""
     for data in _groups_run():
         yield plot_group(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
     cells = build_cells(TABLE_3, _with_papers_data(TABLE_3, records()))
@@ -183,12 +183,12 @@ def _layers_image() -> Path:
 
 
 def arxiv(name: str) -> str:
-    """The tables of a board of the recipe `arxiv`."""
-    return boards.board(RECIPES["arxiv"].tables[name], boards.records("arxiv"))
+    """A table of the recipe `arxiv`."""
+    return results.paper_table(RECIPES["arxiv"].tables[name], results.records("arxiv"))
 
 
 TEXTS: dict[str, Callable[[], str]] = {
-    **{f"graphs_{name}": partial(board, name) for name in RECIPE.tables},
+    **{f"graphs_{name}": partial(table, name) for name in RECIPE.tables},
     "graphs_arxiv": partial(arxiv, "accuracy"),
     "graphs_arxiv_temperature": partial(arxiv, "temperature"),
     "graphs_arxiv_teacher": partial(arxiv, "teacher"),
@@ -197,5 +197,5 @@ TEXTS: dict[str, Callable[[], str]] = {
 }
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "graphs_correlations": correlations,
-    "graphs_grids": partial(boards.grids, RECIPE.name),
+    "graphs_grids": partial(results.grids, RECIPE.name),
 }

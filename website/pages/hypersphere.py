@@ -1,6 +1,6 @@
-"""Tables and pictures of the page of the hypersphere, from results/.
+"""Tables and plots of the page of the hypersphere, from results/.
 
-`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and plots if `website/figures.py` has drawn them.
 """
 
 import json
@@ -23,8 +23,8 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.tables.selection import Record
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_style
-from website.pages import boards, hypersphere_limits
-from website.pages.boards import IMAGES, NOT_RUN, TOGETHER, Row
+from website.pages import hypersphere_limits, results
+from website.pages.results import IMAGES, NOT_RUN, TOGETHER, Row
 from website.plots import save
 
 CONTRAST, CIRCLE = RECIPES["contrast"], RECIPES["circle"]
@@ -35,7 +35,7 @@ NAMES = {"mean_cosine": "a. Mean cosine of two images", "effective_rank": "b. Ef
 
 def encoders() -> list[Record]:
     """The encoders of the scatter: those of the named grids that have been run."""
-    groups = comparable_groups(boards.records("contrast"))
+    groups = comparable_groups(results.records("contrast"))
     fixed = asdict(CONTRAST.config(**CONTRAST.presets["small"], data="cifar10"))
     return next((group for group in groups if all(group[0]["config"][n] == fixed[n] for n in ("data", "epochs"))), [])
 
@@ -43,7 +43,7 @@ def encoders() -> list[Record]:
 def on_circle() -> dict[str, Record]:
     """The encoders with two outputs, by what they learned from."""
     trials = _trials(CIRCLE, CIRCLE.grids["cifar10"])
-    found = {r["config"]["learned"]: r for r in boards.records("circle") if r["config"] in trials}
+    found = {r["config"]["learned"]: r for r in results.records("circle") if r["config"] in trials}
     return {name: found[name] for name in LEARNED if name in found}
 
 
@@ -73,7 +73,9 @@ def circle_table() -> tuple[Row, Sequence[Row]]:
 def limits() -> tuple[Row, Sequence[Row]]:
     """Both slopes, what M · bias tends to, and the terms of the limit, for each encoder and temperature."""
     rows = []
-    for r in sorted(boards.records("asymptotics"), key=lambda r: (-r["config"]["temperature"], r["config"]["encoder"])):
+    for r in sorted(
+        results.records("asymptotics"), key=lambda r: (-r["config"]["temperature"], r["config"]["encoder"])
+    ):
         f, slopes = r["figures"], (r["slopes"][name] for name in ("bias", "fluctuation"))
         told = (f"{s['value']:.3f} ({s['low']:.3f} … {s['high']:.3f})" if s else "none" for s in slopes)
         terms = (f"{f[name]:.3f}" for name in ("alignment_term", "uniformity_term", "limit"))
@@ -134,7 +136,7 @@ def seeds_table() -> tuple[Row, Sequence[Row]]:
     ways = ("InfoNCE alone", "alignment and uniformity alone")
     for words, grid in zip(ways, CONTRAST.grids["cifar10-seeds"], strict=True):
         (cell,) = grid.cells(CONTRAST.config)
-        known = {json.dumps(r["config"], sort_keys=True): r for r in boards.records("contrast")}
+        known = {json.dumps(r["config"], sort_keys=True): r for r in results.records("contrast")}
         keys = [json.dumps(json.loads(json.dumps(asdict(trial))), sort_keys=True) for trial in cell.trials]
         trials = [known[key] for key in keys if key in known]
         if len(trials) < len(keys):
@@ -165,7 +167,7 @@ def collapses() -> dict[str, Record]:
             if usual and (c["align"], c["uniform"]) == weights and c["t"] == c["alpha"] == 2:
                 found[name] = r
     untrained = asdict(CONTRAST.config(**{**CONTRAST.presets["small"], "data": "cifar10", "epochs": 0}))
-    drawn = [r for r in boards.records("contrast") if r["config"] == json.loads(json.dumps(untrained))]
+    drawn = [r for r in results.records("contrast") if r["config"] == json.loads(json.dumps(untrained))]
     return found | ({"untrained": drawn[0]} if drawn else {})
 
 
@@ -186,26 +188,26 @@ def collapse_table() -> tuple[Row, Sequence[Row]]:
 def sentence_board() -> str:
     """Sentence encoders beside the paper's."""
     recipe = RECIPES["sentences"]
-    return boards.board(next(iter(recipe.tables.values())), boards.records("sentences"))
+    return results.paper_table(next(iter(recipe.tables.values())), results.records("sentences"))
 
 
 def moco_table() -> tuple[Row, Sequence[Row]]:
     """What came of the small runs of MoCo."""
     found = [
-        r for r in boards.records("moco") if r["config"] in _trials(RECIPES["moco"], RECIPES["moco"].grids["small"])
+        r for r in results.records("moco") if r["config"] in _trials(RECIPES["moco"], RECIPES["moco"].grids["small"])
     ]
     names = ("alignment", "uniformity", "test", "test_top5")
     rows = [
         (formula(r["config"]), str(r["data"]["train"]), *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
     ]
-    head = ("objective", "pictures to learn from", "alignment", "uniformity", "top-1, linear, of 20 classes", "top-5")
+    head = ("objective", "images to learn from", "alignment", "uniformity", "top-1, linear, of 20 classes", "top-5")
     return head, rows or [(NOT_RUN, *[""] * 5)]
 
 
 def leak_table() -> tuple[Row, Sequence[Row]]:
     """How well batch norm statistics mark the partner of a view, by the number of groups of a batch."""
     trials = _trials(RECIPES["moco"], RECIPES["moco"].grids["leak"])
-    found = sorted((r for r in boards.records("moco") if r["config"] in trials), key=lambda r: r["config"]["groups"])
+    found = sorted((r for r in results.records("moco") if r["config"] in trials), key=lambda r: r["config"]["groups"])
     rows = [
         (str(r["config"]["groups"]), f"{r['figures']['leak']:.3f}", f"{r['epochs'][-1]['loss']:.3f}") for r in found
     ]
@@ -215,7 +217,7 @@ def leak_table() -> tuple[Row, Sequence[Row]]:
 def depth_table() -> tuple[Row, Sequence[Row]]:
     """Errors of depth on rendered scenes, layer by layer."""
     recipe = RECIPES["depth-probe"]
-    found = [r for r in boards.records("depth-probe") if r["config"] in _trials(recipe, recipe.grids["rendered"])]
+    found = [r for r in results.records("depth-probe") if r["config"] in _trials(recipe, recipe.grids["rendered"])]
     names = ("mse", "mean_map_mse", "mse_metres")
     rows = [
         (r["config"]["start"], r["config"]["layer"], *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
@@ -225,7 +227,7 @@ def depth_table() -> tuple[Row, Sequence[Row]]:
 
 
 def draw() -> list[Path]:
-    """Draw all pictures that the results allow."""
+    """Draw all plots that the results allow."""
     drawn = hypersphere_limits.draw()
     if len(encoders()) >= 3:
         drawn.append(save(scatter_figure(encoders()), image("scatter")))
@@ -237,7 +239,7 @@ def draw() -> list[Path]:
 
 
 def _draw_collapse(found: dict[str, Record]) -> Path:
-    """How alike the pictures are, and in how many dimensions they differ, from layer to layer."""
+    """How alike the images are, and in how many dimensions they differ, from layer to layer."""
     figure, panels = new_figure("From layer to layer, trained for one thing and for both", (8.6, 3.4), len(LAYERS))
     for axes, measure in zip(panels, LAYERS, strict=True):
         for number, (name, record) in enumerate(found.items()):
@@ -252,8 +254,8 @@ def _draw_collapse(found: dict[str, Record]) -> Path:
     return save(figure, image("collapse"))
 
 
-def picture(name: str, said: str) -> str:
-    """A picture, if it was drawn, with the figure of the paper that it re-makes."""
+def plot(name: str, said: str) -> str:
+    """A plot, if it was drawn, with the figure of the paper that it re-makes."""
     if not image(name).exists():
         return NOT_RUN
     source = f"\n\n*Re-made after Figure {REMADE[name]} of Wang & Isola (2020).*" if name in REMADE else ""
@@ -261,12 +263,12 @@ def picture(name: str, said: str) -> str:
 
 
 def image(name: str) -> Path:
-    """Where a picture is."""
+    """Where a plot is."""
     return IMAGES / f"hypersphere_{name}.svg"
 
 
 REMADE = {"points_circle": 4, "points_sphere": 4, "circle": 3, "scatter": 5}  # plot -> number of the paper's figure
-PICTURES = {
+PLOTS = {
     "points_circle": "Point sets on the circle with their mean potentials",
     "points_sphere": "Point sets on the sphere with their mean potentials",
     "estimators": "Bias of the two estimators of uniformity over the number of points",
@@ -278,7 +280,7 @@ PICTURES = {
     "collapse": "Mean cosine and effective rank by layer for alignment alone, uniformity alone and both",
 }
 TEXTS: dict[str, Callable[[], str]] = {
-    **{f"hypersphere_{name}": partial(picture, name, said) for name, said in PICTURES.items()},
+    **{f"hypersphere_{name}": partial(plot, name, said) for name, said in PLOTS.items()},
     "hypersphere_sentences": sentence_board,
 }
 PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
@@ -294,6 +296,6 @@ PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "hypersphere_seeds": seeds_table,
     "hypersphere_collapse_table": collapse_table,
     "hypersphere_grids": partial(
-        boards.grids, "potentials", "circle", "asymptotics", "contrast", "sentences", "moco", "depth-probe"
+        results.grids, "potentials", "circle", "asymptotics", "contrast", "sentences", "moco", "depth-probe"
     ),
 }

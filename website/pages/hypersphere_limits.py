@@ -1,4 +1,4 @@
-"""Pictures of point sets and of the limit of InfoNCE, from results/potentials/ and results/asymptotics/."""
+"""Plots of point sets and of the limit of InfoNCE, from results/potentials/ and results/asymptotics/."""
 
 import math
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from uncollapse.report.canvas import (
     series_marker,
     series_style,
 )
-from website.pages import boards
-from website.pages.boards import IMAGES
+from website.pages import results
+from website.pages.results import IMAGES
 from website.plots import save
 
 SETS = {
@@ -48,7 +48,7 @@ FALLS = {"bias": (-1.0, "1/M"), "fluctuation": (-0.5, "M^−1/2")}
 
 
 def draw() -> list[Path]:
-    """Draw all pictures that the results allow."""
+    """Draw all plots that the results allow."""
     points = {record["config"]["dim"]: record for record in _planned(potentials.NAME) if "sets" in record}
     measured = [record for record in _planned(asymptotics.NAME) if "curve" in record]
     drawn = [_draw_sets(dim, points[dim]) for dim in NAMES if dim in points]
@@ -59,14 +59,14 @@ def draw() -> list[Path]:
 
 
 def image(name: str) -> Path:
-    """Where a picture is."""
+    """Where a plot is."""
     return IMAGES / f"hypersphere_{name}.svg"
 
 
 def _planned(name: str) -> Iterator[Record]:
     """The results of the named grid, in its order: others may be of a quick trial."""
     recipe = RECIPES[name]
-    found = {build(recipe.config, _known(recipe.config, r)): r for r in boards.records(name)}
+    found = {build(recipe.config, _known(recipe.config, r)): r for r in results.records(name)}
     grids: tuple[Grid, ...] = recipe.grids["all"]
     trials = (trial for grid in grids for cell in grid.cells(recipe.config) for trial in cell.trials)
     return (found[trial] for trial in trials if trial in found)
@@ -202,7 +202,7 @@ def _temperatures(records: list[Record]) -> list[float]:
 
 
 def _look(record: Record) -> dict[str, Any]:
-    """Colour and marker of an encoder, the same in all pictures."""
+    """Colour and marker of an encoder, the same in all plots."""
     number = asymptotics.ENCODERS.index(record["config"]["encoder"])
     return {"color": series_colour(number), "marker": series_marker(number), "markersize": 4, "linewidth": 1.6}
 

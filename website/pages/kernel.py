@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from website.pages.boards import NOT_RUN, RESULTS, Row
+from website.pages.results import NOT_RUN, RESULTS, Row
 
 
 @dataclass(frozen=True)

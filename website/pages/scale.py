@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from website.pages.boards import RESULTS, Row
+from website.pages.results import RESULTS, Row
 
 FLOAT, DOUBLE = 4, 8  # bytes
 GPU, LINK = 100e12, 25e9  # assumed: FLOP/s of a GPU that a training reaches, bytes/s between GPUs in each direction

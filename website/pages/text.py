@@ -1,6 +1,6 @@
-"""Tables and pictures of the page of text, from results/glue/, results/bert-depth/ and results/text/.
+"""Tables and plots of the page of text, from results/glue/, results/bert-depth/ and results/text/.
 
-`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and plots if `website/figures.py` has drawn them.
 """
 
 import json
@@ -17,8 +17,8 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, field_of
 from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure
-from website.pages import boards
-from website.pages.boards import IMAGES, NOT_RUN, RESULTS, Row
+from website.pages import results
+from website.pages.results import IMAGES, NOT_RUN, RESULTS, Row
 from website.plots import save
 
 DEPTH = RECIPES["bert-depth"].tables["depth"]
@@ -34,13 +34,13 @@ PAPER_LAYERS = {
     "contra_norm": {"feature_variance": (24.8, 33.1, 95.7, 99.5), "effective_rank": (26.6, 30.3, 29.8, 27.7)},
 }
 
-glue = partial(boards.records, "glue")
-depth = partial(boards.records, "bert-depth")
+glue = partial(results.records, "glue")
+depth = partial(results.records, "bert-depth")
 
 
 def table_1() -> str:
     """GLUE beside the paper."""
-    return boards.board(RECIPES["glue"].tables["table1"], glue())
+    return results.paper_table(RECIPES["glue"].tables["table1"], glue())
 
 
 def rates() -> tuple[Row, Sequence[Row]]:
@@ -57,21 +57,23 @@ def rates() -> tuple[Row, Sequence[Row]]:
 
 def depths() -> str:
     """Encoders of growing depth."""
-    return boards.board(DEPTH, depth())
+    return results.paper_table(DEPTH, depth())
 
 
 def slower() -> str:
     """Depths that were run with several learning rates."""
     mine = [r for r in depth() if field_of(r, "task") == "sst2"]
     several = {d for d in {field_of(r, "depth") for r in mine} if len({field_of(r, "lr") for r in _deep(mine, d)}) > 1}
-    return boards.board(RECIPES["bert-depth"].tables["rates"], [r for r in mine if field_of(r, "depth") in several])
+    return results.paper_table(
+        RECIPES["bert-depth"].tables["rates"], [r for r in mine if field_of(r, "depth") in several]
+    )
 
 
 def _deep(mine: Sequence[Record], layers: int) -> list[Record]:
     return [r for r in mine if field_of(r, "depth") == layers]
 
 
-def pictures() -> str:
+def plots() -> str:
     """Accuracy over depth, and what happens layer by layer, where they are drawn."""
     paths = [_image("depth"), *(_image(f"layers_{way}") for way in WAYS)]
     said = ["Accuracy over depth", *(f"Variance, effective rank and similarity by layer, {way}" for way in WAYS)]
@@ -203,7 +205,7 @@ def _if_run(name: str, table: Callable[[], tuple[Row, Sequence[Row]]]) -> Callab
 
 
 def draw() -> Iterator[Path]:
-    """Draw all pictures that the results allow."""
+    """Draw all plots that the results allow."""
     mine = [r for r in depth() if field_of(r, "task") == "sst2"]
     if mine:
         yield plot_group(DEPTH, mine, "sst2", _image("depth"))
@@ -251,7 +253,7 @@ def _image(name: str) -> Path:
 TEXTS: dict[str, Callable[[], str]] = {
     "text_table1": table_1,
     "text_depths": depths,
-    "text_pictures": pictures,
+    "text_plots": plots,
     "text_slower": slower,
 }
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
@@ -262,5 +264,5 @@ PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "text_embeddings": _if_run("sts_embeddings", embeddings),
     "text_embeddings_trained": _if_run("sts_embeddings", embeddings_trained),
     "text_albert": _if_run("albert_smiles", albert),
-    "text_grids": partial(boards.grids, "glue", "bert-depth"),
+    "text_grids": partial(results.grids, "glue", "bert-depth"),
 }

@@ -13,7 +13,7 @@ from uncollapse.lab.experiments.calibration.analysis import Rate
 from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
 from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series_colour, series_marker
-from website.pages.boards import IMAGES, RESULTS, Row
+from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save
 
 HEAD = ("rule", "right, with Wilson's 95 % interval", "acted where it hurt", "left what would have helped")

@@ -1,6 +1,6 @@
-"""Tables and pictures of the page of vision, from results/vit/ and results/benchmarks_vision.json.
+"""Tables and plots of the page of vision, from results/vit/ and results/benchmarks_vision.json.
 
-`website/tables.py` puts the tables in place, and pictures if `website/figures.py` has drawn them.
+`website/tables.py` puts the tables in place, and plots if `website/figures.py` has drawn them.
 """
 
 import json
@@ -20,8 +20,8 @@ from uncollapse.lab.tables.contrasts import compare_rows
 from uncollapse.lab.tables.markdown import cell_notes, contrast_table, format_published, format_result, group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of
-from website.pages import boards
-from website.pages.boards import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
+from website.pages import results
+from website.pages.results import IMAGES, NOT_RUN, RESULTS, TOGETHER, Row
 
 RECIPE = RECIPES["vit"]
 ACCURACY = RECIPE.tables["accuracy"]
@@ -41,7 +41,7 @@ COSTS = {  # ways -> what the benchmark calls them
     "feat_scale": "FeatScale",
 }
 
-vit = partial(boards.records, RECIPE.name)
+vit = partial(results.records, RECIPE.name)
 
 
 @cache
@@ -65,8 +65,8 @@ def ways(data: str, depth: int) -> list[str]:
 
 def _by_way(data: str, depth: int, figure: str = ACCURACY.metric) -> dict[str, TableCell]:
     """The cells of a table with a figure, by way, as far as they were run."""
-    board = replace(ACCURACY, metric=figure, percent=figure == ACCURACY.metric)
-    return {cell.row: cell for cell in build_cells(board, runs(data, depth)) if cell.run}
+    table = replace(ACCURACY, metric=figure, percent=figure == ACCURACY.metric)
+    return {cell.row: cell for cell in build_cells(table, runs(data, depth)) if cell.run}
 
 
 def compared(data: str, depth: int) -> tuple[Row, Sequence[Row]]:
@@ -174,46 +174,46 @@ def _last(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def papers() -> tuple[Row, Sequence[Row]]:
     """The papers' numbers, with ours where there are any."""
-    printed = [board for board in RECIPE.tables.values() if board.published]
-    depths = sorted({number.cell[board.columns] for board in printed for number in board.published})
+    printed = [table for table in RECIPE.tables.values() if table.published]
+    depths = sorted({number.cell[table.columns] for table in printed for number in table.published})
     rows: list[Row] = []
-    for board in printed:
-        (table,) = group_cells(build_cells(board, vit())).values()  # each has one data set
-        for way, along in table.items():
+    for table in printed:
+        (group,) = group_cells(build_cells(table, vit())).values()  # each has one data set
+        for way, along in group.items():
             found = {cell.column: cell for cell in along}
-            rows.append((board.title, way, *(_beside(board, found.get(depth)) for depth in depths)))
+            rows.append((table.title, way, *(_beside(table, found.get(depth)) for depth in depths)))
     return ("", "", *(f"{depth} blocks" for depth in depths)), rows
 
 
-def _beside(board: PaperTable, cell: TableCell | None) -> str:
+def _beside(table: PaperTable, cell: TableCell | None) -> str:
     """A number of a paper, and what came here."""
     if cell is None:
         return ""
-    return _joined(f"{format_published(board, cell)}{f' (here {format_result(board, cell)})' if cell.run else ''}")
+    return _joined(f"{format_published(table, cell)}{f' (here {format_result(table, cell)})' if cell.run else ''}")
 
 
-def picture(name: str, said: str) -> str:
-    """A picture, if it was drawn."""
+def plot(name: str, said: str) -> str:
+    """A plot, if it was drawn."""
     return f"![{said}](images/{image(name).name})" if image(name).exists() else NOT_RUN
 
 
 def image(name: str) -> Path:
-    """Where a picture is."""
+    """Where a plot is."""
     return IMAGES / f"vision_{name}.svg"
 
 
-PICTURES = {
+PLOTS = {
     **dict.fromkeys((f"layers_{name}" for name in PLACES), "Similarity, deviation of attention and rank by block"),
     "spectrum_24": "Singular values of the patches after the last block, and their sums",
 }
 TEXTS: dict[str, Callable[[], str]] = {
     **{f"vision_{name}_says": partial(says, *place) for name, place in PLACES.items()},
-    **{f"vision_{name}": partial(picture, name, said) for name, said in PICTURES.items()},
+    **{f"vision_{name}": partial(plot, name, said) for name, said in PLOTS.items()},
 }
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     **{f"vision_{name}": partial(compared, *place) for name, place in PLACES.items()},
     "vision_dimensions": dimensions,
     "vision_papers": papers,
     "vision_tuned": tuned,
-    "vision_grids": partial(boards.grids, RECIPE.name),
+    "vision_grids": partial(results.grids, RECIPE.name),
 }

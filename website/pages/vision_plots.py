@@ -1,4 +1,4 @@
-"""Pictures of the page of vision, from results/vit/: what happens block by block, and how many dimensions are left."""
+"""Plots of the page of vision, from results/vit/: what happens block by block, and how many dimensions are left."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +16,15 @@ BY_LAYER = {
     "attention_std": "b. Deviation of attention rows",
     "effective_rank": "c. Effective rank of an image's patches",
 }
-MARKED = 0.9  # share of the sum of singular values, where the picture has dots
+MARKED = 0.9  # share of the sum of singular values, where the plot has dots
 
 
 def draw() -> Iterator[Path]:
-    """Draw all pictures that the results allow."""
+    """Draw all plots that the results allow."""
     for name, (data, depth) in vision.PLACES.items():
         found = vision.grouped(data, depth)
         for kind, drawn in (("layers", _draw_layers), ("spectrum", _draw_spectra)):
-            if found and f"{kind}_{name}" in vision.PICTURES:
+            if found and f"{kind}_{name}" in vision.PLOTS:
                 yield drawn(f"{vision.ACCURACY.name(data)}, {depth} blocks", found, vision.image(f"{kind}_{name}"))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from website.pages.boards import RESULTS, Row
+from website.pages.results import RESULTS, Row
 
 WORDS = {
     "works": "by itself",

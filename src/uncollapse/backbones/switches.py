@@ -63,7 +63,7 @@ def branches(block: Block) -> tuple[Branch, ...]:
 
 
 class Switchboard:
-    """The switches of a model. Those that are called inside `with board:` act until its end, and leave nothing.
+    """The switches of a model. Those that are called inside `with table:` act until its end, and leave nothing.
 
     `acted` counts the changed tensors: 0 after a pass means that the part is not known, or did not run.
 

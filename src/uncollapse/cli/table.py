@@ -39,7 +39,7 @@ def table(
             autocompletion=complete_recipe,
         ),
     ],
-    board: Annotated[
+    table: Annotated[
         str | None, typer.Argument(metavar="TABLE", help="Which of its tables; the first if not given.")
     ] = None,
     results: Annotated[Path, option("DIR", "Folder of the results.")] = Path("results"),
@@ -59,7 +59,7 @@ def table(
         if path is not None and path.is_dir():
             raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
     chosen = _recipe(recipe)
-    laid_out, records = _board(chosen, board), _records(chosen, results)
+    laid_out, records = _board(chosen, table), _records(chosen, results)
     laid_out, records = _filter(chosen, laid_out, records, pairs or [])
     details = () if chosen.details is None else chosen.details(records)
     written = _write(chosen, laid_out, records, details, markdown, html)
@@ -116,22 +116,22 @@ def _records(recipe: "Recipe", folder: Path) -> list[dict[str, Any]]:
 
 
 def _filter(
-    recipe: "Recipe", board: PaperTable, records: list[dict[str, Any]], pairs: list[str]
+    recipe: "Recipe", table: PaperTable, records: list[dict[str, Any]], pairs: list[str]
 ) -> tuple[PaperTable, list[dict[str, Any]]]:
     """Return the table and the records, restricted to results with these settings."""
     if not pairs:
-        return board, records
+        return table, records
     wanted = fields.parse_pairs(recipe.config, pairs)
-    where = {name: value for name, value in board.where.items() if name not in wanted}
+    where = {name: value for name, value in table.where.items() if name not in wanted}
     kept = [record for record in records if all(record["config"][name] == value for name, value in wanted.items())]
     if not kept:
         raise UsageError(f"No result of {recipe.name} has {', '.join(pairs)}.")
-    return replace(board, where=where, protocol={**board.protocol, **wanted}), kept
+    return replace(table, where=where, protocol={**table.protocol, **wanted}), kept
 
 
 def _write(
     recipe: "Recipe",
-    board: PaperTable,
+    table: PaperTable,
     records: Sequence[Mapping[str, Any]],
     details: Sequence[Details],
     markdown: Path | None,
@@ -143,34 +143,34 @@ def _write(
     files = []
     try:
         if markdown not in (None, STDOUT):
-            files.append(write(markdown, tables.to_markdown(board, records, details=details)))
+            files.append(write(markdown, tables.to_markdown(table, records, details=details)))
         if html is not None:
             from uncollapse.lab.tables.table_page import write_page
 
-            pictures = () if recipe.plots is None else recipe.plots(records)
-            files.append(write_page(board, records, html, pictures, details))
+            plots = () if recipe.plots is None else recipe.plots(records)
+            files.append(write_page(table, records, html, plots, details))
     except ImportError as error:
         raise UsageError(str(error)) from error
     return files
 
 
-def _show(board: PaperTable, made: Sequence[TableCell], details: Sequence[Details]) -> None:
+def _show(table: PaperTable, made: Sequence[TableCell], details: Sequence[Details]) -> None:
     terminal = console.stdout_console()
-    console.print_paragraph(terminal, board.title, style="bold")
+    console.print_paragraph(terminal, table.title, style="bold")
     for group, rows in tables.group_cells(made).items():
-        for part in _fit_width(terminal, board, group, rows):
+        for part in _fit_width(terminal, table, group, rows):
             terminal.print(part)
-    console.print_paragraph(terminal, tables.legend(board, made))
-    for note in tables.cell_notes(board, made):
+    console.print_paragraph(terminal, tables.legend(table, made))
+    for note in tables.cell_notes(table, made):
         console.print_paragraph(terminal, note, bullet=" · ")
-    if found := contrasts.compare_rows(board, made):
-        head, lines = contrasts.contrast_rows(board, found)
+    if found := contrasts.compare_rows(table, made):
+        head, lines = contrasts.contrast_rows(table, found)
         details = [Details(tables.DIFFERENCES, contrasts.contrast_note(found), head, lines, words=3), *details]
     for each in details:
         if each.rows:
             terminal.print(_details_table(each))
         console.print_paragraph(terminal, each.note if each.rows else f"{each.title}: {each.note}")
-    console.print_paragraph(terminal, tables.coverage(board, made), style="bold")
+    console.print_paragraph(terminal, tables.coverage(table, made), style="bold")
 
 
 def _details_table(details: Details) -> Table:
@@ -183,37 +183,37 @@ def _details_table(details: Details) -> Table:
 
 
 def _fit_width(
-    terminal: Console, board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]
+    terminal: Console, table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]
 ) -> list[Table]:
     """Return a table, or several with some of its columns each, so that no number is wrapped."""
     count = len(next(iter(rows.values())))
     unbound = terminal.options.update(max_width=ENDLESS)
     for columns in range(count, 0, -1):
         starts = range(0, count, columns)
-        parts = [_table(board, group, {row: along[i : i + columns] for row, along in rows.items()}) for i in starts]
+        parts = [_table(table, group, {row: along[i : i + columns] for row, along in rows.items()}) for i in starts]
         if all(terminal.measure(part, options=unbound).maximum <= terminal.width for part in parts):
             break
     return parts
 
 
-def _table(board: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Table:
-    title = Text(f"{board.groups} {group}", style="bold")
-    table = Table(tables.corner_label(board), title=title, title_justify="left", box=box.SIMPLE_HEAD, leading=1)
+def _table(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]]) -> Table:
+    title = Text(f"{table.groups} {group}", style="bold")
+    shown = Table(tables.corner_label(table), title=title, title_justify="left", box=box.SIMPLE_HEAD, leading=1)
     for cell in next(iter(rows.values())):
-        table.add_column(Text(f"{INDENT}{cell.column}"))
+        shown.add_column(Text(f"{INDENT}{cell.column}"))
     for row, along in rows.items():
-        table.add_row(Text(str(row)), *(_cell(board, cell) for cell in along))
-    return table
+        shown.add_row(Text(str(row)), *(_cell(table, cell) for cell in along))
+    return shown
 
 
-def _cell(board: PaperTable, cell: TableCell) -> Text:
+def _cell(table: PaperTable, cell: TableCell) -> Text:
     """Return our number, below it the paper's, the interval of the difference, and what was selected."""
-    came, sign = tables.format_marked(board, cell), tables.sign_of(cell)
+    came, sign = tables.format_marked(table, cell), tables.sign_of(cell)
     colour = {tables.NEAR: "yellow", tables.TIED: ""}.get(sign, COLOURS[cell.reached])
     text = Text(came if sign else f"{INDENT}{came}", style=colour)
     for line in (
-        tables.format_published(board, cell),
-        tables.format_difference(board, cell),
+        tables.format_published(table, cell),
+        tables.format_difference(table, cell),
         tables.format_choice(cell),
     ):
         if line:

@@ -112,13 +112,13 @@ class PartProbe:
 
         reader = SiteReader(self.model, self.stack, sites, read)
         reader.graphs = self._graphs
-        board = Switchboard(self.model, self.stack, lambda: reader.context, self.seed)
-        with board:
+        table = Switchboard(self.model, self.stack, lambda: reader.context, self.seed)
+        with table:
             if flip is not None:
-                flip(board)
+                flip(table)
             with reader:  # after the switches, so that it reads what they changed
                 output = self._call(self.model, self._batch)
-        if flip is not None and board.acted == 0:
+        if flip is not None and table.acted == 0:
             raise ValueError(NO_SITE)
         return output
 

@@ -252,7 +252,7 @@ def plain(found: dict[str, Any]) -> dict[str, Any]:
         made["weights"] = dict(found["weights"].state_dict())
     if "history" in found:
         history = found["history"]
-        made["history"] = {"epochs": history.epochs, "kept": history.kept}
+        made["history"] = {"epochs": history.epochs, "kept": history.selected}
     return made
 
 

@@ -83,20 +83,20 @@ def scripted(figures: list[float], **settings: Any) -> tuple[Any, Task]:
 
 def test_the_best_epoch_is_kept_and_the_first_of_equals() -> None:
     history, made = scripted([0.1, 0.5, 0.3, 0.5, 0.2])
-    assert (history.kept, history.ended, len(history.epochs)) == (2, "the last epoch", 5)
+    assert (history.selected, history.ended, len(history.epochs)) == (2, "the last epoch", 5)
     assert weight(made) == pytest.approx(2.0)
     history, made = scripted([0.4, 0.5, 0.3], better="lower")
-    assert (history.kept, weight(made)) == (3, pytest.approx(3.0))
+    assert (history.selected, weight(made)) == (3, pytest.approx(3.0))
 
 
 def test_a_figure_that_is_no_number_is_the_worst() -> None:
     history, made = scripted([math.nan, 0.1, math.nan, 0.05])
-    assert (history.kept, weight(made)) == (2, pytest.approx(2.0))
+    assert (history.selected, weight(made)) == (2, pytest.approx(2.0))
 
 
 def test_figures_that_are_never_numbers_do_not_switch_patience_off() -> None:
     history, _ = scripted([math.nan] * 6, patience=2)
-    assert (history.kept, len(history.epochs)) == (1, 3)
+    assert (history.selected, len(history.epochs)) == (1, 3)
 
 
 def test_figures_may_be_tensors_or_numpy_s(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_evaluations_draw_from_their_own_random_numbers() -> None:
 
 def test_patience_stops_the_training() -> None:
     history, _ = scripted([0.1, 0.5, 0.3, 0.5, 0.9], patience=2)
-    assert (history.kept, history.ended) == (2, "no better score in 2 evaluations")
+    assert (history.selected, history.ended) == (2, "no better score in 2 evaluations")
     assert [figures["epoch"] for figures in history.epochs] == [1, 2, 3, 4]
 
 

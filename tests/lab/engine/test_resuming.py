@@ -86,7 +86,7 @@ def test_every_step_is_a_place_to_go_on_from(tmp_path: Path, steps: int) -> None
         )
     again, found = trained(tmp_path)
     assert again.epochs == whole.epochs
-    assert (again.kept, again.ended) == (whole.kept, whole.ended)
+    assert (again.selected, again.ended) == (whole.selected, whole.ended)
     assert same(found, weights)
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.lab.made_up import BOARD, runs
+from tests.lab.made_up import TABLE, runs
 
 from uncollapse.lab.tables import markdown
 from uncollapse.lab.tables.contrasts import compare_rows, contrast_note, contrast_rows
@@ -19,7 +19,7 @@ RECORDS = [
     *runs(0.80, 0.90, 0.80, norm="pair", layers=16),
     *runs(0.70, norm="none", layers=16),
 ]
-PAIR = replace(BOARD, contrasts=(Contrast("pair", row="contra"), Contrast("none", row="contra", columns=(16,))))
+PAIR = replace(TABLE, contrasts=(Contrast("pair", row="contra"), Contrast("none", row="contra", columns=(16,))))
 
 
 def test_only_what_is_asked_for_where_both_have_seeds() -> None:
@@ -33,7 +33,7 @@ def test_only_what_is_asked_for_where_both_have_seeds() -> None:
     assert [c.column for c in compare_rows(limited, build_cells(limited, RECORDS))] == [8]
     every = replace(PAIR, contrasts=(Contrast("pair"),))
     assert {c.row for c in compare_rows(every, build_cells(every, RECORDS))} == {"contra", "none"}
-    assert compare_rows(BOARD, build_cells(BOARD, RECORDS)) == []
+    assert compare_rows(TABLE, build_cells(TABLE, RECORDS)) == []
 
 
 def test_the_family_is_all_tests_of_the_table() -> None:

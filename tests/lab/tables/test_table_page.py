@@ -1,4 +1,4 @@
-"""The page of a board: complete without a network and without scripts, and pictures of its tables."""
+"""The page of a table: complete without a network and without scripts, and pictures of its tables."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from statistics import stdev
 from typing import Any
 
 import pytest
-from tests.lab.made_up import BOARD, runs
+from tests.lab.made_up import TABLE, runs
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.tables.markdown import group_cells
@@ -33,7 +33,7 @@ RECORDS = [
 
 
 def test_all_is_in_the_page_and_names_are_no_markup() -> None:
-    text = render_page(BOARD, build_cells(BOARD, RECORDS))
+    text = render_page(TABLE, build_cells(TABLE, RECORDS))
     for words in (
         "✓ 81.00 ± 1.00 (3)",
         "79.75 ± 0.33",
@@ -47,34 +47,34 @@ def test_all_is_in_the_page_and_names_are_no_markup() -> None:
     assert "<script" not in text
     assert "<img" not in text
     assert "http://" not in text.replace("http://www.w3.org/", "")
-    assert render_page(BOARD, build_cells(BOARD, RECORDS)) == text  # the same results, the same page
+    assert render_page(TABLE, build_cells(TABLE, RECORDS)) == text  # the same results, the same page
 
 
 def test_comparisons_are_in_the_page() -> None:
-    board = replace(BOARD, contrasts=(Contrast("none", row="contra"),), names={"cora": "Cora & co"})
-    text = render_page(board, build_cells(board, RECORDS))
+    table = replace(TABLE, contrasts=(Contrast("none", row="contra"),), names={"cora": "Cora & co"})
+    text = render_page(table, build_cells(table, RECORDS))
     for words in ("Differences by seed", "contra − none", "95 % interval", "Holm p", "Cora &amp; co"):
         assert words in text
-    assert "Differences by seed" not in render_page(BOARD, build_cells(BOARD, RECORDS))
+    assert "Differences by seed" not in render_page(TABLE, build_cells(TABLE, RECORDS))
 
 
 def test_plots_have_names_and_no_bars_of_few_seeds() -> None:
-    board = replace(BOARD, names={"cora": "Cora", "contra": "ContraNorm", "test": "test accuracy"})
+    table = replace(TABLE, names={"cora": "Cora", "contra": "ContraNorm", "test": "test accuracy"})
     five = [*RECORDS, *runs(0.80, 0.81, 0.82, 0.80, 0.83, norm="none", layers=4)]
-    axes, title = drawn(board, [*RECORDS])
+    axes, title = drawn(table, [*RECORDS])
     assert title == "Cora (mean over seeds, dots: single seeds)"
     assert axes.get_ylabel() == "test accuracy, %"
     assert "ContraNorm" in [text.get_text() for text in axes.get_legend().get_texts()]
     assert bars(axes) == []
-    axes, title = drawn(board, five)
+    axes, title = drawn(table, five)
     assert title == "Cora (mean over seeds, bars: 95 % interval, dots: single seeds)"
     low, high = mean_interval(81.2, stdev((80, 81, 82, 80, 83)), 5)
     assert bars(axes) == [pytest.approx((low, high))]
 
 
-def drawn(board: PaperTable, records: list[dict[str, Any]]) -> tuple[Any, str]:
-    rows = group_cells(build_cells(board, records))["cora"]
-    figure = draw_group(board, "cora", rows)
+def drawn(table: PaperTable, records: list[dict[str, Any]]) -> tuple[Any, str]:
+    rows = group_cells(build_cells(table, records))["cora"]
+    figure = draw_group(table, "cora", rows)
     return figure.axes[0], figure.get_suptitle()
 
 
@@ -85,10 +85,10 @@ def bars(axes: Any) -> list[tuple[float, float]]:
 
 
 def test_pictures_in_files(tmp_path: Path) -> None:
-    path = plot_group(BOARD, RECORDS, "cora", tmp_path / "cora.png")
+    path = plot_group(TABLE, RECORDS, "cora", tmp_path / "cora.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="citeseer"):
-        plot_group(BOARD, RECORDS, "citeseer", tmp_path / "citeseer.png")
+        plot_group(TABLE, RECORDS, "citeseer", tmp_path / "citeseer.png")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_in_a_browser(tab: Any, tmp_path: Path) -> None:
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
     tab.on("request", lambda request: requests.append(request.url))
-    path = write_page(BOARD, RECORDS, tmp_path / "table.html")
+    path = write_page(TABLE, RECORDS, tmp_path / "table.html")
     tab.goto(path.as_uri())
     assert (problems, requests) == ([], [path.as_uri()])
     assert tab.locator("section table").count() == 2

@@ -99,8 +99,8 @@ class _Loop:
         if self.saves:  # the evaluation after training may take long, and may be interrupted
             self._save()
         ended = self.at.ended or "the last epoch"
-        kept = self._load_selected()
-        return History(self.at.epochs, kept, ended, self._seconds(), self.pace.summary())
+        selected = self._load_selected()
+        return History(self.at.epochs, selected, ended, self._seconds(), self.pace.summary())
 
     def close(self) -> None:
         self.trackers.close()

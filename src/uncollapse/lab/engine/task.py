@@ -87,13 +87,13 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class History:
-    """Metrics per epoch, the epoch of the final weights (`kept`), why training ended, and its total seconds.
+    """Metrics per epoch, the epoch of the final weights (`selected`), why training ended, and its total seconds.
 
     pace: speed since the last resumption, see `Throughput.summary`.
     """
 
     epochs: list[dict[str, float]]
-    kept: int
+    selected: int
     ended: str
     seconds: float
     pace: dict[str, float] = field(default_factory=dict)

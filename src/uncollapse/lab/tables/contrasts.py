@@ -27,9 +27,9 @@ class Comparison:
     holm: float | None = None
 
 
-def compare_rows(board: PaperTable, cells: Sequence[TableCell]) -> list[Comparison]:
+def compare_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[Comparison]:
     """Return the comparisons of a table, in the order of its cells, where both sides have results of the same seed."""
-    found = list(_pairs(board, cells))
+    found = list(_pairs(table, cells))
     tested = [pair for _, _, pair in found if pair.n > 1]
     adjusted = iter(holm([pair.p for pair in tested]))
     return [
@@ -38,31 +38,31 @@ def compare_rows(board: PaperTable, cells: Sequence[TableCell]) -> list[Comparis
     ]
 
 
-def _pairs(board: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[TableCell, Any, Paired]]:
+def _pairs(table: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[TableCell, Any, Paired]]:
     at = {(cell.group, cell.row, cell.column): cell.figures for cell in cells}
     for cell in cells:
-        for contrast in board.contrasts:
+        for contrast in table.contrasts:
             rival: Mapping[int, float] = at.get((cell.group, contrast.rival, cell.column), {})
             asked = contrast.row in (None, cell.row) and (not contrast.columns or cell.column in contrast.columns)
             if asked and cell.row != contrast.rival and cell.figures.keys() & rival.keys():
                 yield cell, contrast.rival, compare(cell.figures, rival)
 
 
-def contrast_rows(board: PaperTable, found: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def contrast_rows(table: PaperTable, found: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head and the rows of a table of comparisons, as text."""
     rows: list[tuple[str, ...]] = []
     for each in found:
         pair, interval = each.paired, each.paired.interval
         texts = (
             f"{each.row} − {each.rival}",
-            signed(board, pair.mean),
-            format_interval(board, interval) if interval else NONE,
+            signed(table, pair.mean),
+            format_interval(table, interval) if interval else NONE,
             str(pair.n),
             f"{pair.p:.2g}" if each.holm is not None else NONE,
             f"{each.holm:.2g}" if each.holm is not None else NONE,
         )
         rows.append((str(each.group), str(each.column), *texts))
-    return (board.groups, board.columns, *HEAD), rows
+    return (table.groups, table.columns, *HEAD), rows
 
 
 def contrast_note(found: Sequence[Comparison]) -> str:
@@ -77,12 +77,12 @@ def contrast_note(found: Sequence[Comparison]) -> str:
     return " ".join(said)
 
 
-def contrast_json(board: PaperTable, found: Sequence[Comparison]) -> list[dict[str, Any]]:
+def contrast_json(table: PaperTable, found: Sequence[Comparison]) -> list[dict[str, Any]]:
     """Return the comparisons as plain data for JSON, in the unit of the table."""
     return [
         {
-            board.groups: each.group,
-            board.columns: each.column,
+            table.groups: each.group,
+            table.columns: each.column,
             "row": each.row,
             "rival": each.rival,
             "mean": each.paired.mean,
@@ -96,12 +96,12 @@ def contrast_json(board: PaperTable, found: Sequence[Comparison]) -> list[dict[s
     ]
 
 
-def format_interval(board: PaperTable, interval: tuple[float, float]) -> str:
+def format_interval(table: PaperTable, interval: tuple[float, float]) -> str:
     """Return an interval of a difference in words."""
     low, high = interval
-    return f"{signed(board, low)} … {signed(board, high)}"
+    return f"{signed(table, low)} … {signed(table, high)}"
 
 
-def signed(board: PaperTable, value: float) -> str:
+def signed(table: PaperTable, value: float) -> str:
     """Return a difference with its sign."""
-    return f"{value:{'+.2f' if board.percent else '+.3g'}}".replace("-", "−")
+    return f"{value:{'+.2f' if table.percent else '+.3g'}}".replace("-", "−")

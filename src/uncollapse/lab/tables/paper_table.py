@@ -198,7 +198,7 @@ class TableCell:
         return not self.failed and self.difference is not None and round(self.difference, 2) >= 0
 
 
-def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]:
+def build_cells(table: PaperTable, records: Iterable[Record]) -> list[TableCell]:
     """Return all cells, group by group and row by row, for each row and column in the results or in the paper.
 
     Groups with results come first, and in each group the row that others are compared with. Groups without results are
@@ -208,53 +208,53 @@ def build_cells(board: PaperTable, records: Iterable[Record]) -> list[TableCell]
     mine = [
         r
         for r in records
-        if all(field_of(r, name) == freeze(value) for name, value in board.where.items())
-        and (board.metric in r["figures"] or not r["figures"])  # none at all: it did not stay finite
+        if all(field_of(r, name) == freeze(value) for name, value in table.where.items())
+        and (table.metric in r["figures"] or not r["figures"])  # none at all: it did not stay finite
     ]
     found: dict[Place, list[Record]] = defaultdict(list)
     for r in mine:
-        found[board.place(r)].append(r)
-    paper = {tuple(freeze(n.cell[name]) for name in board.axes): n for n in board.published}
+        found[table.place(r)].append(r)
+    paper = {tuple(freeze(n.cell[name]) for name in table.axes): n for n in table.published}
     made = []
-    first = [contrast.rival for contrast in board.contrasts if contrast.row is None]
+    first = [contrast.rival for contrast in table.contrasts if contrast.row is None]
     with_results = {at[0] for at in found}
-    shown = (at[0] for at in [*paper, *found] if board.all_groups or not found or at[0] in with_results)
+    shown = (at[0] for at in [*paper, *found] if table.all_groups or not found or at[0] in with_results)
     for group in sorted(_sort_numbers(shown), key=lambda group: group not in with_results):
         here = [at for at in [*paper, *found] if at[0] == group]
-        usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), board.named)
-        by_paper = not board.published or any(at in paper for at in here)
-        usual |= dict(board.protocol) if by_paper else {}
-        single = board.row_protocol if by_paper else {}
+        usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), table.named)
+        by_paper = not table.published or any(at in paper for at in here)
+        usual |= dict(table.protocol) if by_paper else {}
+        single = table.row_protocol if by_paper else {}
         asked = {row: usual | dict(single.get(row, {})) for row in (at[1] for at in here)}
         rows, columns = (_sort_numbers(at[axis] for at in here) for axis in (1, 2))
         rows.sort(key=lambda row: row not in first)
         places = [(group, row, column) for row in rows for column in columns]
-        made += [_cell(board, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
+        made += [_cell(table, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
     return made
 
 
 def _cell(
-    board: PaperTable, at: Place, records: Sequence[Record], usual: Mapping[str, Any], published: Published | None
+    table: PaperTable, at: Place, records: Sequence[Record], usual: Mapping[str, Any], published: Published | None
 ) -> TableCell:
     if not records:
         return TableCell(*at, published=published)
-    unusual, same = main_settings(records, board.named, usual)
+    unusual, same = main_settings(records, table.named, usual)
     runs: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     for record in same:
-        runs[tuple(field_of(record, name) for name in board.choose)][record["seed"]] = record
-    taken = select_best(runs, board.by)
+        runs[tuple(field_of(record, name) for name in table.choose)][record["seed"]] = record
+    taken = select_best(runs, table.by)
     firsts = (of[min(of)] for of in runs.values())
-    open_choice = len(runs) > 1 and all(metric_of(record, board.by) is None for record in firsts)
-    used = seeds_of_choice(runs) if board.fresh_seeds and len(runs) > 1 else ()
-    counted = {seed: metric_of(r, board.metric) for seed, r in sorted(runs[taken].items()) if seed not in used}
-    unit = 100.0 if board.percent else 1.0
+    open_choice = len(runs) > 1 and all(metric_of(record, table.by) is None for record in firsts)
+    used = seeds_of_choice(runs) if table.fresh_seeds and len(runs) > 1 else ()
+    counted = {seed: metric_of(r, table.metric) for seed, r in sorted(runs[taken].items()) if seed not in used}
+    unit = 100.0 if table.percent else 1.0
     return TableCell(
         *at,
         figures={seed: unit * value for seed, value in counted.items() if value is not None},
         failed=tuple(seed for seed, value in counted.items() if value is None),
-        chosen=_chosen_values(board, taken, list(runs)),
+        chosen=_chosen_values(table, taken, list(runs)),
         unusual=unusual,
-        comparable=unusual.keys() <= set(board.free) and not open_choice,
+        comparable=unusual.keys() <= set(table.free) and not open_choice,
         open_choice=open_choice,
         several=len(runs) > 1,
         left_out=len(records) - len(same),
@@ -262,11 +262,11 @@ def _cell(
     )
 
 
-def _chosen_values(board: PaperTable, best: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _chosen_values(table: PaperTable, best: tuple[Any, ...], tried: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """Return the chosen values of fields with several values, or with a value that is not the protocol's."""
     several = [len(set(values)) > 1 for values in zip(*tried, strict=True)]
-    fields = zip(board.choose, best, several, strict=True)
-    return {name: value for name, value, choice in fields if choice or value != board.protocol.get(name, value)}
+    fields = zip(table.choose, best, several, strict=True)
+    return {name: value for name, value, choice in fields if choice or value != table.protocol.get(name, value)}
 
 
 def _sort_numbers(values: Iterable[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 from uncollapse.diagnosis.measured_gains import FILE, Measured, find_measured
 from uncollapse.lab.experiments.arena.config import Config, group_of, row_of
 from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
-from uncollapse.lab.experiments.arena.recipe import BOARD, RECIPE
+from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
 from uncollapse.lab.experiments.arena.standings import Standing, build_standings, measured_gains
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.tables.markdown import to_markdown
@@ -60,7 +60,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def by_row(records: list[dict[str, Any]]) -> dict[str, Standing]:
-    return {each.row: each for each in build_standings(BOARD, records)}
+    return {each.row: each for each in build_standings(TABLE, records)}
 
 
 def test_gains_are_over_fresh_seeds_at_equal_steps_and_at_equal_time(records: list[dict[str, Any]]) -> None:
@@ -83,8 +83,8 @@ def test_gains_are_over_fresh_seeds_at_equal_steps_and_at_equal_time(records: li
 
 def test_without_longer_runs_there_is_no_gain_at_equal_time(records: list[dict[str, Any]]) -> None:
     left = [r for r in records if r["config"]["longer"] == 1]
-    assert all(each.gain_in_time is None for each in build_standings(BOARD, left))
-    assert all(each.gain is None for each in build_standings(BOARD, [r for r in left if row_of(r["config"]) != "none"]))
+    assert all(each.gain_in_time is None for each in build_standings(TABLE, left))
+    assert all(each.gain is None for each in build_standings(TABLE, [r for r in left if row_of(r["config"]) != "none"]))
 
 
 def test_missing_runs_are_listed_by_place() -> None:
@@ -101,27 +101,27 @@ def test_missing_runs_are_listed_by_place() -> None:
 def test_a_partly_filled_arena_has_its_tables_and_plots(records: list[dict[str, Any]]) -> None:
     assert RECIPE.details is not None
     details = RECIPE.details(records[:-3])
-    text = to_markdown(BOARD, records[:-3], details=details)
+    text = to_markdown(TABLE, records[:-3], details=details)
     assert "none (2 of 9 trials)" in text
     assert "gcn, csbm" in text
-    plots = list(draw_plots(BOARD, records[:-3]))
+    plots = list(draw_plots(TABLE, records[:-3]))
     assert [plot.title.partition(": ")[2] for plot in plots] == [
         "score over seconds",
         "rank and gain",
         "learning rates",
     ]
-    page = render_page(BOARD, build_cells(BOARD, records), plots, details)
+    page = render_page(TABLE, build_cells(TABLE, records), plots, details)
     assert all(each.title in page for each in (*details, *plots))
 
 
 def test_advice_is_taken_from_gains_with_the_best_lower_bound_first(records: list[dict[str, Any]]) -> None:
-    (entry,) = measured_gains(BOARD, records)["measured"]
+    (entry,) = measured_gains(TABLE, records)["measured"]
     assert [gain["row"] for gain in entry["gains"]] == ["shallower", "residual", "contra_norm", "more epochs"]
     assert (entry["kind"], entry["depth"], entry["data"], entry["cause"]) == ("graph network", 16, ["csbm"], "complete")
     assert entry["gains"][0]["code"] == "# build it with 2 blocks instead of 16"
     assert entry["gains"][1]["code"] == 'uc.attach(model, "residual", layers="1:-1")'
     assert entry["gains"][2]["code"].startswith('uc.attach(model, "contra_norm", layers=":-1", preset="gnn"')
-    found = {each.row: each for each in build_standings(BOARD, records)}
+    found = {each.row: each for each in build_standings(TABLE, records)}
     for gain in entry["gains"]:
         of = found[gain["row"]].gain
         assert of is not None
@@ -131,16 +131,16 @@ def test_advice_is_taken_from_gains_with_the_best_lower_bound_first(records: lis
 def test_rows_are_averaged_over_datasets_that_have_all_of_them(records: list[dict[str, Any]]) -> None:
     cora = [r | {"config": r["config"] | {"data": "cora"}} for r in records]
     few = [r | {"config": r["config"] | {"data": "citeseer"}} for r in records if row_of(r["config"]) == "none"]
-    (entry,) = measured_gains(BOARD, [*records, *cora, *few])["measured"]
+    (entry,) = measured_gains(TABLE, [*records, *cora, *few])["measured"]
     assert entry["data"] == ["csbm", "cora"]
-    (alone,) = measured_gains(BOARD, records)["measured"]
+    (alone,) = measured_gains(TABLE, records)["measured"]
     assert entry["gains"] == alone["gains"]  # the same numbers twice
-    assert measured_gains(BOARD, [r for r in records if r["seed"] < 3])["measured"] == []  # too few seeds
+    assert measured_gains(TABLE, [r for r in records if r["seed"] < 3])["measured"] == []  # too few seeds
 
 
 def test_the_shipped_gains_are_those_of_the_results() -> None:
     stored = json.loads((ROOT / "src/uncollapse/diagnosis" / FILE).read_text(encoding="utf-8"))
-    assert stored == measured_gains(BOARD, Results(ROOT / "results").all(RECIPE))
+    assert stored == measured_gains(TABLE, Results(ROOT / "results").all(RECIPE))
     assert all(set(entry) == set(Measured.__dataclass_fields__) for entry in stored["measured"])
 
 

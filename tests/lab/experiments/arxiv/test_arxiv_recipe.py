@@ -235,19 +235,19 @@ def test_features_from_a_file(tmp_path: Path, suffix: str) -> None:
 
 
 def test_the_table_has_the_published_numbers_and_says_command_only() -> None:
-    board = RECIPE.tables["accuracy"]
-    found = {tuple(number.cell.values()): (number.mean, number.std) for number in board.published}
+    table = RECIPE.tables["accuracy"]
+    found = {tuple(number.cell.values()): (number.mean, number.std) for number in table.published}
     assert found == {("arxiv", "none", 2): (76.15, 0.10), ("arxiv", "contra_norm_features", 2): (76.36, 0.13)}
     config = {**vars(TINY), "layers": 2}
     records = [{"config": config, "seed": 0, "figures": {"test": 0.5, "validation": 0.5}}]
-    cells = {(cell.group, cell.row): cell for cell in build_cells(board, records)}
+    cells = {(cell.group, cell.row): cell for cell in build_cells(table, records)}
     assert cells["arxiv_like", "contra_norm_features"].run
     assert not cells["arxiv", "contra_norm_features"].run
-    shown = markdown.to_markdown(board, records)
+    shown = markdown.to_markdown(table, records)
     assert shown.count("| command only<br>paper 76.") == 2
     assert "- arxiv, command only: uncollapse sweep arxiv --grid paper" in shown
     run_there = [*records, records[0] | {"config": {**vars(Config(**RECIPE.preset("paper")))}}]
-    assert "- arxiv, command only" not in markdown.to_markdown(board, run_there)
+    assert "- arxiv, command only" not in markdown.to_markdown(table, run_there)
 
 
 def test_d_contra_norm_is_the_identity_where_nodes_are_many_times_its_features() -> None:

@@ -141,18 +141,18 @@ def made_up(dev: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_figure_of_the_paper_and_other_tasks_beside_it() -> None:
-    board = RECIPES["bert-depth"].tables["depth"]
-    made = build_cells(board, [made_up(0.8, depth=12, cure="none"), made_up(0.9, depth=12)])
+    table = RECIPES["bert-depth"].tables["depth"]
+    made = build_cells(table, [made_up(0.8, depth=12, cure="none"), made_up(0.9, depth=12)])
     cola = {(cell.row, cell.column): cell for cell in made if cell.group == "cola"}
     assert len(cola) == 2 * 6
     assert [cola["none", depth].published.mean for depth in (12, 72)] == [55.28, 0.0]  # type: ignore[union-attr]
     sst2 = {cell.row: cell for cell in made if cell.group == "sst2"}
     assert {row: cell.mean for row, cell in sst2.items()} == pytest.approx({"none": 80.0, "contra_norm": 90.0})
     assert all(cell.unusual == {} for cell in sst2.values())  # the paper's protocol is for the paper's task
-    (alone,) = [cell for cell in build_cells(board, [made_up(0.5, task="cola", depth=24)]) if cell.run]
+    (alone,) = [cell for cell in build_cells(table, [made_up(0.5, task="cola", depth=24)]) if cell.run]
     assert alone.reached is None  # not as the paper's was trained
     assert {"start", "lr", "examples"} <= alone.unusual.keys()
     protocol = {**RECIPES["bert-depth"].presets["paper"], "depth": 48}
     assert protocol == RECIPES["glue"].presets["paper-bert"] | {"start": "extended", "task": "cola", "depth": 48}
-    (judged,) = [cell for cell in build_cells(board, [made_up(0.59, **protocol)]) if cell.run]
+    (judged,) = [cell for cell in build_cells(table, [made_up(0.59, **protocol)]) if cell.run]
     assert (judged.unusual.keys() <= {"padding", "holdout", "uniform_on"}, judged.reached) == (True, True)

@@ -137,9 +137,9 @@ def test_presets_and_names() -> None:
     paper = contrast.Config(**contrast.RECIPE.presets["paper-stl10"])
     assert (paper.width, paper.side, paper.batch, paper.epochs, paper.lr) == (1.0, 64, 768, 200, 0.12)
     assert contrast.name_of(paper) == "stl10-a0.98-alpha2+u0.96-t2-b768-d128-seed0"
-    board = contrast.RECIPE.tables["fc7"]
+    table = contrast.RECIPE.tables["fc7"]
     assert (
-        next(n.mean for n in board.published if n.cell[board.rows] == contrast.row_of(dataclasses.asdict(paper)))
+        next(n.mean for n in table.published if n.cell[table.rows] == contrast.row_of(dataclasses.asdict(paper)))
         == 84.43
     )
 
@@ -210,12 +210,12 @@ def test_the_preset_of_stl10_is_the_authors() -> None:
     assert spec.std == pytest.approx((0.26827, 0.26105, 0.26867), abs=1e-5)
     weight = contrastive.build_encoder(dataclasses.replace(paper, width=0.5)).conv1[0].weight
     assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.05)
-    board = contrast.RECIPE.tables["output"]
-    record = {"config": dataclasses.asdict(paper), "seed": 0, "figures": {board.metric: 0.8}}
+    table = contrast.RECIPE.tables["output"]
+    record = {"config": dataclasses.asdict(paper), "seed": 0, "figures": {table.metric: 0.8}}
     ours = [dataclasses.replace(paper, init=init) for init in ("normal", "kaiming")]
     comparable = []
     for each in ours:
-        cells = build_cells(board, [record | {"config": dataclasses.asdict(each)}])
+        cells = build_cells(table, [record | {"config": dataclasses.asdict(each)}])
         comparable.append(next(cell.comparable for cell in cells if cell.run))
     assert comparable == [True, False]
 

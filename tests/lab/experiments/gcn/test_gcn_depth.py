@@ -29,14 +29,14 @@ def test_the_defaults_are_the_published_protocol() -> None:
 
 
 def test_the_numbers_of_the_paper() -> None:
-    board = RECIPE.tables["table3"]
-    assert len(board.published) == 4 * 4 * 5
-    found = {tuple(number.cell.values()): (number.mean, number.std) for number in board.published}
+    table = RECIPE.tables["table3"]
+    assert len(table.published) == 4 * 4 * 5
+    found = {tuple(number.cell.values()): (number.mean, number.std) for number in table.published}
     assert found["cora", "contra_norm", 16] == (68.75, 2.10)
     assert found["squirrel", "layer_norm", 4] == (29.64, 5.50)
     assert found["cora", "pair_layer_norm", 16] == (54.11, 9.49)  # the published script has a LayerNorm after PairNorm
     assert ("cora", "pair_norm", 16) not in found
-    assert board.row_protocol == {"contra_norm": {"identity": False}}
+    assert table.row_protocol == {"contra_norm": {"identity": False}}
     rerun = {tuple(number.cell.values()): number.mean for number in RECIPE.tables["rerun"].published}
     assert rerun["cora", "contra_norm", 64] == 38.97
     assert ("pubmed", "contra_norm", 8) not in rerun  # it ran out of memory there

@@ -30,9 +30,9 @@ def made_up(dev: float, seed: int = 0, validation: float = 0.5, **changes: Any) 
 
 
 def test_the_table_has_the_rows_of_the_paper() -> None:
-    board = RECIPES["glue"].tables["table1"]
+    table = RECIPES["glue"].tables["table1"]
     records = [made_up(0.5 + number / 100, **changes) for number, changes in enumerate(RUN)]
-    made = build_cells(board, records)
+    made = build_cells(table, records)
     bert = [cell for cell in made if cell.group == BERT]
     paper = "none,uniform_loss,contra_norm,contra_norm before residual,contra_norm best place,contra_norm both terms"
     rows = [*paper.split(","), "contra_norm l2", "contra_norm v2"]
@@ -45,7 +45,7 @@ def test_the_table_has_the_rows_of_the_paper() -> None:
     albert = [cell for cell in made if cell.group == ALBERT]  # the whole paper is shown
     assert not any(cell.run for cell in albert)
     assert len(albert) == 3 * 8
-    assert markdown.corner_label(board) == "cure \\ task"
+    assert markdown.corner_label(table) == "cure \\ task"
 
 
 def test_presets_are_judged_beside_the_paper() -> None:
@@ -67,14 +67,14 @@ def test_presets_are_judged_beside_the_paper() -> None:
 
 
 def test_without_anything_held_out_no_scale_is_chosen() -> None:
-    board = RECIPES["glue"].tables["table1"]
+    table = RECIPES["glue"].tables["table1"]
     protocol = {**RECIPES["glue"].presets["paper-bert"], "scale": 0.005}
     records = [made_up(0.9, **{**protocol, "scale": scale}) for scale in (0.005, 0.2)]
     for record in records:
         del record["figures"]["validation"]
-    (cell,) = (cell for cell in build_cells(board, records) if cell.run)
+    (cell,) = (cell for cell in build_cells(table, records) if cell.run)
     assert (cell.open_choice, cell.reached) == (True, None)
-    assert any("scale or temperature cannot be chosen" in note for note in markdown.cell_notes(board, [cell]))
+    assert any("scale or temperature cannot be chosen" in note for note in markdown.cell_notes(table, [cell]))
 
 
 def test_scale_is_chosen_by_validation() -> None:
@@ -97,11 +97,11 @@ def test_names_of_files(tmp_path: Path) -> None:
 
 
 def test_another_model_is_not_asked_for_the_papers_rates() -> None:
-    board = RECIPES["glue"].tables["table1"]
+    table = RECIPES["glue"].tables["table1"]
     runs = [made_up(0.5, model=MINILM, lr=1e-4, **changes) for changes in ({"cure": "none"}, {"axis": "features"})]
-    found = {cell.row: cell for cell in build_cells(board, runs) if cell.run}
+    found = {cell.row: cell for cell in build_cells(table, runs) if cell.run}
     assert {row: (cell.unusual, cell.chosen) for row, cell in found.items()} == {
         "none": ({}, {}),
         "contra_norm v2": ({}, {}),
     }
-    assert "chosen by" not in markdown.legend(board, list(found.values()))  # one scale alone is no choice
+    assert "chosen by" not in markdown.legend(table, list(found.values()))  # one scale alone is no choice

@@ -1,4 +1,4 @@
-"""The recipe on neighbouring sentences: training, record, resume, boards and grids."""
+"""The recipe on neighbouring sentences: training, record, resume, tables and grids."""
 
 import json
 from dataclasses import fields, replace
@@ -102,8 +102,8 @@ def test_a_kept_encoder_has_its_words_beside_it(tmp_path: Path, runtime: Runtime
 
 def test_the_paper_stands_beside_the_results() -> None:
     names = {field.name for field in fields(sentences.Config)}
-    for board in sentences.RECIPE.tables.values():
-        assert board.named <= names
+    for table in sentences.RECIPE.tables.values():
+        assert table.named <= names
     config = build(sentences.Config, sentences.RECIPE.presets["small"] | {"temperature": 0.075})
     record = {"recipe": "sentences", "seed": 0, "config": vars(config), "figures": {"mr": 0.7, "validation": 0.1}}
     found = build_cells(sentences.RECIPE.tables["mr"], [record])

@@ -145,4 +145,4 @@ def test_grids_boards_and_quick() -> None:
     quick = build(Config, potentials.RECIPE.quick)
     assert potentials.cost(quick) < potentials.cost(Config()) / 3
     names = set(potentials.make_sets(TINY, torch.Generator().manual_seed(0))) | {"optimum"}
-    assert {board.metric for board in potentials.RECIPE.tables.values()} <= names
+    assert {table.metric for table in potentials.RECIPE.tables.values()} <= names

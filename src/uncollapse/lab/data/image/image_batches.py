@@ -68,7 +68,7 @@ class ImageBatches:
     """The batches of an epoch, made on iteration.
 
     Args:
-        pictures: Images to draw from.
+        source: Images to draw from.
         order: Indices of the images, in order; one may occur several times.
         size: Images per batch; the last batch may be smaller.
         transform: Turns an image into a tensor; it may draw random numbers.
@@ -81,7 +81,7 @@ class ImageBatches:
 
     def __init__(
         self,
-        pictures: Images,
+        source: Images,
         order: Sequence[int],
         size: int,
         transform: Transform,
@@ -91,7 +91,7 @@ class ImageBatches:
         first: int = 0,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        self.pictures, self.order, self.size, self.transform = pictures, order, size, transform
+        self.source, self.order, self.size, self.transform = source, order, size, transform
         self.seed, self.workers, self.count, self.first, self.part = seed, workers, count, first, part
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class ImageBatches:
         starts = range(0, len(self.order), self.size)
         whole = [range(at, min(at + self.size, len(self.order))) for at in starts]
         places = [batch[shard_slice(len(batch), *self.part)] for batch in whole]
-        reader = _Reader(self.pictures, self.order, self.transform, self.seed)
+        reader = _Reader(self.source, self.order, self.transform, self.seed)
         for batch in read_ahead(reader, places[self.first :], self.workers):
             if self.count is not None:
                 self.count(batch.skipped)
@@ -123,8 +123,8 @@ class ImageBatches:
 class _Reader(Dataset[ImageBatch | UsageError]):
     """Dataset from indices in the order to a batch, or to the error that explains what is wrong."""
 
-    def __init__(self, pictures: Images, order: Sequence[int], transform: Transform, seed: int) -> None:
-        self.pictures, self.order, self.transform, self.seed = pictures, order, transform, seed
+    def __init__(self, source: Images, order: Sequence[int], transform: Transform, seed: int) -> None:
+        self.source, self.order, self.transform, self.seed = source, order, transform, seed
 
     def __getitem__(self, places: Sequence[int]) -> ImageBatch | UsageError:
         is_apart = get_worker_info() is not None  # nothing else draws random numbers there, and CUDA must not be used
@@ -139,15 +139,15 @@ class _Reader(Dataset[ImageBatch | UsageError]):
         for place in places:
             at = self.order[place]
             try:
-                picture = self.pictures.image(at)
+                image = self.source.image(at)
             except UnreadableError as error:
                 unread = str(error)
                 continue
             _seed(_mix_seed(self.seed, place))
-            images.append(self.transform(picture))
+            images.append(self.transform(image))
             found.append(at)
         stacked = torch.stack(images) if images else torch.empty(0, 3, 0, 0)
-        return ImageBatch(stacked, self.pictures.labels[found], len(places) - len(images), unread)
+        return ImageBatch(stacked, self.source.labels[found], len(places) - len(images), unread)
 
 
 def _seed(seed: int) -> None:

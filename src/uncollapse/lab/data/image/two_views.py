@@ -61,7 +61,7 @@ class TwoViews:
     """Two random views of each image.
 
     Args:
-        pictures: Images to view.
+        source: Images to view.
         look: Input of the model.
         changed: Augmentation of a view.
         workers: Processes that read ahead, if the images are not in memory.
@@ -70,20 +70,20 @@ class TwoViews:
 
     def __init__(
         self,
-        pictures: Images,
+        source: Images,
         look: InputSpec,
         changed: ViewAugmentation,
         workers: int = 0,
         count: Callable[[int], None] | None = None,
     ) -> None:
-        self.pictures, self.spec, self.augmentation, self.workers, self.count = pictures, look, changed, workers, count
-        self.in_memory = load_into_memory(pictures)
-        if self.in_memory is not None and count is not None and len(self.in_memory.labels) < len(pictures):
-            count(len(pictures) - len(self.in_memory.labels))
+        self.source, self.spec, self.augmentation, self.workers, self.count = source, look, changed, workers, count
+        self.in_memory = load_into_memory(source)
+        if self.in_memory is not None and count is not None and len(self.in_memory.labels) < len(source):
+            count(len(source) - len(self.in_memory.labels))
         self._steps = changed.steps(look, crop=self.in_memory is not None)
 
     def __len__(self) -> int:
-        return len(self.pictures) if self.in_memory is None else len(self.in_memory.labels)
+        return len(self.source) if self.in_memory is None else len(self.in_memory.labels)
 
     def batches(self, seed: int, size: int, whole: bool = False) -> "MemoryBatches | ImageBatches":
         """Return batches of all images in a random order, without an incomplete last one unless it is the only one.
@@ -96,7 +96,7 @@ class TwoViews:
         if self.in_memory is not None:
             return MemoryBatches(self.in_memory, order, size)
         transform = _two_crops(self.spec, self.augmentation)
-        return ImageBatches(self.pictures, order, size, transform, seed, self.workers, self.count)
+        return ImageBatches(self.source, order, size, transform, seed, self.workers, self.count)
 
     def pair(self, batch: ImageBatch, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Return two views (b, 3, side, side) of each image of a batch, as the model's input."""
@@ -135,33 +135,33 @@ class MemoryBatches:
             yield ImageBatch(self.in_memory.images[places], self.in_memory.labels[places])
 
 
-def load_into_memory(pictures: Images) -> ImagesInMemory | None:
+def load_into_memory(source: Images) -> ImagesInMemory | None:
     """Return all readable images; None if their sizes differ or they are too large for memory."""
     images: NDArray[numpy.uint8] | None = None
     places: list[int] = []
-    for at in range(len(pictures)):
+    for at in range(len(source)):
         try:
-            picture = numpy.asarray(pictures.image(at)).transpose(2, 0, 1)
+            image = numpy.asarray(source.image(at)).transpose(2, 0, 1)
         except UnreadableError:
             continue
         if images is None:
-            if picture.nbytes * len(pictures) > HELD:
+            if image.nbytes * len(source) > HELD:
                 return None
-            images = numpy.empty((len(pictures), *picture.shape), "uint8")  # at once, to avoid a second copy
-        elif picture.shape != images.shape[1:]:
+            images = numpy.empty((len(source), *image.shape), "uint8")  # at once, to avoid a second copy
+        elif image.shape != images.shape[1:]:
             return None
-        images[len(places)] = picture
+        images[len(places)] = image
         places.append(at)
     if images is None:
-        raise UsageError(f"None of the {len(pictures)} images can be read.")
-    return ImagesInMemory(torch.from_numpy(images[: len(places)]), pictures.labels[places])
+        raise UsageError(f"None of the {len(source)} images can be read.")
+    return ImagesInMemory(torch.from_numpy(images[: len(places)]), source.labels[places])
 
 
 def _two_crops(look: InputSpec, changed: ViewAugmentation) -> Transform:
     """Return a transform from an image to bytes (2, 3, side, side): two random crops of it."""
     v2: Any = _transforms()
     crop = v2.RandomResizedCrop(look.side, scale=(changed.least_area, 1.0), antialias=True)
-    return lambda picture: torch.stack([v2.functional.pil_to_tensor(crop(picture)) for _ in range(2)])
+    return lambda image: torch.stack([v2.functional.pil_to_tensor(crop(image)) for _ in range(2)])
 
 
 def _transforms() -> Any:

@@ -24,13 +24,13 @@ BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
 Grids = Mapping[str, Sequence[Grid]]
 
 
-def list_details(board: PaperTable, grids: Grids, records: Sequence[Record]) -> list[Details]:
+def list_details(table: PaperTable, grids: Grids, records: Sequence[Record]) -> list[Details]:
     """Return the further tables of the arena."""
-    found = build_standings(board, records)
-    return [cost_table(board, found), rate_table(found), missing_table(grids, records)]
+    found = build_standings(table, records)
+    return [cost_table(table, found), rate_table(found), missing_table(grids, records)]
 
 
-def cost_table(board: PaperTable, found: Sequence[Standing]) -> Details:
+def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
     """Return gains at equal steps and at equal time, costs, and what the diagnosis showed."""
     head = ("task", "depth", "cure", *COLUMNS)
     rows = [
@@ -38,8 +38,8 @@ def cost_table(board: PaperTable, found: Sequence[Standing]) -> Details:
             each.group,
             str(each.depth),
             each.row,
-            _gain(board, each.gain.paired if each.gain else None),
-            _gain(board, each.gain_in_time),
+            _gain(table, each.gain.paired if each.gain else None),
+            _gain(table, each.gain_in_time),
             f"{each.seconds:.1f}",
             f"{each.megabytes:.1f}",
             " → ".join(f"{rank:.1f}" for rank in each.ranks),
@@ -55,11 +55,11 @@ def cost_table(board: PaperTable, found: Sequence[Standing]) -> Details:
     return Details("Gain, cost and diagnosis", note, head, rows, words=3)
 
 
-def _gain(board: PaperTable, paired: Paired | None) -> str:
+def _gain(table: PaperTable, paired: Paired | None) -> str:
     if paired is None:
         return NOTHING
-    interval = f" ({format_interval(board, paired.interval)})" if paired.interval else ""
-    return f"{signed(board, paired.mean)}{interval}"
+    interval = f" ({format_interval(table, paired.interval)})" if paired.interval else ""
+    return f"{signed(table, paired.mean)}{interval}"
 
 
 def rate_table(found: Sequence[Standing]) -> Details:
@@ -112,10 +112,10 @@ def _state(cell: GridCell, done: Mapping[str, Record]) -> str | None:
     return "" if all(seeds) else f"{sum(seeds)} of {len(seeds)} seeds"
 
 
-def draw_plots(board: PaperTable, records: Sequence[Record]) -> Iterator[ResultPlot]:
+def draw_plots(table: PaperTable, records: Sequence[Record]) -> Iterator[ResultPlot]:
     """Yield the plots of each task: score over seconds, rank against gain, and validation over learning rates."""
     groups: dict[str, dict[int, list[Standing]]] = defaultdict(lambda: defaultdict(list))
-    for each in build_standings(board, records):
+    for each in build_standings(table, records):
         groups[each.group][each.depth].append(each)
     for group, depths in groups.items():
         yield ResultPlot(

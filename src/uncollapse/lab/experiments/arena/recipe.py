@@ -45,7 +45,7 @@ def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
 
 
 DATA = recipe_data.read(__package__, Config, row_of=row_of)
-BOARD = replace(DATA.tables[NAME], group_of=group_of)
+TABLE = replace(DATA.tables[NAME], group_of=group_of)
 RECIPE = Recipe(
     name=NAME,
     title="All cures, and the simplest rivals, under one protocol on deep graph networks and transformers",
@@ -54,11 +54,11 @@ RECIPE = Recipe(
     run=run,
     name_of=name_of,
     cost=cost,
-    tables={NAME: BOARD},
+    tables={NAME: TABLE},
     grids=DATA.grids,
     quick=DATA.quick,
     fingerprint=data_fingerprint,
-    plots=partial(draw_plots, BOARD),
-    statistics=partial(measured_gains, BOARD),
-    details=partial(list_details, BOARD, DATA.grids),
+    plots=partial(draw_plots, TABLE),
+    statistics=partial(measured_gains, TABLE),
+    details=partial(list_details, TABLE, DATA.grids),
 )

@@ -58,13 +58,13 @@ class Standing:
         return statistics.fmean(self.scores.values())
 
 
-def build_standings(board: PaperTable, records: Sequence[Record]) -> list[Standing]:
+def build_standings(table: PaperTable, records: Sequence[Record]) -> list[Standing]:
     """Return the rows that have fresh seeds, in the order of the table."""
     found: dict[At, list[Record]] = defaultdict(list)
     for record in records:
-        found[board.place(record)].append(record)
-    cells = [cell for cell in build_cells(board, records) if cell.figures]
-    gains = {(each.group, each.row, each.column): each for each in compare_rows(board, cells)}
+        found[table.place(record)].append(record)
+    cells = [cell for cell in build_cells(table, records) if cell.figures]
+    gains = {(each.group, each.row, each.column): each for each in compare_rows(table, cells)}
     places = [(cell.group, cell.row, cell.column) for cell in cells]
     made = {at: _standing(cell, found[at], gains.get(at)) for at, cell in zip(places, cells, strict=True)}
     return [_with_time(each, made) for each in made.values()]
@@ -130,7 +130,7 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
     return replace(each, gain_in_time=compare(each.scores, rival))
 
 
-def measured_gains(board: PaperTable, records: Sequence[Record]) -> dict[str, Any]:
+def measured_gains(table: PaperTable, records: Sequence[Record]) -> dict[str, Any]:
     """Return what advice is taken from, as `uncollapse.diagnosis.measured_gains` reads it.
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
@@ -139,7 +139,7 @@ def measured_gains(board: PaperTable, records: Sequence[Record]) -> dict[str, An
     """
     found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
     known = [record for record in records if not record["config"]["draw"]]  # the demo's graph is new to advice
-    for each in build_standings(board, known):
+    for each in build_standings(table, known):
         if len(each.scores) >= FEWEST and "+" not in each.row:
             found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
     entries = [_measured(task, depth, groups) for (task, depth), groups in found.items()]

@@ -55,8 +55,8 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
     experiment = f"{identity(NAME, config)}-{problem.data['fingerprint']}"
     history = fit(problem.task, problem.options, runtime, experiment, vars(config))
     spent = None if resumes else round(time.process_time() - started, 2)
-    last = history.epochs[history.kept - 1]
-    figures = {"validation": last["validation"], **problem.test(model), "epoch": history.kept}
+    last = history.epochs[history.selected - 1]
+    figures = {"validation": last["validation"], **problem.test(model), "epoch": history.selected}
     record = training_record(
         NAME,
         config,

@@ -90,7 +90,7 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
         replace(history, seconds=history.seconds + taught.pop("seconds", 0.0)),
         ("torch_geometric", "accelerate"),
         data={"name": graph.name, "fingerprint": fingerprint, "nodes": len(graph.y), "edges": edges},
-        figures={**accuracies(_logits(model, graph, config), graph), "epoch": history.kept, **taught},
+        figures={**accuracies(_logits(model, graph, config), graph), "epoch": history.selected, **taught},
         diagnosis={"before": before, "after": _diagnose(model, graph)},
     )
 

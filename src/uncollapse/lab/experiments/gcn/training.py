@@ -40,7 +40,7 @@ def train(config: Config, runtime: Runtime) -> tuple[nn.Module, dict[str, Any]]:
         history,
         ("torch_geometric", "accelerate"),
         data={"name": graph.name} | data,
-        figures={**accuracies(model, graph), "epoch": history.kept},
+        figures={**accuracies(model, graph), "epoch": history.selected},
         diagnosis={"before": before, "after": _diagnose(model, graph)},
     )
 

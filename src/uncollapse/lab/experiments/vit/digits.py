@@ -146,7 +146,7 @@ def _fit(model: nn.Module, config: Config, runtime: Runtime) -> dict[str, Any]:
         history,
         ("timm", "scikit-learn", "accelerate"),
         data={"name": "scikit-learn's digits", "fingerprint": data, **sizes},
-        figures={**{name: accuracy(model, *split) for name, split in splits.items()}, "epoch": history.kept},
+        figures={**{name: accuracy(model, *split) for name, split in splits.items()}, "epoch": history.selected},
         diagnosis={"before": before, "after": after},
     )
 

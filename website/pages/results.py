@@ -1,4 +1,4 @@
-"""What pages of recipes share: boards and grids as Markdown, from results/."""
+"""What pages of recipes share: tables and grids as Markdown, from results/."""
 
 import re
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ def records(recipe: str) -> tuple[Record, ...]:
     return tuple(Results(RESULTS).all(RECIPES[recipe]))
 
 
-def board(laid_out: PaperTable, mine: Sequence[Record]) -> str:
-    """The tables of a board; words instead where nothing was run."""
+def paper_table(table: PaperTable, mine: Sequence[Record]) -> str:
+    """A table of a recipe, one part per group; words instead where nothing was run."""
     if not mine:
         return NOT_RUN
-    _, _, tables = to_markdown(laid_out, mine).partition("\n\n")  # without its title: the page has one
+    _, _, tables = to_markdown(table, mine).partition("\n\n")  # without its title: the page has one
     return TOGETHER.sub("\u00a0", tables)
 
 
