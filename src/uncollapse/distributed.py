@@ -112,6 +112,30 @@ def gather_objects(value: T) -> list[T]:
     return found
 
 
+def check_alike(*tensors: "Tensor") -> None:
+    """Raise ValueError in all processes if their rows cannot be gathered: other features, or float32 and float64.
+
+    A collective operation on tensors that differ would abort the process. Half precision is gathered as float32.
+    """
+    if world_size() == 1:
+        return
+    import torch
+    from torch import distributed
+
+    own = [number for x in tensors for number in (x.dim(), x.shape[-1] if x.dim() else 0, x.dtype == torch.float64)]
+    found = [torch.zeros(len(own), dtype=torch.int64, device=tensors[0].device) for _ in range(world_size())]
+    distributed.all_gather(found, torch.tensor(own, dtype=torch.int64, device=tensors[0].device))
+    all_facts = [facts.tolist() for facts in found]
+    for start in range(0, len(own), 3):
+        each = [tuple(facts[start : start + 3]) for facts in all_facts]
+        if len(set(each)) > 1:
+            said = [f"{dims}-d {'float64' if double else 'float32'} of {width}" for dims, width, double in each]
+            raise ValueError(
+                "gather=True joins the rows of all processes, which must have the same dimensions, features and dtype; "
+                f"got, by rank: {', '.join(said)} features. Give every process tensors of one kind."
+            )
+
+
 def merge_on_rank_zero(part: Any) -> Any:
     """Merge the parts of all processes with their method `merge`; rank 0 returns the whole, the others some of it.
 

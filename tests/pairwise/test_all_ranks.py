@@ -116,6 +116,7 @@ METRICS: dict[str, Measure] = {
         x, (x[:, 0] > 0).long() + 4 * (x[:, 1] > 1), gather=g
     ),
 }
+ONE_SET = [name for name in (*LOSSES, *METRICS) if "of sets" not in name]
 
 
 def data(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -163,6 +164,17 @@ def found_by(share: slice, gather: bool) -> dict[str, Any]:
     return found
 
 
+def refusal(name: str, kind: str, rank: int) -> str:
+    """What is raised if the first process has other features or another dtype than the rest; "" for nothing."""
+    dtype = torch.float64 if kind == "dtype" and rank == 0 else torch.float32
+    x = torch.randn(6, DIM + (kind == "width" and rank == 0), dtype=dtype)
+    try:
+        LOSSES[name](x, x, torch.tensor(0.3), True) if name in LOSSES else METRICS[name](x, x, True)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def process(rank: int, count: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
@@ -173,6 +185,9 @@ def process(rank: int, count: int, folder: Path) -> None:
     with pytest.raises((ZeroDivisionError, processes.PeerError)) as told:
         processes.on_rank_zero(lambda: 1 // 0)
     found["error"] = str(told.value)
+    found["refusals"] = {
+        name: {kind: refusal(name, kind, rank) for kind in ("width", "dtype")} for name in ONE_SET if count > 1
+    }
     torch.save(found, folder / f"{rank}.pt")
     distributed.barrier()  # neither leaves while another still talks to it
     distributed.destroy_process_group()
@@ -207,6 +222,13 @@ def test_as_in_one_process(name: str, several: list[dict[str, Any]], alone: dict
             for key, value in found[f"{name}, {dtype}"].items():
                 scale = max(1.0, float(expected[key].abs().max()))
                 assert float((value - expected[key]).abs().max()) <= bound * scale, (dtype, key)
+
+
+@pytest.mark.parametrize("name", ONE_SET)
+def test_rows_that_differ_are_refused_in_every_process(name: str, several: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(several if len(several) > 1 else ()):
+        for kind, words in (("width", f"of {DIM + 1}, 2-d float32 of {DIM}"), ("dtype", "2-d float64 of")):
+            assert words.replace("2-d", "3-d" if name == "lidar" else "2-d") in found["refusals"][name][kind], rank
 
 
 def test_every_process_learns_of_the_others(several: list[dict[str, Any]]) -> None:

@@ -86,8 +86,9 @@ def uniform_loss(
     """
     if not t > 0:
         raise ValueError(f"t must be positive, got {t}.")
-    check_rows(x, gather=gather)
-    if y is not None:
+    if y is None:
+        check_rows(x, gather=gather)
+    else:
         check_pair(x, y, gather=gather)
     if queue is not None:
         _check_queue(queue, x, exclude_self)

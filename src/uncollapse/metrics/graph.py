@@ -109,6 +109,7 @@ def group_distance_ratio(x: Tensor, labels: Tensor, *, gather: bool = False) -> 
     >>> group_distance_ratio(torch.tensor([[0.0], [1.0], [4.0], [5.0]]), torch.tensor([0, 0, 1, 1]))
     tensor(4.)
     """
+    all_ranks.check_one_set(x, gather)
     nodes = _nodes(x)
     group, sizes = _number_classes(labels, len(nodes), gather)
     between, within = nodes.new_zeros(()), nodes.new_zeros(())

@@ -47,6 +47,7 @@ def alignment(
     >>> alignment(x, x.flip(0))
     tensor(2.)
     """
+    all_ranks.check_one_set(x, gather)
     numerics.check_tokens(x, mask)
     numerics.check_tokens(y, mask, "y")
     if x.shape != y.shape:
@@ -55,7 +56,6 @@ def alignment(
         raise ValueError(f"alpha must be positive, got {alpha}.")
     numerics.check_finite(numerics.prepare(x, mask), "x")
     numerics.check_finite(numerics.prepare(y, mask), "y")
-    all_ranks.check_one_set(x, gather)
     each = pair_distances(x, y, alpha, mask, normalize)
     summed = all_ranks.total(each.sum(-1), gather)
     return summed / all_ranks.total(numerics.real_count(numerics.to_full(x), mask), gather).clamp(min=1)

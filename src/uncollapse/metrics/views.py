@@ -34,6 +34,8 @@ def lidar(x: Tensor, *, delta: float = 1e-4, gather: bool = False) -> Tensor:
     tensor(2.)
     """
     several = all_ranks.spans_ranks(gather)
+    if several:
+        all_ranks.check_alike(x, x.movedim(-1, 0))  # as many views, too
     if x.dim() != 3 or x.shape[1] < 2 or (len(x) < 2 and not several):
         raise ValueError(f"x must have shape (n, q, d) with at least 2 samples and 2 views, got {tuple(x.shape)}.")
     if not delta > 0:
@@ -79,6 +81,7 @@ def alpha_req(x: Tensor, *, low: int = 1, high: int | None = None, gather: bool 
         raise ValueError(
             f"x must have shape (n, d), got {tuple(x.shape)}; flatten batches first, for example x.flatten(0, 1)."
         )
+    all_ranks.check_one_set(x, gather)
     largest = min(all_ranks.total_rows(x, gather) - 1, x.shape[1])
     high = min(largest, 100) if high is None else high
     if not 1 <= low < high <= largest:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from uncollapse import distributed, pairwise
+from uncollapse.distributed import check_alike as check_alike
 from uncollapse.distributed import gather_objects as gather_objects
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.grid import Pairs
@@ -34,7 +35,9 @@ def spans_ranks(gather: bool = True) -> bool:
 
 
 def check_one_set(x: Tensor, gather: bool, name: str = "x") -> None:
-    """Raise if x has batch dimensions and its rows are to be gathered."""
+    """Raise if x has batch dimensions and its rows are to be gathered, or if those of other processes differ."""
+    if gather:
+        check_alike(x)
     if gather and x.dim() != 2:
         raise ValueError(
             f"gather=True joins the rows of one set over all processes, so {name} must have shape (n, d), got "

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uncollapse import distributed
 from uncollapse.errors import NotFiniteError
 
 LEAST_TEMPERATURE = 1e-30  # 1/τ is finite in float32
@@ -209,8 +210,16 @@ def sum_pairs(pairs: Tensor, x: Tensor, rows: int) -> Tensor:
 def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x", gather: bool = False) -> None:
     """Raise unless x is a float tensor (..., n, d) and mask fits it; x may be empty only if rows are gathered.
 
+    Rows that are gathered must be alike in all processes, see `distributed.check_alike`.
+
     Values are not checked: a check for NaN in a loss would stall a GPU in every step.
     """
+    if gather:
+        distributed.check_alike(x)  # first: an error in one process only would let the others wait
+    _check_own_rows(x, mask, name, gather)
+
+
+def _check_own_rows(x: Tensor, mask: Tensor | None, name: str, gather: bool) -> None:
     check_tokens(x, mask, name)
     if x.numel() == 0 and not gather:
         raise ValueError(f"{name} must have at least one row, got shape {tuple(x.shape)}.")
@@ -218,8 +227,10 @@ def check_rows(x: Tensor, mask: Tensor | None = None, name: str = "x", gather: b
 
 def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y"), gather: bool = False) -> None:
     """Raise unless x and y have the same shape: row i of x belongs to row i of y."""
-    check_rows(x, name=names[0], gather=gather)
-    check_rows(y, name=names[1], gather=gather)
+    if gather:
+        distributed.check_alike(x, y)
+    _check_own_rows(x, None, names[0], gather)
+    _check_own_rows(y, None, names[1], gather)
     if x.shape != y.shape:
         raise ValueError(
             f"{names[0]} and {names[1]} must have the same shape, row i of one belongs to row i of the other; "
