@@ -53,7 +53,7 @@ def test_without_results_all_is_said_to_be_not_run(page: ModuleType) -> None:
     assert page.leak_table()[1][0][0] == NOT_RUN
     assert page.collapse_table()[1][0][0] == NOT_RUN
     assert page.encoder_table()[1] == page.limits()[1] == []
-    assert page.picture("scatter", "") == NOT_RUN
+    assert page.plot("scatter", "") == NOT_RUN
 
 
 def test_the_two_ways_are_compared_with_what_was_best_on_validation(

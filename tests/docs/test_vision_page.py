@@ -44,7 +44,7 @@ def test_without_results_all_is_said_to_be_not_run(visions: ModuleType) -> None:
     assert [row[:2] for row in rows] == [(way, NOT_RUN) for way in ("none", "contra_norm", "DiversePatch")]
     assert len(visions.compared("cifar10", 12)[1]) == 9
     assert visions.says("cifar10", 24) == ""
-    assert visions.picture("layers_24", "") == "Not run yet."
+    assert visions.plot("layers_24", "") == "Not run yet."
     assert visions.dimensions()[1] == visions.tuned()[1] == []
 
 
@@ -90,11 +90,11 @@ def test_what_goes_on_from_a_kept_model_stands_beside_it(visions: ModuleType, mo
     assert "60.00" not in str(visions.compared("cifar10", 24)[1])  # another experiment
 
 
-def test_pictures(visions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots(visions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     assert list(vision_plots.draw()) == []
     show(monkeypatch, visions, made(0.5), made(0.5, seed=1), made(None, cure="contra_norm"), made(0.5, 12))
     names = [path.name for path in vision_plots.draw()]
     assert names == ["vision_layers_24.svg", "vision_spectrum_24.svg", "vision_layers_12.svg"]
-    assert "images/vision_layers_24.svg" in visions.picture("layers_24", "")
-    assert visions.picture("layers_tiny", "") == "Not run yet."
+    assert "images/vision_layers_24.svg" in visions.plot("layers_24", "")
+    assert visions.plot("layers_tiny", "") == "Not run yet."
