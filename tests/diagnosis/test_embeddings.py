@@ -14,6 +14,7 @@ from torch import Tensor
 import uncollapse as uc
 from uncollapse.diagnosis import layer_stats
 from uncollapse.diagnosis.embeddings import RowStatistics
+from uncollapse.errors import NotFiniteError
 
 EXACT = ("mean_cosine", "effective_rank", "dataset_rank", "token_variance", "feature_variance", "feature_correlation")
 EXACT += ("outlier_share", "alignment")
@@ -88,6 +89,26 @@ def test_how_the_stream_is_cut_makes_no_difference() -> None:
     for name, found in one.layers[0].measures.items():
         assert many.layers[0][name] == pytest.approx(found.mean, rel=1e-9), name
     assert (one.verdict, one.sequences) == (many.verdict, 1)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_threads_give_the_same_bits(workers: int) -> None:
+    x, y = views(3000)
+    x[1000:1900] *= 40  # whichever order parts are finished in, they are added in that of the stream
+    one, many = (
+        uc.diagnose_rows(x.split(170), pairs=y.split(170), draws=0, workers=count, labels=uc.Labels("x"))
+        for count in (1, workers)
+    )
+    assert one.layers == many.layers
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    x, _ = views(900)
+    x[500, 3] = math.nan
+    with pytest.raises(NotFiniteError, match="NaN"):
+        uc.diagnose_rows(x.split(100), workers=2)
+    with pytest.raises(ValueError, match="workers"):
+        uc.diagnose_rows(x.split(100), workers=0)
 
 
 def test_rows_that_are_too_wide_for_moments_are_known_by_the_sample() -> None:

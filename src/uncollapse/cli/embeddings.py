@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,10 +110,24 @@ def _measure(
     done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
         parts = count_steps(prefetch(own.parts()), done)
-        given = parts if transform is None else _fitted(parts, transform)
-        return diagnose_rows(given, pairs=pairs, labels=labels, gather=True, **asked)
+        given = parts if transform is None else prefetch(_fitted(parts, transform))
+        with _one_thread_per_operation() as workers:
+            return diagnose_rows(given, pairs=pairs, labels=labels, gather=True, workers=workers, **asked)
     except ValueError as error:  # the content of the file cannot be measured
         raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _one_thread_per_operation() -> Iterator[int]:
+    """Yield how many threads torch had, for as many workers: parts side by side need not wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _open_pairs(rows: "Rows", path: Path, key: str | None) -> "Rows":

@@ -291,14 +291,14 @@ def test_outlier_share_equals_the_sorted_variances(k):
     torch.testing.assert_close(ours, similarity.outlier_share(x, k=k), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("batch", [1, 32, CHUNK])
+@pytest.mark.parametrize("batch", [1, 32, CHUNK, 16 * CHUNK])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_identical_rows_have_no_variance_in_any_stream(batch, dtype):
-    row = tokens(1, 24, dtype=dtype)
+    row, count = tokens(1, 24, dtype=dtype), max(4096, batch)
     moments = Moments(24)
-    for _ in range(4096 // batch):
+    for _ in range(count // batch):
         moments.update(row.expand(batch, 24))
-    assert moments.count == 4096
+    assert moments.count == count
     for name in ("effective_rank", "stable_rank", "participation_ratio"):
         assert float(getattr(moments, name)()) == pytest.approx(1, rel=1e-12)
         assert float(getattr(moments, name)(center=True)) == 0
@@ -341,6 +341,30 @@ def test_singular_values_are_resolved_at_condition_1e6_and_zero_beyond_the_noise
     sigma[20:] = 1e-9
     lost = moments_of(*(u * sigma @ v.mT).split(50))
     assert torch.count_nonzero(lost.spectrum()) == 20
+
+
+def hard_rows(kind: str) -> Tensor:
+    x = tokens(3 * CHUNK, 150)
+    if kind == "condition 1e6":
+        return torch.linalg.qr(x).Q * torch.logspace(0, -6, 150, dtype=torch.float64)
+    if kind == "large mean":
+        return x / x.std() + 300
+    if kind == "tiny tail":
+        return x * torch.where(torch.arange(150) < 140, 1.0, 1e-5)
+    x[::3] = 0
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["condition 1e6", "large mean", "tiny tail", "zero rows"])
+def test_sums_of_hard_rows_are_those_in_extended_precision(kind, dtype):
+    x = hard_rows(kind).to(dtype)
+    moments, exact = moments_of(*x.split(2500)), x.double().numpy().astype("longdouble")
+    gram = torch.from_numpy((exact.T @ exact).astype("float64"))
+    size = gram.diagonal().sqrt()
+    assert float(((moments.gram - gram) / size / size[:, None].clamp(min=1e-300)).abs().max()) < 1e-14
+    torch.testing.assert_close(moments.sum, torch.from_numpy(exact.sum(0).astype("float64")), rtol=1e-13, atol=1e-12)
+    assert moments.unit_count == int((x != 0).any(-1).sum())
 
 
 def test_centring_cancels_as_documented():

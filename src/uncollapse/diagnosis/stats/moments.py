@@ -6,14 +6,15 @@ and compensated (`compensated_sum.py`), so a sum over many small updates is as a
 Otherwise a long stream of identical rows would seem to vary.
 """
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum
 from uncollapse.diagnosis.stats.streaming import (
+    CHUNK,
     check_entries,
     check_keys,
     chunks,
@@ -29,8 +30,19 @@ BEYOND = 1e300  # larger than any sum
 SMALLEST = 1e-140  # rows no longer than this have no direction: the squares of their entries underflow
 # Relative rounding of a sum of squares. Identical rows are the worst case, as they round alike: up to 126 eps seen.
 NOISE = 256 * torch.finfo(torch.float64).eps
+TOGETHER = 4  # chunks whose products are added without compensation
 NARROWEST = 64  # columns of a block of the Gram matrix, at least: narrower products are slow
 SUMS = ("sum", "gram", "unit_sum")
+
+
+class Terms(NamedTuple):
+    """What some rows add to the attributes of `Moments` with these names."""
+
+    count: int
+    unit_count: int
+    sum: Tensor
+    gram: Tensor
+    unit_sum: Tensor
 
 
 class Moments:
@@ -99,19 +111,21 @@ class Moments:
             x: (..., d) of any float dtype, on any device, with any number of rows.
             mask: (...) bool, True = real. Other rows may hold anything.
         """
+        self.add(self.terms(x, mask))
+
+    def terms(self, x: Tensor, mask: Tensor | None = None) -> list[Terms]:
+        """Return what `update` adds. Nothing changes here, so threads can work on several parts of a stream."""
         flat = flat_rows(x, mask, self.dim)
         check_entries(flat, LARGEST)
-        for rows in chunks(flat):
-            self._add(rows.to(self.sum.device).to(torch.float64))
+        return [_terms(rows, self.sum.device) for rows in chunks(flat, TOGETHER * CHUNK)]
 
-    def _add(self, rows: Tensor) -> None:
-        length = torch.linalg.vector_norm(rows, dim=-1)
-        pointing = length > SMALLEST
-        self.count += rows.shape[0]
-        self.unit_count += int(pointing.sum())
-        self._sums["sum"].add(rows.sum(0))
-        self._sums["gram"].add(_gram(rows))
-        self._sums["unit_sum"].add(torch.where(pointing, 1 / length, 0.0) @ rows)
+    def add(self, terms: Iterable[Terms]) -> None:
+        """Add the terms of some rows."""
+        for term in terms:
+            self.count += term.count
+            self.unit_count += term.unit_count
+            for name in SUMS:
+                self._sums[name].add(getattr(term, name))
 
     def merge(self, other: "Moments") -> "Moments":
         """Return the moments of both streams, as a new object on this one's device.
@@ -229,16 +243,41 @@ class Moments:
         return values / torch.where(values[0] > 0, values[0], 1.0)
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """Return XᵀX of rows (n, d), with the blocks below the diagonal by symmetry: a third less work."""
-    dim = rows.shape[1]
-    step = max(NARROWEST, -(-dim // 4))
-    gram = rows.new_empty(dim, dim)
-    for start in range(0, dim, step):
-        part = slice(start, start + step)
-        gram[part, start:] = rows[:, part].mT @ rows[:, start:]
-        gram[start + step :, part] = gram[part, start + step :].mT
+def _terms(all_rows: Tensor, device: torch.device) -> Terms:
+    """Return the sums over a few chunks of rows (n, d), n > 0."""
+    dim, unit_count = all_rows.shape[1], 0
+    sums = torch.zeros(2, dim, dtype=torch.float64, device=device)
+    gram, product = sums.new_zeros(2, dim, dim)
+    for rows in (rows.to(device).to(torch.float64) for rows in chunks((all_rows, None))):
+        length = torch.linalg.vector_norm(rows, dim=-1)
+        pointing = length > SMALLEST
+        unit_count += int(pointing.sum())
+        sums += torch.stack([torch.ones_like(length), torch.where(pointing, 1 / length, 0.0)]) @ rows
+        gram += _gram(rows, product)
+    return Terms(len(all_rows), unit_count, sums[0], _mirror(gram), sums[1])
+
+
+def _gram(rows: Tensor, out: Tensor) -> Tensor:
+    """Write XᵀX of rows (n, d) into the blocks of `out` on its diagonal and above it, and return it.
+
+    It is a third less work. Adding to `out` in the same product would round more: one long sum instead of short ones.
+    """
+    for part in _block_rows(out):
+        out[part, part.start :].addmm_(rows[:, part].mT, rows[:, part.start :], beta=0)
+    return out
+
+
+def _mirror(gram: Tensor) -> Tensor:
+    """Return a matrix with the blocks below the diagonal as those above it, in place."""
+    for part in _block_rows(gram):
+        gram[part.stop :, part] = gram[part, part.stop :].mT
     return gram
+
+
+def _block_rows(gram: Tensor) -> list[slice]:
+    dim = gram.shape[0]
+    step = max(NARROWEST, -(-dim // 4))
+    return [slice(start, start + step) for start in range(0, dim, step)]
 
 
 def _shapes(dim: int) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,9 @@
 """Read a stream as checked chunks of rows, and read and write the stored states of its statistics."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from uncollapse.errors import NotFiniteError
 from uncollapse.pairwise import numerics
 
+T = TypeVar("T")
+U = TypeVar("U")
 CHUNK = 1024  # rows per chunk: bounds the memory, and the rounding inside one matrix product
 
 
@@ -24,14 +28,29 @@ def flat_rows(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor 
     return rows, mask.expand(x.shape[:-1]).reshape(-1).to(x.device)
 
 
-def chunks(flat: tuple[Tensor, Tensor | None]) -> Iterator[Tensor]:
-    """Yield the real rows, at most CHUNK at a time."""
+def chunks(flat: tuple[Tensor, Tensor | None], size: int = CHUNK) -> Iterator[Tensor]:
+    """Yield the real rows, at most `size` at a time."""
     x, mask = flat
-    for start in range(0, x.shape[0], CHUNK):
-        part = slice(start, start + CHUNK)
+    for start in range(0, x.shape[0], size):
+        part = slice(start, start + size)
         rows = x[part] if mask is None else x[part][mask[part]]
         if rows.shape[0] > 0:
             yield rows
+
+
+def map_ahead(function: Callable[[T], U], items: Iterable[T], workers: int) -> Iterator[U]:
+    """Yield function(item) of each item, in order. With several workers, threads compute as many in advance."""
+    if workers == 1:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[U]] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def next_view(pairs: Iterator[Any], number: int) -> Any:
@@ -44,8 +63,9 @@ def next_view(pairs: Iterator[Any], number: int) -> Any:
 
 def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
     """Raise NotFiniteError if a real entry is NaN, infinite or beyond `largest`."""
-    limit = min(largest, torch.finfo(flat[0].dtype).max)
-    if limit < largest and all(bool(rows.sum().isfinite()) for rows in chunks(flat)):
+    most = torch.finfo(flat[0].dtype).max
+    limit = min(largest, most)
+    if most <= largest and all(bool(rows.sum().isfinite()) for rows in chunks(flat)):
         return  # one pass suffices: a sum is finite only if all terms are, and finite entries are within the limit
     bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in chunks(flat))  # NaN is not ≤ anything
     if bad > 0:
