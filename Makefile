@@ -28,6 +28,7 @@ lint: $(STAMP)
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --only start --out results/benchmarks_start.json
 	$(BIN)/python -m benchmarks --only diagnose --out results/benchmarks_diagnose.json
 	$(BIN)/python -m benchmarks --only attach --out results/benchmarks_attach.json
 	$(BIN)/python -m benchmarks --only graphs --out results/benchmarks_graphs.json

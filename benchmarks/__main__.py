@@ -21,6 +21,7 @@ GROUPS = {
     "kernel_memory": targets.kernel_memory,
     "metrics": targets.metrics,
     "losses": targets.losses,
+    "start": targets.start,
     "diagnose": diagnosing.overhead,
     "attach": attaching.cost,
     "graphs": graphs.training,
@@ -31,7 +32,7 @@ GROUPS = {
     "streaming": streaming.reading,
 }
 
-WHOLE = ("diagnose", "attach", "graphs", "text", "vision", "hypersphere", "gather", "streaming")  # kept apart
+WHOLE = ("start", "diagnose", "attach", "graphs", "text", "vision", "hypersphere", "gather", "streaming")  # kept apart
 KERNEL = [x for x in GROUPS if x not in WHOLE]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 
+from benchmarks.measure import best
 from benchmarks.targets import Result
 from uncollapse.diagnosis.embeddings import RowStatistics
 from uncollapse.diagnosis.stats import moments
@@ -110,13 +111,3 @@ def merging() -> Result:
     size = sum(torch.as_tensor(value).nbytes for value in (parts[0] + parts[1]).state().values())
     detail = f"exact, {DIM} features; {size / 2**20:.1f} MiB to send"
     return Result("RowStatistics: one merge", None, 1e3 * best(lambda: parts[0] + parts[1]), "ms", False, detail)
-
-
-def best(work: Any, times: int = 9) -> float:
-    """The least time of a few: what the machine does besides only ever adds to it."""
-    found = []
-    for _ in range(times):
-        started = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - started)
-    return min(found)

@@ -2,9 +2,12 @@
 
 import os
 import pickle
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import Tensor
 
 import uncollapse as uc
 from benchmarks import plain
-from benchmarks.measure import peak_memory, speed_ratio, training_step
+from benchmarks.measure import best, peak_memory, speed_ratio, training_step
 
 SETUP = "import uncollapse as uc; from benchmarks import plain; torch.manual_seed(0)"
 
@@ -57,6 +60,17 @@ def slower(
 def smaller(name: str, target: float, base: str, ours: str, small: int, large: int) -> Result:
     before, after = (peak_memory(SETUP, body, small, large) for body in (base, ours))
     return Result(name, target, after / before, "of the memory", False, f"{before:.0f} MiB plain, {after:.0f} MiB ours")
+
+
+def start() -> Iterator[Result]:
+    """How long new processes take."""
+    python = best(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True))
+    for name, most, arguments in (
+        ("import uncollapse", 0.1, ["-c", "import uncollapse"]),
+        ("uncollapse --help", 0.3, ["-m", "uncollapse", "--help"]),
+    ):
+        seconds = best(partial(subprocess.run, [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL))
+        yield Result(name, most, seconds, "s", False, f"with the start of Python, {python:.2f} s")
 
 
 def kernel() -> Iterator[Result]:

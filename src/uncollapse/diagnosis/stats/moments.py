@@ -7,7 +7,8 @@ Otherwise a long stream of identical rows would seem to vary.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ NARROWEST = 64  # columns of a block of the Gram matrix, at least: narrower prod
 SUMS = ("sum", "gram", "unit_sum")
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True)
+class Terms:
     """What some rows add to the attributes of `Moments` with these names."""
 
     count: int
