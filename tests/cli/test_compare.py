@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import Result
 
 import uncollapse as uc
 from uncollapse import report
+from uncollapse.cli import console
 
 Run = Callable[..., Result]
 
@@ -35,6 +37,22 @@ def test_table_words_and_report(run: Run, pair: tuple[Path, Path], tmp_path: Pat
         assert f" · {words}\n" in result.stdout
     assert result.stdout.endswith("Written: uncollapse-comparison.html\n")
     assert (tmp_path / "uncollapse-comparison.html").stat().st_size > 1e5
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 90, 100])
+def test_no_number_is_cut_on_a_narrow_terminal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(
+        console, "stdout_console", lambda: Console(width=width, force_terminal=True, color_system=None, highlight=False)
+    )
+    rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    for name in ("a", "b"):
+        uc.diagnose_rows([rows], labels=uc.Labels(name)).save(tmp_path / f"{name}.json")
+    shown = run("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
+    ends = [line.split()[-1] for line in shown.splitlines() if line.startswith(("  a ", "  b "))]
+    assert ends == [f"{uc.Diagnosis.load(tmp_path / 'a.json').layers[0]['dataset_rank_share']:.3g}"] * 2
+    assert max(map(len, shown.splitlines())) <= width
 
 
 def test_json(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_table_verdict_and_files(run: Run, tmp_path: Path) -> None:
     assert all(f" {layer.name} " in result.stdout for layer in written.layers)
     assert written.verdict.sentence in result.stdout
     assert result.stdout.endswith(
-        "Written: uncollapse-models.py-encoder/diagnosis.json and uncollapse-models.py-encoder/report.html\n"
+        "Written: uncollapse-models.py-encoder/diagnosis.json\nWritten: uncollapse-models.py-encoder/report.html\n"
     )
     page = (tmp_path / "uncollapse-models.py-encoder" / "report.html").read_text(encoding="utf-8")
     assert written.verdict.sentence.partition(":")[0] in page
@@ -38,7 +38,7 @@ def test_json_is_all_there_is_on_stdout(run: Run, tmp_path: Path) -> None:
 def test_json_with_out_writes_files_as_well(run: Run, tmp_path: Path) -> None:
     result = run(*ENCODER, "--json", "--out", "a/b")
     assert Diagnosis.from_json(result.stdout) == Diagnosis.load(tmp_path / "a" / "b" / "diagnosis.json")
-    assert result.stderr == "Written: a/b/diagnosis.json and a/b/report.html\n"
+    assert result.stderr == "Written: a/b/diagnosis.json\nWritten: a/b/report.html\n"
 
 
 def test_the_same_command_gives_the_same_numbers(run: Run) -> None:

@@ -133,7 +133,7 @@ def test_files_and_exit_code(run: Run, tmp_path: Path) -> None:
     numpy.save(tmp_path / "flat.npy", numpy.random.default_rng(0).normal(size=(2000, 2)) @ numpy.ones((2, 64)))
     result = run("embeddings", "flat.npy", "--fail-on-collapse")
     assert result.exit_code == 3
-    assert result.stdout.endswith("Written: uncollapse-flat/diagnosis.json and uncollapse-flat/report.html\n")
+    assert result.stdout.endswith("Written: uncollapse-flat/diagnosis.json\nWritten: uncollapse-flat/report.html\n")
     assert Diagnosis.load(tmp_path / "uncollapse-flat" / "diagnosis.json").verdict.kind == "dimensional"
 
 

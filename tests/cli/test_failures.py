@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from uncollapse import __version__
-from uncollapse.cli import demo
+from uncollapse.cli import console, demo
 from uncollapse.errors import UsageError
 
 Run = Callable[..., Result]
@@ -57,6 +57,21 @@ def test_interruption_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(demo, "run_demo", interrupt)
     result = run("demo")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted.\n")
+
+
+def test_sentences_are_wrapped_between_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "There is no file of this long name; name another one, or a folder that has one: see a/long/path-to/it."
+    console.print_note(words)
+    assert capsys.readouterr().err == f"{words}\n"
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    console.print_note(words)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(lines) == words
+    assert len(lines) >= 3
+    assert max(map(len, lines)) <= 40
 
 
 def test_demo_gets_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_json_alone_with_files_beside_it(table: Run, filled: Path, tmp_path: Pat
     stated = json.loads(result.stdout)
     assert stated["statistics"]["results"] > 1
     assert (stated["title"], stated["unit"], len(stated["cells"])) == ("Depth", "percent", 4)
-    assert result.stderr == "Written: table.md and table.html\n"
+    assert result.stderr == "Written: table.md\nWritten: table.html\n"
     assert "<svg" in (tmp_path / "table.html").read_text(encoding="utf-8")
 
 

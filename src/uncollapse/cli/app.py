@@ -12,7 +12,7 @@ from uncollapse.cli.diagnose import diagnose
 from uncollapse.cli.doctor import doctor
 from uncollapse.cli.embeddings import embeddings
 from uncollapse.cli.list import list_names
-from uncollapse.cli.options import flag
+from uncollapse.cli.options import Command, flag
 from uncollapse.cli.sweep import sweep
 from uncollapse.cli.table import table
 from uncollapse.cli.train import train
@@ -48,13 +48,13 @@ def options(
             )
 
 
-app.command()(diagnose)
-app.command()(compare)
-app.command()(embeddings)
-app.command("list")(list_names)
-app.command()(demo)
+app.command(cls=Command)(diagnose)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(embeddings)
+app.command("list", cls=Command)(list_names)
+app.command(cls=Command)(demo)
 app.add_typer(train, name="train")
-app.command()(sweep)
+app.command(cls=Command)(sweep)
 app.add_typer(tune, name="tune")
-app.command()(table)
-app.command()(doctor)
+app.command(cls=Command)(table)
+app.command(cls=Command)(doctor)

@@ -96,7 +96,7 @@ def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagn
 
 
 def _table(comparison: "Comparison", width: int) -> Table:
-    from uncollapse.diagnosis.result import column_widths, fit_columns
+    from uncollapse.diagnosis.result import column_widths, exact_widths, fit_columns
 
     head, rows = comparison.grid()
     narrow = [[row[0][:LONGEST_NAME], *row[1:]] for row in rows]  # a longer name is folded
@@ -104,8 +104,8 @@ def _table(comparison: "Comparison", width: int) -> Table:
     rows = [[name, *cells] for (name, *_), (_, *cells) in zip(rows, narrow, strict=True)]
     words = 4 if "last block" in head else 3
     table = Table(Column(head[0], overflow="fold"), box=box.SIMPLE_HEAD)
-    for number, least in enumerate(column_widths(head, narrow)[1:], 1):
-        table.add_column(head[number], justify="left" if number < words else "right", min_width=least)
+    for number, exact in enumerate(exact_widths(head, narrow, column_widths(head, narrow), width)[1:], 1):
+        table.add_column(head[number], justify="left" if number < words else "right", width=exact)
     for name, kind, *others in rows:
         table.add_row(Text(name), Text(kind, style="green" if kind == "none" else "red"), *map(Text, others))
     return table

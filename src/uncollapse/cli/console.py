@@ -2,8 +2,11 @@
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +37,27 @@ def stdout_console() -> Console:
 
 
 def print_note(words: str) -> None:
-    """Print a line on stderr, apart from the result."""
-    typer.echo(escape_controls(words), err=True)
+    """Print a sentence on stderr, apart from the result; it is wrapped between words on a terminal."""
+    said = escape_controls(words)
+    typer.echo(_wrapped(said) if sys.stderr.isatty() else said, err=True)
+
+
+def print_words(words: str) -> None:
+    """Print a sentence on stdout; it is wrapped between words on a terminal."""
+    typer.echo(_wrapped(words) if sys.stdout.isatty() else words)
+
+
+def print_written(paths: Iterable[Path | str], *, err: bool = False) -> None:
+    """Print the files that were written, one per line."""
+    for path in paths:
+        typer.echo(f"Written: {path}", err=err)
+
+
+def _wrapped(words: str) -> str:
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in words.split("\n")
+    )
 
 
 def output_folder(out: Path | None, name: str) -> Path:
@@ -58,14 +80,13 @@ def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bo
     wanted = out is not None or not as_json
     try:
         written = (
-            _write_files(diagnosis, output_folder(out, diagnosis.model)) if wanted else ""
+            _write_files(diagnosis, output_folder(out, diagnosis.model)) if wanted else []
         )  # first: a pipe may close early
     except NotWrittenError:
         _print(diagnosis, as_json)  # so that the measurement is not lost
         raise
     _print(diagnosis, as_json)
-    if written:
-        typer.echo(written, err=as_json)
+    print_written(written, err=as_json)
     raise typer.Exit(exit_code(diagnosis, fail))
 
 
@@ -99,7 +120,7 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
     if verdict.outlook:
         print_paragraph(terminal, verdict.outlook, bullet=" · ")
     for advice in verdict.advice:
-        print_paragraph(terminal, advice.reason, bullet=" → ")
+        print_paragraph(terminal, advice.sentence, bullet=" → ")
         print_paragraph(terminal, advice.code, bullet="   ", style="cyan")
 
 
@@ -113,14 +134,14 @@ def print_paragraph(terminal: Console, words: str, *, bullet: str = "", style: s
     terminal.print(grid)
 
 
-def _write_files(diagnosis: "Diagnosis", place: Path) -> str:
-    """Write the files, and return a line that names them."""
+def _write_files(diagnosis: "Diagnosis", place: Path) -> list[Path]:
+    """Write the files, and return their paths."""
     files = [diagnosis.save(place / "diagnosis.json")]
     try:
         files.append(diagnosis.report(place / "report.html"))
     except ImportError as error:
         print_note(f"No report was written: {error}")
-    return f"Written: {' and '.join(map(str, files))}"
+    return files
 
 
 def escape_controls(value: Any) -> Any:
@@ -195,6 +216,10 @@ class CommandGroup(TyperGroup):
         options.handle_completion_flags(ctx, args)
         return super().parse_args(ctx, args)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters."""
+        return options.without_flag_types(super().get_params(ctx))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         for stream in (sys.stdout, sys.stderr):  # file names may contain invalid text, and terminals may be old
@@ -209,7 +234,7 @@ class CommandGroup(TyperGroup):
             raise
         except KeyboardInterrupt as interrupt:
             if said := distributed.failure_message(interrupt, "Interrupted."):
-                typer.echo(said, err=True)
+                print_note(said)
             raise typer.Exit(130) from None
         except Exception as error:
             code = getattr(error, "exit_code", None)
@@ -221,7 +246,7 @@ class CommandGroup(TyperGroup):
             usage = known or isinstance(error, UsageError | NotWrittenError)
             words = f"Error: {error_sentence(error)}{'' if usage else ' (--debug shows the traceback.)'}"
             if said := distributed.failure_message(error, words):
-                typer.echo(said, err=True)
+                print_note(said)
             raise typer.Exit(2 if usage else 1) from None
         finally:
             distributed.leave_group()
@@ -251,4 +276,4 @@ def _show_warning(
     if (filename.startswith(PACKAGE_FOLDER) or "site-packages" not in filename) and distributed.is_first_to_report(
         words
     ):
-        print(f"Note: {words}", file=sys.stderr)
+        print_note(f"Note: {words}")

@@ -144,7 +144,7 @@ def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> d
     _print_verdict(terminal, first.diagnosis)
     advice = first.diagnosis.verdict.advice
     for tip in advice:
-        print_paragraph(terminal, tip.reason, bullet="  → ")
+        print_paragraph(terminal, tip.sentence, bullet="  → ")
     with ProgressBar() as bar:
         rows = [first, *(_train_and_measure(config, bar) for config in others)]
         bar.stage("Writing the report")

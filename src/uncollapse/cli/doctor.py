@@ -251,7 +251,7 @@ def _check_devices() -> Iterator[Finding]:
     """List the processor and the accelerators that torch sees."""
     import torch
 
-    threads = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} used by torch"
     yield Finding(DEVICES, "cpu", "good", threads)
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     yield Finding(DEVICES, "cuda", "good" if names else "missing", ", ".join(names) or "torch sees no GPU")
@@ -294,7 +294,7 @@ def _check_hub() -> Finding:
 
     count = len(list(Path(constants.HF_HUB_CACHE).glob("models--*")))
     variable = next((name for name in OFFLINE if os.environ.get(name, "").lower() in YES), None)
-    words = f"{count} models in {constants.HF_HUB_CACHE}"
+    words = f"{count} {'model' if count == 1 else 'models'} in {constants.HF_HUB_CACHE}"
     if variable:
         words = f"{words}; {variable} is set, so no others are downloaded"
         return Finding(FILES, "hub", "missing", words, f"unset {variable}")

@@ -6,8 +6,25 @@ from typing import Annotated, Any, Literal
 
 import typer
 from typer import completion
+from typer.core import TyperCommand
 
 from uncollapse.errors import did_you_mean
+
+
+class Command(TyperCommand):
+    """A command whose help does not print a type after flags that typer adds."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters."""
+        return without_flag_types(super().get_params(ctx))
+
+
+def without_flag_types(params: list[Any]) -> list[Any]:
+    """Leave out "<bool>" after flags, such as --help."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
 def option(metavar: str | None, words: str, panel: str | None = None, *names: str, **more: Any) -> Any:

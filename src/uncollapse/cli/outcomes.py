@@ -119,6 +119,8 @@ def print_outcomes(title: str, outcomes: Sequence[Outcome]) -> None:
     terminal.print(table if wide <= terminal.width else _by_metric(outcomes))
     for words in (*_class_lists(outcomes), *_skipped_images(outcomes), *_throughput(outcomes)):
         terminal.print(Text(words), soft_wrap=True)
+    if _same_ending(outcomes):
+        console.print_paragraph(terminal, f"All ended {_ending(outcomes[0])}.")
     for outcome in outcomes:
         terminal.print(Text(f"{'Written' if outcome.new else 'Exists'}: {outcome.path}"), soft_wrap=True)
 
@@ -130,13 +132,14 @@ def _by_seed(outcomes: Sequence[Outcome]) -> Table:
     for name in names:
         table.add_column(_heading(name, outcomes), justify="right")
     table.add_column("time", justify="right")
-    if any(map(_ending, outcomes)):  # what was only measured has no last epoch
+    endings = any(map(_ending, outcomes)) and not _same_ending(outcomes)  # what was only measured has no last epoch
+    if endings:
         table.add_column("ended")
     for outcome in outcomes:
         record = outcome.record
         numbers = (format_metric(name, [record["figures"].get(name)]) for name in names)
-        ended = _ending(outcome)
-        table.add_row(str(record["seed"]), *numbers, format_duration(record["seconds"]), *([ended] if ended else []))
+        ended = [_ending(outcome)] if endings else []
+        table.add_row(str(record["seed"]), *numbers, format_duration(record["seconds"]), *ended)
     if len(outcomes) > 1:
         table.add_section()
         means = (format_metric(name, [outcome.record["figures"].get(name) for outcome in outcomes]) for name in names)
@@ -150,14 +153,14 @@ def _by_metric(outcomes: Sequence[Outcome]) -> Table:
     for outcome in outcomes:
         table.add_column(f"seed {outcome.record['seed']}", justify="right")
     if len(outcomes) > 1:
-        table.add_column("mean ± std", justify="right")
+        table.add_column("mean ± std", justify="right", no_wrap=True)
     for name in _metric_names(outcomes):
         values = [outcome.record["figures"].get(name) for outcome in outcomes]
         mean = [format_metric(name, values)] if len(outcomes) > 1 else []
         table.add_row(_heading(name, outcomes), *(format_metric(name, [value]) for value in values), *mean)
     table.add_section()
     table.add_row("time", *(format_duration(outcome.record["seconds"]) for outcome in outcomes))
-    if any(map(_ending, outcomes)):
+    if any(map(_ending, outcomes)) and not _same_ending(outcomes):
         table.add_row("ended", *map(_ending, outcomes))
     return table
 
@@ -235,6 +238,11 @@ def format_metric(name: str, values: Sequence[Any]) -> str:
     factor, form, unit = (100, ".2f", " %") if share else (1, ".4g", "")
     spread = f" ± {factor * statistics.stdev(numbers):{form}}" if len(numbers) > 1 else ""
     return f"{factor * statistics.fmean(numbers):{form}}{spread}{unit}"
+
+
+def _same_ending(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether several runs ended alike, so that one line says it."""
+    return len(outcomes) > 1 and _ending(outcomes[0]).startswith("after") and len(set(map(_ending, outcomes))) == 1
 
 
 def _ending(outcome: Outcome) -> str:

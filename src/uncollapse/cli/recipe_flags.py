@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.markup import escape
 
-from uncollapse.cli.options import flag, option
+from uncollapse.cli.options import Command, flag, option
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.config.field_types import as_text, union_members
@@ -74,7 +74,7 @@ def build_command(
     function.__signature__ = inspect.Signature([context, *config_flags(recipe.config), *small, *named, *own])
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     words = f"{recipe.title}.\n\n{recipe.paper}"
-    alone.command(recipe.name, help=words, rich_help_panel="Recipes")(function)
+    alone.command(recipe.name, cls=Command, help=words, rich_help_panel="Recipes")(function)
     return typer.main.get_command(alone)
 
 

@@ -117,14 +117,14 @@ def _show(sweep: "Sweep", ended: "StopReason", as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_facts(queue) | {"ended": ended}, ensure_ascii=False))
         return
-    typer.echo(_summary(queue, ended))
+    console.print_words(_summary(queue, ended))
     for key in list(queue.failed)[:1]:
-        typer.echo(_failures(queue, sweep.error_file(queue.config(key))))
+        console.print_words(_failures(queue, sweep.error_file(queue.config(key))))
     if ended == "done":
         for line in _choices(queue):
-            typer.echo(line)
+            console.print_words(line)
     if ended == "done" and queue.records:
-        typer.echo(_results_hint(queue))
+        console.print_words(_results_hint(queue))
         if drawn := _write_plots(queue):
             typer.echo(f"Drawn: {drawn}")
 

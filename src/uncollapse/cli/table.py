@@ -73,7 +73,7 @@ def table(
     else:
         _show(laid_out, made, details)
     if written:
-        typer.echo(f"Written: {' and '.join(map(str, written))}", err=as_json or markdown == STDOUT)
+        console.print_written(written, err=as_json or markdown == STDOUT)
 
 
 def _statistics(recipe: "Recipe", records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -167,16 +167,37 @@ def _show(table: PaperTable, made: Sequence[TableCell], details: Sequence[Detail
         head, lines = contrasts.contrast_rows(table, found)
         details = [Details(tables.DIFFERENCES, contrasts.contrast_note(found), head, lines, words=3), *details]
     for each in details:
-        if each.rows:
-            terminal.print(_details_table(each))
-        console.print_paragraph(terminal, each.note if each.rows else f"{each.title}: {each.note}")
+        _show_details(terminal, each)
     console.print_paragraph(terminal, tables.coverage(table, made), style="bold")
 
 
-def _details_table(details: Details) -> Table:
+def _show_details(terminal: Console, details: Details) -> None:
+    """Print a further table; one paragraph per row where it is too wide for whole words."""
+    from uncollapse.diagnosis.result import table_width
+
+    if not details.rows:
+        console.print_paragraph(terminal, f"{details.title}: {details.note}")
+        return
+    columns = zip(details.head, *details.rows, strict=True)
+    least = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
+    if table_width(least) <= terminal.width:
+        terminal.print(_details_table(details, least, terminal.width))
+    else:
+        console.print_paragraph(terminal, details.title, style="bold")
+        for row in details.rows:
+            name, facts = ", ".join(row[: details.words]), zip(details.head, row, strict=True)
+            words = "; ".join(f"{head} {text}" for head, text in list(facts)[details.words :])
+            console.print_paragraph(terminal, f"{name}: {words}" if words else name, bullet=" · ")
+    console.print_paragraph(terminal, details.note)
+
+
+def _details_table(details: Details, least: list[int], width: int) -> Table:
+    from uncollapse.diagnosis.result import exact_widths
+
     table = Table(title=Text(details.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
-    for number, name in enumerate(details.head):
-        table.add_column(Text(name), justify="left" if number < details.words else "right", overflow="fold")
+    widths = exact_widths(list(details.head), [list(row) for row in details.rows], least, width)
+    for number, (name, exact) in enumerate(zip(details.head, widths, strict=True)):
+        table.add_column(Text(name), justify="left" if number < details.words else "right", width=exact)
     for row in details.rows:
         table.add_row(*map(Text, row))
     return table

@@ -73,6 +73,10 @@ class RecipeCommands(TyperGroup):
         names = TyperGroup(name=self.name, commands={name: TyperCommand(name) for name in options.complete_recipe("")})
         return names.shell_complete(type(ctx)(names, parent=ctx.parent), incomplete)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters."""
+        return options.without_flag_types(super().get_params(ctx))
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the recipes."""
         from uncollapse.lab.recipe import RECIPES

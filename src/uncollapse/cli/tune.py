@@ -161,7 +161,7 @@ def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order)
         typer.echo(json.dumps({"recipe": recipe.name, "there": there, "seconds": seconds, "space": space}))
         return
     for line in _plan_lines(plan, order.trials, there, seconds, order.jobs):
-        typer.echo(line)
+        console.print_words(line)
 
 
 def _page(outcome: "Outcome", path: Path) -> Path | None:
@@ -193,8 +193,9 @@ def _show(outcome: "Outcome", folder: Path, page: Path | None, order: Order) -> 
     if outcome.failed:
         lines.append(_failures(outcome, folder / RUNS))
     places = [str(folder / OUTCOME), *([] if page is None else [str(page)])]
-    for line in [*lines, f"Written: {' and '.join(places)}"]:
-        typer.echo(line)
+    for line in lines:
+        console.print_words(line)
+    console.print_written(places)
 
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}

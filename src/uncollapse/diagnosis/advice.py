@@ -46,8 +46,10 @@ def from_measured(measured: Measured) -> tuple[Advice, ...]:
 
 
 def _measured_tip(gain: Gain, measured: Measured) -> Advice:
-    words = f"{gain.row}: {gain.text} over {measured.score:.1f} % for {measured.where}; see {PAGE}"
-    return Advice(gain.cure or gain.row, gain.place, words, gain.code)
+    name = gain.cure or gain.row
+    row = "" if gain.row == name else f"{gain.row}, "
+    words = f"{row}{gain.text} over {measured.score:.1f} % for {measured.where}; see {PAGE}"
+    return Advice(name, gain.place, words, gain.code)
 
 
 def _from_papers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:

@@ -61,5 +61,5 @@ def embedding_outlook(acts: bool) -> str:
     found = read().get("embeddings", {}).get("act" if acts else "leave")
     if found is None or found.cases < ENOUGH:
         return ""
-    who = f"layers of {found.sources} encoders like this one"
-    return f"of {found.cases} {who}, acting raised the score of {found.helped} and lowered that of {found.hurt}"
+    who = f"layers of {found.sources} encoders"
+    return f"of {found.cases} such {who}, acting raised the score of {found.helped} and lowered that of {found.hurt}"

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -127,6 +127,11 @@ class Advice:
     reason: str
     code: str
 
+    @property
+    def sentence(self) -> str:
+        """The reason after the name; only the reason where nothing is advised."""
+        return self.reason if self.cure == "none" else f"{self.cure}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -174,7 +179,7 @@ class Verdict:
     def lines(self) -> tuple[str, ...]:
         """Return everything as lines of text: the finding, its certainty, causes, cautions, the outlook and advice."""
         causes = (text for c in self.causes for text in (self.describe_cause(c), *(f"  {e}" for e in c.evidence)))
-        tips = (line for tip in self.advice for line in (f"→ {tip.reason}", f"  {tip.code}"))
+        tips = (line for tip in self.advice for line in (f"→ {tip.sentence}", f"  {tip.code}"))
         cautions = (f"· {caution}" for caution in self.cautions)
         return (self.sentence, self.sure, *causes, *cautions, *filter(None, [self.outlook]), *tips)
 
@@ -296,8 +301,9 @@ class Diagnosis:
         head, rows, left_out = fit_columns(head, rows, width, [MEASURES[name].short for name in LEAST])
         table = Table(title=Text(self._title()), title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column(head[0], overflow="fold")
-        for name, least in zip(head[1:], column_widths(head, rows)[1:], strict=True):
-            table.add_column(Text(name), justify="right", min_width=least)
+        widths = exact_widths(head, rows, column_widths(head, rows), width)
+        for name, exact in zip(head[1:], widths[1:], strict=True):
+            table.add_column(Text(name), justify="right", width=exact)
         for row in rows:
             table.add_row(*map(Text, row))
         if left_out:
@@ -377,7 +383,7 @@ def fit_columns(
     """
     left_out: list[str] = []
     for name in optional:
-        if width is None or sum(least + 3 for least in column_widths(head, rows)) + 2 <= width:
+        if width is None or table_width(column_widths(head, rows)) <= width:
             break
         if name in head:
             place = head.index(name)
@@ -389,6 +395,26 @@ def fit_columns(
 def column_widths(head: list[str], rows: list[list[str]]) -> list[int]:
     """Return how wide each column of a table must be so that nothing is cut: names wrap between words, cells do not."""
     return [max(len(text) for text in (*title.split(), *(row[i] for row in rows))) for i, title in enumerate(head)]
+
+
+def exact_widths(head: list[str], rows: list[list[str]], least: list[int], width: int | None) -> list[int]:
+    """Return the width of each column: that of its text while there is room, and `least` from then on.
+
+    With least widths alone, rich makes some columns wider than that and cuts the last ones.
+    """
+    full = [max(len(text) for text in (title, *(row[i] for row in rows))) for i, title in enumerate(head)]
+    room = sum(full) if width is None else width - table_width(least)
+    widths = []
+    for small, large in zip(least, full, strict=True):
+        more = max(0, min(room, large - small))
+        widths.append(small + more)
+        room -= more
+    return widths
+
+
+def table_width(columns: Iterable[int]) -> int:
+    """Return the width of a table whose columns are this wide, with the gaps between them."""
+    return sum(column + 3 for column in columns) + 2
 
 
 def _without(texts: list[str], place: int) -> list[str]:
