@@ -188,7 +188,8 @@ def test_files_stay_in_the_folder_whatever_a_model_is_called(
 ) -> None:
     from uncollapse.cli.console import output_folder
 
-    place = output_folder(None, name)
+    place = output_folder(None, name, as_json=False)
+    assert place is not None
     assert place.name == str(place)
     assert len(place.name.encode()) < 200
     (tmp_path_factory.getbasetemp() / place).exists()

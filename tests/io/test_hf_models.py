@@ -80,9 +80,13 @@ def test_a_decoder_without_padding_token(run: Run, folders: Folders) -> None:
 
 
 def test_both_towers_of_clip(run: Run, folders: Folders, pictures: Path) -> None:
-    result = run("diagnose", folders["clip"])
-    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
-    assert "vision_model" in result.stderr
+    both = diagnosed(run, folders["clip"])
+    assert [each.model for each in (both, *both.others)] == ["clip text_model", "clip vision_model"]
+    result = run("diagnose", folders["clip"], "--images", pictures, "--out", "clip", "--fail-on-collapse")
+    assert "text_model is left out: clip reads text, so --images does not fit" in result.stderr
+    assert Diagnosis.load("clip/diagnosis.json").model == "clip vision_model"
+    result = run("diagnose", folders["clip"], "--graph", "karate")
+    assert (result.exit_code, result.stdout) == (2, "")
     found = diagnosed(run, folders["clip"], "--part", "vision_model", "--images", pictures)
     assert (found.model, found.sequences, found.tokens) == ("clip vision_model", 6, 6 * 16)
     assert found.data == f"the images of {pictures.name}"
@@ -96,6 +100,9 @@ def test_both_towers_of_clip(run: Run, folders: Folders, pictures: Path) -> None
 def test_an_encoder_and_its_decoder(run: Run, folders: Folders, part: str) -> None:
     found = diagnosed(run, folders["t5"], "--part", part, "--max-batches", 1)
     assert [layer.name for layer in found.layers][:3] == ["embed", "block 0", "block 1"]
+    both = diagnosed(run, folders["t5"], "--max-batches", 1)
+    alone = {each.model.split()[-1]: each for each in (both, *both.others)}[part]
+    assert alone.layers == found.layers  # one pass measures both
 
 
 def test_images_of_a_folder(run: Run, folders: Folders, pictures: Path) -> None:

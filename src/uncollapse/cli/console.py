@@ -60,14 +60,21 @@ def _wrapped(words: str) -> str:
     )
 
 
-def output_folder(out: Path | None, name: str) -> Path:
-    """Return the folder for files: the given one, or a folder here that is named after the model."""
+def output_folder(out: Path | None, name: str, as_json: bool) -> Path | None:
+    """Return the folder for files: the given one, or one here that is named after the model; JSON alone needs none.
+
+    Raises a UsageError, before anything is measured, if the folder cannot be written to.
+    """
+    if as_json and out is None:
+        return None
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-LONGEST_NAME:].strip("-.")
-    return out or Path(f"uncollapse-{plain or 'model'}")
+    place = out or Path(f"uncollapse-{plain or 'model'}")
+    check_writable(place)
+    return place
 
 
 def check_writable(place: Path) -> None:
-    """Raise before the measurement if the output folder cannot be written to."""
+    """Raise a UsageError if a folder cannot be written to."""
     if place.exists() and not place.is_dir():
         raise UsageError(f"{place} is a file; --out takes a folder.")
     there = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
@@ -75,13 +82,10 @@ def check_writable(place: Path) -> None:
         raise UsageError(f"{there} is not writable; name another folder with --out.")
 
 
-def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bool) -> None:
-    """Write and print a diagnosis, and exit with its code."""
-    wanted = out is not None or not as_json
+def deliver(diagnosis: "Diagnosis", *, place: Path | None, as_json: bool, fail: bool) -> None:
+    """Write a diagnosis into a folder, print it, and exit with its code. place: None writes nothing."""
     try:
-        written = (
-            _write_files(diagnosis, output_folder(out, diagnosis.model)) if wanted else []
-        )  # first: a pipe may close early
+        written = [] if place is None else _write_files(diagnosis, place)  # first: a pipe may close early
     except NotWrittenError:
         _print(diagnosis, as_json)  # so that the measurement is not lost
         raise
@@ -91,8 +95,8 @@ def deliver(diagnosis: "Diagnosis", *, out: Path | None, as_json: bool, fail: bo
 
 
 def exit_code(diagnosis: "Diagnosis", fail: bool) -> int:
-    """Return the exit code. fail: a collapse exits with 3."""
-    return COLLAPSED if fail and diagnosis.verdict.collapsed else 0
+    """Return the exit code. fail: a collapse of any part exits with 3."""
+    return COLLAPSED if fail and any(each.verdict.collapsed for each in (diagnosis, *diagnosis.others)) else 0
 
 
 def _print(diagnosis: "Diagnosis", as_json: bool) -> None:
@@ -122,6 +126,9 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
     for advice in verdict.advice:
         print_paragraph(terminal, advice.sentence, bullet=" → ")
         print_paragraph(terminal, advice.code, bullet="   ", style="cyan")
+    for part in diagnosis.others:
+        terminal.print()
+        print_diagnosis(part)
 
 
 def print_paragraph(terminal: Console, words: str, *, bullet: str = "", style: str = "") -> None:

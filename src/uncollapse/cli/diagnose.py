@@ -138,17 +138,13 @@ def diagnose(
             model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype, load_cure=load_cure
         )
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
-        if distributed.is_launch_rank_zero() and (out is not None or not as_json):
-            console.check_writable(console.output_folder(out, loaded.name))
+        place = console.output_folder(out, loaded.name, as_json) if distributed.is_launch_rank_zero() else None
         where = {"layers": _read_layers(layers), "at": at, "modules": modules or None, "part": part, "tokens": tokens}
         target = _find_target(loaded, **where, layout=layout, attention=attention, baseline=int(baseline))
-        data = io.load_data(loaded, target.stack, wanted)
-        _note_surprises(loaded, data, waiting.note)
-        done = waiting.stage(f"Measuring {loaded.name}", data.total)
-        diagnosis = _measure(loaded, target, replace(data, batches=_limit(data, wanted, done)), home, why)
+        diagnosis = _measure_parts(loaded, target, wanted, home, why, waiting)
     if not distributed.is_launch_rank_zero():
         raise typer.Exit(console.exit_code(diagnosis, fail_on_collapse))
-    console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+    console.deliver(diagnosis, place=place, as_json=as_json, fail=fail_on_collapse)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -166,9 +162,37 @@ def _find_target(loaded: "LoadedModel", *, baseline: int, **where: Any) -> "Targ
     from uncollapse.diagnosis.run import Plan, find_target
 
     try:
-        return find_target(loaded.model, **where, plan=Plan(baseline=baseline), several=False)
+        return find_target(loaded.model, **where, plan=Plan(baseline=baseline))
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _measure_parts(
+    loaded: "LoadedModel", target: "Target", wanted: "DataRequest", device: "torch.device", why: bool, bar: ProgressBar
+) -> "Diagnosis":
+    """Measure all parts of a model: in the same passes, or one after the other where each has inputs of its own.
+
+    A part that the data does not fit is left out with a note, unless no part is left.
+    """
+    from uncollapse import io
+
+    alone = bool(target.others) and not wanted.batches and io.runs_alone(loaded.model, target.stack)
+    found: list[Diagnosis] = []
+    problems: list[Exception] = []
+    for one in (replace(target, others=()), *target.others) if alone else (target,):
+        try:
+            data = io.load_data(loaded, one.stack, wanted)
+            _note_surprises(loaded, data, bar.note)
+            done = bar.stage(f"Measuring {loaded.name} {one.part if alone else ''}".rstrip(), data.total)
+            found.append(_measure(loaded, one, replace(data, batches=_limit(data, wanted, done)), device, why))
+        except (UsageError, RuntimeError) as error:
+            if not alone:
+                raise
+            problems.append(error)
+            bar.note(f"{one.part} is left out: {error}")
+    if not found:
+        raise problems[0]
+    return replace(found[0], others=(*found[0].others, *found[1:]))
 
 
 def _note_surprises(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> None:

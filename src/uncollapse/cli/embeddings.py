@@ -80,15 +80,14 @@ def embeddings(
         return _mend(open_rows(file, key), mend, name, asked, Mending(out, dry_run, force, as_json))
     if dry_run or force:
         raise UsageError("--dry-run and --force go with --mend METHOD.")
-    if out is not None or not as_json:
-        console.check_writable(console.output_folder(out, name))
+    place = console.output_folder(out, name, as_json)
     rows = open_rows(file, key)
     second = None if pairs is None else _open_pairs(rows, pairs, key)
     asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
     with ProgressBar() as waiting:
         diagnosis = _measure(rows, second, name, asked, waiting)
     if distributed.is_launch_rank_zero():
-        console.deliver(diagnosis, out=out, as_json=as_json, fail=fail_on_collapse)
+        console.deliver(diagnosis, place=place, as_json=as_json, fail=fail_on_collapse)
 
 
 def _measure(

@@ -181,18 +181,14 @@ def find_target(
     layout: Layout | None = None,
     attention: bool = False,
     plan: Plan = Plan(),
-    several: bool = True,
 ) -> Target:
-    """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model.
-
-    several: all parts of a model are measured; otherwise one must be selected.
-    """
+    """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model."""
     check_tokens(tokens)
     forward.check_model(model)
     model = forward.unwrap_compiled(model)
     modules = (modules,) if isinstance(modules, str) else tuple(modules or ())
     stacks = backbones.find_all(model, modules=modules or None, part=part, layout=layout)
-    if not several or layers is not None or at != OUTPUT:  # parts have layers and places of their own
+    if layers is not None or at not in (OUTPUT, [OUTPUT], (OUTPUT,)):  # parts have layers and places of their own
         stacks = (backbones.find(model, modules=modules or None, part=part, layout=layout),)
     with_maps = [any(block.attention for block in stack.blocks) for stack in stacks]
     if attention and not any(with_maps):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from uncollapse.errors import UsageError
 
 if TYPE_CHECKING:
-    from uncollapse.io.batches import Data, DataRequest, built_in_sentences, load_data
+    from uncollapse.io.batches import Data, DataRequest, built_in_sentences, load_data, runs_alone
     from uncollapse.io.models import LoadedModel, load_model
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "built_in_sentences",
     "load_data",
     "load_model",
+    "runs_alone",
 ]
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
@@ -30,6 +31,7 @@ _MODULES = {
     "LoadedModel": "models",
     "load_model": "models",
     "built_in_sentences": "batches",
+    "runs_alone": "batches",
 }
 
 

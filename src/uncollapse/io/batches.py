@@ -327,11 +327,16 @@ def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _call(model: nn.Module, stack: Stack) -> forward.Call:
-    """Return how to run the model: only the measured part, if a HuggingFace model has several with their own inputs."""
-    config = getattr(model, "config", None)
-    if not stack.path or config is None or getattr(config, "is_encoder_decoder", False):
+    """Return how to run the model: only the measured part, if it runs alone."""
+    if not runs_alone(model, stack):
         return forward.run
     return lambda whole, batch: forward.run(whole.get_submodule(stack.path), batch)
+
+
+def runs_alone(model: nn.Module, stack: Stack) -> bool:
+    """Return whether a stack is a part of a HuggingFace model that has inputs of its own, such as a tower."""
+    config = getattr(model, "config", None)
+    return bool(stack.path and config is not None and not getattr(config, "is_encoder_decoder", False))
 
 
 def _count(samples: int, request: DataRequest) -> int:
