@@ -9,7 +9,7 @@ from uncollapse.diagnosis.measured_gains import Gain, Measured, find_measured
 from uncollapse.diagnosis.result import Cause
 from uncollapse.diagnosis.verdict import Subject
 
-SHALLOWER = Gain("shallower", "", "model", "# build it with 4 blocks instead of 16", 40.0, 38.0, 42.0, 6)
+SHALLOWER = Gain("shallower", "", "model", "# build it with 4 blocks", 40.0, 38.0, 42.0, 6)
 LAYER_NORM = Gain("layer_norm", "", "model", "# add a LayerNorm", 30.0, 25.0, 35.0, 6)
 RESIDUAL = Gain("residual", "residual", "conv.output", 'uc.attach(model, "residual")', 30.0, 20.0, 40.0, 6)
 HARMFUL = Gain("drop_edge", "drop_edge", "model", "", -1.0, -3.0, 1.0, 6)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uncollapse.report.comparison import Comparison
 
 REPORT = Path("uncollapse-comparison.html")
+OPTIONAL = ("mean cosine", "last block", "effective rank", "rank share", "robust cosine")  # columns, least first
 LONGEST_NAME = 24  # letters of a name on one line of a narrow terminal
 
 
@@ -100,7 +101,7 @@ def _table(comparison: "Comparison", width: int) -> Table:
 
     head, rows = comparison.grid()
     narrow = [[row[0][:LONGEST_NAME], *row[1:]] for row in rows]  # a longer name is folded
-    head, narrow, _ = fit_columns(head, narrow, width, [*head[4:-1], "last block"])
+    head, narrow, _ = fit_columns(head, narrow, width, OPTIONAL)
     rows = [[name, *cells] for (name, *_), (_, *cells) in zip(rows, narrow, strict=True)]
     words = 4 if "last block" in head else 3
     table = Table(Column(head[0], overflow="fold"), box=box.SIMPLE_HEAD)

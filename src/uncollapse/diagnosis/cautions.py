@@ -88,7 +88,7 @@ def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
     elif seen < 2 * dim:
         ceiling = f"bound the rank of the dataset by {seen - 1}; it is compared with that ceiling"
         few = ceiling if seen <= dim else "are few: the rank of the dataset comes out too low"
-        yield 1, f"{seen} {noun} of {dim} features {few}. Give {4 * dim} or more."
+        yield 1, f"{seen} {noun} of {dim} features {few}. Use {4 * dim:,} or more."
     elif dim > (size := sample_size(dim)):
         yield 1, f"The rank share of the dataset comes from {size} {noun}, fewer than the {dim} features."
     if dim < SMALLEST:

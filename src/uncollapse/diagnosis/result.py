@@ -406,9 +406,8 @@ def exact_widths(head: list[str], rows: list[list[str]], least: list[int], width
     room = sum(full) if width is None else width - table_width(least)
     widths = []
     for small, large in zip(least, full, strict=True):
-        more = max(0, min(room, large - small))
-        widths.append(small + more)
-        room -= more
+        widths.append(large if large - small <= room else small)
+        room -= widths[-1] - small
     return widths
 
 

@@ -118,7 +118,7 @@ def test_advice_is_taken_from_gains_with_the_best_lower_bound_first(records: lis
     (entry,) = measured_gains(TABLE, records)["measured"]
     assert [gain["row"] for gain in entry["gains"]] == ["shallower", "residual", "contra_norm", "more epochs"]
     assert (entry["kind"], entry["depth"], entry["data"], entry["cause"]) == ("graph network", 16, ["csbm"], "complete")
-    assert entry["gains"][0]["code"] == "# build it with 2 blocks instead of 16"
+    assert entry["gains"][0]["code"] == "# build it with 2 blocks"
     assert entry["gains"][1]["code"] == 'uc.attach(model, "residual", layers="1:-1")'
     assert entry["gains"][2]["code"].startswith('uc.attach(model, "contra_norm", layers=":-1", preset="gnn"')
     found = {each.row: each for each in build_standings(TABLE, records)}

@@ -185,7 +185,7 @@ def _way(several: Sequence[Standing]) -> dict[str, str]:
     first, chosen = several[0], [each.chosen for each in several]
     if first.row == "shallower":
         blocks = statistics.median_low(each["blocks"] for each in chosen)
-        return {"cure": "", "place": "model", "code": f"# build it with {blocks} blocks instead of {first.depth}"}
+        return {"cure": "", "place": "model", "code": f"# build it with {blocks} blocks"}
     if first.row == LONGER:
         return {"cure": "", "place": "training", "code": "# train it longer, without a cure"}
     contestant = find_contestant(first.group.partition(",")[0], first.row)
