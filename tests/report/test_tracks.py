@@ -1,4 +1,44 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from uncollapse.report import plot_data, words
 from uncollapse.report import tracks as tr
+
+
+class Counted(tuple[Any, ...]):
+    """A tuple that counts how often it is walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        Counted.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_twenty_thousand_layers_take_time_linear_in_their_number(make, monkeypatch, fewer: int) -> None:
+    monkeypatch.setattr(Counted, "walks", 0)
+    small = make()
+    deep = [
+        replace(
+            small,
+            model=name,
+            layers=Counted(replace(small.layers[1], name=f"block {i}", spectrum=(), heatmap=()) for i in range(count)),
+            baseline=Counted(replace(small.layers[1], name=f"block {i}") for i in range(count)),
+        )
+        for name, count in (("a", 20_000), ("b", 20_000 - fewer))
+    ]
+    tracks = tr.build_tracks(deep)
+    assert len(plot_data.axis_data(deep, tracks)["labels"]) == 20_000
+    assert "the same" in words.difference(*deep)[-1]
+    pairs = [(int(a.name[6:]), int(b.name[6:])) for a, b in tr.match_layers(*deep)]
+    assert all(a in (b, b + 1) for a, b in pairs)
+    assert pairs[-1] == (19_999, 19_999 - fewer)
+    plot_data.caption("mean_cosine", deep)
+    assert Counted.walks < 2000
 
 
 def test_equal_names_are_numbered(make) -> None:

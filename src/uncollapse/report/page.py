@@ -250,7 +250,7 @@ def facts(diagnoses: Sequence[Diagnosis]) -> dict[str, dict[str, list[str]]]:
 def _tile(d: Diagnosis, measure: str) -> Tile:
     layers = tr.main_layers(d)
     values = [layer[measure] for layer in layers if math.isfinite(layer[measure])]
-    random = [layer[measure] for layer in d.baseline if layer.place == tr.main_place(d)]
+    random = [layer[measure] for layer in tr.main_layers(d, d.baseline)]
     random = [value for value in random if math.isfinite(value)]
     interval = layers[-1].intervals.get(measure)
     return Tile(

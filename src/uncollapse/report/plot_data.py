@@ -117,7 +117,7 @@ def caption(measure: str, diagnoses: Sequence[Diagnosis]) -> str:
     for name, d in zip(tr.diagnosis_names(diagnoses), diagnoses, strict=True):
         start = f"{name}: " if len(diagnoses) > 1 else ""
         parts.append(start + words.describe_path(tr.main_layers(d), measure))
-        random = [layer for layer in d.baseline if layer.place == tr.main_place(d)]
+        random = tr.main_layers(d, d.baseline)
         if len(diagnoses) == 1 and random and not math.isnan(random[-1][measure]):
             parts.append(f"with random weights: {words.describe_path(random, measure)}")
     return f"{words.measure_title(measure)}. {'; '.join(parts)}."
@@ -180,7 +180,8 @@ def spectrum_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
     steps = _steps(diagnoses, lambda layer: bool(layer.spectrum))
     if not steps:
         return None
-    baselines, ranks = tr.distinct_baselines(diagnoses), dict[tuple[int, ...], int]()
+    baselines = [{_key(layer): layer for layer in reversed(each)} for each in tr.distinct_baselines(diagnoses)]
+    ranks: dict[tuple[int, ...], int] = {}
     values = [v for d in diagnoses for layer in d.layers for v in layer.spectrum if v > 0 and math.isfinite(v)]
     largest = max(values, default=1.0)
     drawn = [
@@ -189,7 +190,8 @@ def spectrum_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
             "says": _spectrum_caption(diagnoses, layers),
             "curves": [_curve_data(layer, ranks) for layer in layers],
             "random": [
-                _curve_data(_layer_like(random, layer), ranks) for random, layer in zip(baselines, layers, strict=True)
+                _curve_data(random.get(_key(layer)) if layer else None, ranks)
+                for random, layer in zip(baselines, layers, strict=True)
             ],
         }
         for layers in steps
@@ -284,11 +286,6 @@ def _heatmap_caption(diagnoses: Sequence[Diagnosis], layers: Sequence[Layer | No
         return f"two tokens of the example have a mean cosine of {off_diagonal_mean(layer.heatmap):.2f}"
 
     return words.speak(_caption(diagnoses, layers, mean), diagnoses)
-
-
-def _layer_like(layers: Sequence[Layer], layer: Layer | None) -> Layer | None:
-    """Return the layer with the same name and place as another one; None if there is none."""
-    return next((other for other in layers if layer and _key(other) == _key(layer)), None)
 
 
 def _curve_data(layer: Layer | None, ranks: dict[tuple[int, ...], int]) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Tracks: the layers of several diagnoses on one axis, and which of them match."""
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -47,9 +48,10 @@ def main_place(d: Diagnosis) -> str:
     return OUTPUT if OUTPUT in places or not places else places[0]
 
 
-def main_layers(d: Diagnosis) -> tuple[Layer, ...]:
-    """Return the layers of the main place, in the order of the model."""
-    return tuple(layer for layer in d.layers if layer.place == main_place(d))
+def main_layers(d: Diagnosis, layers: Sequence[Layer] | None = None) -> tuple[Layer, ...]:
+    """Return the layers of the main place, in the order of the model. layers: of the baseline, instead of the model."""
+    main = main_place(d)
+    return tuple(layer for layer in (d.layers if layers is None else layers) if layer.place == main)
 
 
 def layer_name(layer: Layer) -> str:
@@ -96,7 +98,8 @@ def distinct_baselines(diagnoses: Sequence[Diagnosis]) -> list[tuple[Layer, ...]
 
 def other_places(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Return the places other than the main one, in order of appearance."""
-    return list(dict.fromkeys(la.place for d in diagnoses for la in d.layers if la.place != main_place(d)))
+    found = [(main_place(d), dict.fromkeys(layer.place for layer in d.layers)) for d in diagnoses]
+    return list(dict.fromkeys(place for main, places in found for place in places if place != main))
 
 
 def match_layers(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
@@ -104,13 +107,11 @@ def match_layers(a: Diagnosis, b: Diagnosis) -> list[tuple[Layer, Layer]]:
     if same_layers([a, b]):
         there = {(layer.name, layer.place): layer for layer in b.layers}
         return [(layer, there[layer.name, layer.place]) for layer in a.layers if (layer.name, layer.place) in there]
-    pairs = []
+    pairs: list[tuple[Layer, Layer]] = []
     for one in build_tracks([a]):
         for other in build_tracks([b]):
             if one.place == other.place and not one.baseline and not other.baseline:
-                pairs += [
-                    (_nearest_layer(one, depth), layer) for layer, depth in zip(other.layers, other.depth, strict=True)
-                ]
+                pairs += zip(_nearest_layers(one, other.depth), other.layers, strict=True)
     return pairs
 
 
@@ -122,7 +123,8 @@ def _positions(d: Diagnosis, diagnoses: Sequence[Diagnosis]) -> dict[str, int]:
     """Return the position of each layer of one diagnosis on the common axis: by name, or by index if blocks differ."""
     along, own = layer_axis(diagnoses), [layer.name for layer in main_layers(d)]
     if same_layers(diagnoses):
-        return {name: along.index(name) for name in own}
+        place = {name: i for i, name in reversed(list(enumerate(along)))}
+        return {name: place[name] for name in own}
     shift = int(along[:1] == ["embed"] and own[:1] != ["embed"])
     return {name: i + shift for i, name in enumerate(own)}
 
@@ -131,10 +133,17 @@ def _track(
     layers: Sequence[Layer], place: str, at: dict[str, int], of: int, dash: tuple[int, ...], *, baseline: bool = False
 ) -> Track:
     here = tuple(layer for layer in layers if layer.place == place and layer.name in at)
-    own = list(at)
-    depth = tuple(own.index(layer.name) / max(len(own) - 1, 1) for layer in here)
+    number = {name: i for i, name in enumerate(at)}
+    depth = tuple(number[layer.name] / max(len(at) - 1, 1) for layer in here)
     return Track(of, place, baseline, dash, here, tuple(at[layer.name] for layer in here), depth)
 
 
-def _nearest_layer(track: Track, depth: float) -> Layer:
-    return min(zip(track.layers, track.depth, strict=True), key=lambda pair: abs(pair[1] - depth))[0]
+def _nearest_layers(track: Track, depths: Sequence[float]) -> list[Layer]:
+    """Return the layer at each depth, the first of those that are equally near."""
+    ordered = sorted(zip(track.depth, range(len(track.depth)), strict=True))
+    found = []
+    for depth in depths:
+        at = bisect.bisect_left(ordered, (depth, 0))
+        near = ordered[max(at - 1, 0) : at + 1]
+        found.append(track.layers[min(near, key=lambda one: abs(one[0] - depth))[1]])
+    return found
