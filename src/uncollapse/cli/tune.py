@@ -189,12 +189,13 @@ def _show(outcome: "Outcome", folder: Path, page: Path | None, order: Order) -> 
     if order.as_json:
         typer.echo(json.dumps(outcome.facts(), ensure_ascii=False))
         return
-    lines = [_summary(outcome, order.trials), *_findings(outcome), *_copy_lines(outcome)]
+    for words in (_summary(outcome, order.trials), *_findings(outcome)):
+        console.print_words(words)
+    for line in _copy_lines(outcome):  # whole, so that it can be copied
+        typer.echo(line)
     if outcome.failed:
-        lines.append(_failures(outcome, folder / RUNS))
+        console.print_words(_failures(outcome, folder / RUNS))
     places = [str(folder / OUTCOME), *([] if page is None else [str(page)])]
-    for line in lines:
-        console.print_words(line)
     console.print_written(places)
 
 
