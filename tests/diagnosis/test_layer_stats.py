@@ -30,7 +30,6 @@ def stats_of(data: list[tuple[Tensor, Tensor, Tensor]], seed: int) -> LayerStats
     stats = LayerStats(StatsConfig(seed=seed, **CONFIG))
     for x, mask, second in data:
         stats.update(x, mask, Context(mask))
-        stats.update_means(x, mask)
         stats.pool(x, mask)
         stats.pair(second, mask)
     return stats

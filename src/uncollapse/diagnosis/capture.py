@@ -1,8 +1,9 @@
 """Measure the blocks of a model by hooks while it runs; the hooks are removed afterwards."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -12,13 +13,15 @@ from uncollapse.backbones import nonfinite
 from uncollapse.backbones.read_hooks import SiteReader
 from uncollapse.backbones.select import Selection
 from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, sets_with_mask
-from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
+from uncollapse.diagnosis.layer_stats import LayerStats, Samples, StatsConfig
 from uncollapse.diagnosis.result import Layer
+from uncollapse.diagnosis.side_by_side import run_side_by_side
 from uncollapse.errors import NotFiniteError
 from uncollapse.pairwise import numerics
 
 View = Literal["first", "first of two", "second"]
 Key = tuple[str, str, int]  # name of the layer, place, call
+HELD = 1 << 27  # bytes of samples whose measures may be put off
 
 
 class Capture:
@@ -41,6 +44,8 @@ class Capture:
         self.passes = 0  # how often the stack ran in one pass of the model, at most
         self.stats: dict[Key, LayerStats] = {}
         self._paths: dict[Key, str] = {}
+        self._waiting: dict[Key, list[Callable[[], None]]] = {}  # updates that were put off
+        self._held = 0  # bytes of their samples
         blocks = [stack.blocks[number] for number in selection.blocks]
         self._wanted = _wanted_sites(stack, selection, places)
         self._calls = {(block.places[place], block.call) for block in stack.blocks for place in places}
@@ -57,15 +62,19 @@ class Capture:
             self._opened = opened.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.passes = max(self.passes, self._watch.passes)
         self._opened.close()
+        if kind is None:
+            self._catch_up()
+        self._waiting.clear()
 
     def layers(self) -> tuple[Layer, ...]:
         """Return what was measured, place by place, in the order of the stack; `modules` in the order they ran."""
         places = sorted(dict.fromkeys(place for _, place, _ in self.stats), key=lambda place: place != OUTPUT)
         keys = list(self.stats) if self.stack.family == "named" else sorted(self.stats, key=self._order)
-        return tuple(self._layer(key) for place in places for key in keys if key[1] == place)
+        shown = [key for place in places for key in keys if key[1] == place]
+        return tuple(run_side_by_side(partial(self._layer, key) for key in shown))
 
     def _order(self, key: Key) -> int:
         """Return the position of a layer in its stack."""
@@ -111,10 +120,12 @@ class Capture:
         if site.what == "attention":
             name = self._attention.get((site, call))
             if name is not None and self.view != "second":
-                self._measure((name, OUTPUT, 0), site, x, lambda stats: stats.update_attention(x, self.context))
+                with self._at((name, OUTPUT, 0), site, x) as stats:
+                    stats.update_attention(x, self.context)
             return
         for key in self._keys(site, call):
-            self._measure(key, site, x, lambda stats: self._update(stats, site, x))
+            with self._at(key, site, x) as stats:
+                self._update(key, stats, site, x)
 
     def _keys(self, site: Site, call: int) -> Iterator[Key]:
         """Yield the layers that a site is, at this call of it."""
@@ -123,19 +134,39 @@ class Capture:
         elif (site, 0) in self._wanted and (site, call) not in self._calls:  # a layer that the model runs again
             yield from ((name, place, call) for name, place in self._wanted[site, 0] if name != "embed")
 
-    def _measure(self, key: Key, site: Site, x: Tensor, update: Callable[[LayerStats], None]) -> None:
+    @contextmanager
+    def _at(self, key: Key, site: Site, x: Tensor | None = None) -> Iterator[LayerStats]:
+        """Return the statistics of a layer; say in errors where it is. x: what is measured, to count what is wrong."""
         if key not in self.stats:
             self.stats[key] = LayerStats(self.config)
         if site.what == "tokens":
             self._paths[key] = site.path
         try:
-            update(self.stats[key])
+            yield self.stats[key]
         except ValueError as error:
             place = "" if key[1] == OUTPUT else f"{key[1]}, "
             where = f"At {key[0]} ({place}{site.side} of {site.path or 'the model'})"
             if isinstance(error, NotFiniteError):
-                raise NotFiniteError(f"{where}: {self._not_finite(site, x) or error}") from error
+                counts = "" if x is None else self._not_finite(site, x)
+                raise NotFiniteError(f"{where}: {counts or error}") from error
             raise ValueError(f"{where}: {error}") from error
+
+    def _put_off(self, key: Key, site: Site, samples: Samples) -> None:
+        """Finish the update of a layer later, side by side with other layers, unless memory is short."""
+
+        def finish() -> None:
+            with self._at(key, site) as stats:
+                stats.finish_update(samples)
+
+        self._waiting.setdefault(key, []).append(finish)
+        self._held += samples.size
+        if self._held > HELD or samples.rows.device.type != "cpu":
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Finish the updates that were put off; those of one layer in their order."""
+        groups, self._waiting, self._held = list(self._waiting.values()), {}, 0
+        run_side_by_side(partial(_run_all, group) for group in groups)
 
     def _not_finite(self, site: Site, x: Tensor) -> str:
         """Return how many numbers are not finite, without those of padding; "" if none, as when only squares are."""
@@ -145,7 +176,7 @@ class Capture:
         nan, infinite, entries = nonfinite.count_nonfinite(x)
         return nonfinite.describe_counts(nan, infinite, entries) if nan or infinite else ""
 
-    def _update(self, stats: LayerStats, site: Site, x: Tensor) -> None:
+    def _update(self, key: Key, stats: LayerStats, site: Site, x: Tensor) -> None:
         context, layout = self.context, self.stack.layout_at(site, x)
         sets, mask = sets_with_mask(x, layout, context, prefix=self.config.prefix)
         vectors = x.dim() == 2 and layout != "nodes"
@@ -153,13 +184,17 @@ class Capture:
         if self.view == "second":
             stats.pair(views, mask)
             return
-        stats.update(sets, mask, context)
-        if not vectors:
-            stats.update_means(sets, mask)
+        samples = stats.begin_update(sets, mask, context, means=not vectors)
         if layout == "nodes" and context.edge_index is not None:
             stats.update_graph(x, context.edge_index)
         if self.view == "first of two":
             stats.pool(views, mask)
+        self._put_off(key, site, samples)
+
+
+def _run_all(work: list[Callable[[], None]]) -> None:
+    for run in work:
+        run()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from uncollapse.errors import NotFiniteError
 from uncollapse.metrics import robust
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.pair_means import pair_cosine
+from uncollapse.pairwise.pair_means import SetSums
 
 WIDEST = 1536  # features up to which moments of all tokens are kept: 36 MiB per layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch used for measures of the dataset, or twice the features if that is more
@@ -50,6 +50,21 @@ class StatsConfig:
     alpha: float = 2.0
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Copies of a part of a batch: tokens (m, d), and sets of tokens (k, n, d) with their mask."""
+
+    rows: Tensor
+    sets: Tensor
+    real: Tensor
+    causal: bool
+
+    @property
+    def size(self) -> int:
+        """The bytes that it holds."""
+        return self.rows.nbytes + self.sets.nbytes
+
+
 class LayerStats:
     """The statistics of one layer, from which a diagnosis takes its measures."""
 
@@ -69,26 +84,40 @@ class LayerStats:
         self._means: CompensatedSum | None = None  # of the mean tokens of sets, normalised
         self._mean_count = 0
         self._chooser = torch.Generator().manual_seed(config.seed)
+        self._ranked = False  # a set of at least two tokens was among those whose ranks are taken
 
-    def update(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
-        """Add the sets of tokens x (b, n, d) of a batch, where mask (b, n) is True for real tokens."""
-        x = numerics.prepare_tokens(x.detach(), mask)
-        sample = self._reservoir(x)
+    def update(self, x: Tensor, mask: Tensor | None, context: Context, *, means: bool = True) -> None:
+        """Add the sets of tokens x (b, n, d) of a batch, where mask (b, n) is True for real tokens.
+
+        means: also add the mean token of each set, for comparing whole sets.
+        """
+        self.finish_update(self.begin_update(x, mask, context, means=means))
+
+    def begin_update(self, x: Tensor, mask: Tensor | None, context: Context, *, means: bool = True) -> "Samples":
+        """Begin an update; return what its rest, which takes most time, needs of the batch."""
+        sums = SetSums.of(x.detach(), mask)
+        x = numerics.to_full(x.detach())
+        self._prepare_samples(x)
         if self._heatmap is None:
             self._heatmap = self.config.seed, cosine_map(x[0], None if mask is None else mask[0])
         self.sets += len(x)
         self.tokens += x.shape[:-1].numel() if mask is None else int(mask.sum())
-        rows = self._sample_tokens(x, mask)
-        sample.update(rows)
-        if self._moments is not None:
-            self._moments.update(rows)
         if mask is not None or x.shape[1] > 1:  # one token has no cosine
-            self._add("mean_cosine", pair_cosine(x, numerics.real_count(x, mask)).clamp(-1, 1), mask)
-        self._update_sampled(x, mask, context)
+            self._add("mean_cosine", sums.mean_cosine().clamp(-1, 1), mask)
+        if means:
+            self._add_means(sums.means())
+        return Samples(self._sample_tokens(x, mask), *self._sample_sets(x, mask), context.causal)
 
-    def update_means(self, x: Tensor, mask: Tensor | None) -> None:
-        """Add the mean tokens of the sets x (b, n, d), for comparing whole sets."""
-        unit = numerics.unit_rows(mean_tokens(x.detach(), mask).double())
+    def finish_update(self, samples: "Samples") -> None:
+        """Add the samples of a batch; batches come in the order in which their updates began."""
+        assert self._sample is not None
+        self._sample.update(samples.rows)
+        if self._moments is not None:
+            self._moments.update(samples.rows)
+        self._update_sampled(samples.sets, samples.real, samples.causal)
+
+    def _add_means(self, means: Tensor) -> None:
+        unit = numerics.unit_rows(means.double())
         self._means = self._means or CompensatedSum.zero(unit.shape[-1], device=unit.device)
         self._means.add(unit.sum(0))
         self._mean_count += len(unit)
@@ -151,6 +180,7 @@ class LayerStats:
             first._mean_count + second._mean_count,
         )
         merged._chooser.set_state(first._chooser.get_state())
+        merged._ranked = first._ranked or second._ranked
         return merged
 
     def layer(self, name: str, place: str, path: str) -> Layer:
@@ -176,8 +206,8 @@ class LayerStats:
             found["pooled_uniformity"] = metrics.uniformity(self._views.rows, self.config.t)
         return found
 
-    def _reservoir(self, x: Tensor) -> Reservoir:
-        """Return the sample of tokens; it and the moments are created when the width is known."""
+    def _prepare_samples(self, x: Tensor) -> None:
+        """Create the sample of tokens and the moments when the width is known."""
         dim = x.shape[-1]
         if self._sample is None:
             self._sample = Reservoir(sample_size(dim), dim, self.config.seed)
@@ -185,7 +215,6 @@ class LayerStats:
             self._moments = Moments(dim, device) if dim <= WIDEST else None
         if self._sample.dim != dim:
             raise ValueError(f"it had {self._sample.dim} features in an earlier batch and has {dim} now.")
-        return self._sample
 
     def _sample_tokens(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the real tokens (m, d) of a batch, or a uniform sample if there are many."""
@@ -196,25 +225,31 @@ class LayerStats:
             places = places[kept.to(x.device)]
         return x[places // n, places % n]
 
-    def _update_sampled(self, x: Tensor, mask: Tensor | None, context: Context) -> None:
-        """Add measures that take more time, for some sets of the batch."""
-        count = self.config.rank_samples if "effective_rank" in self._scalars else max(self.config.rank_samples, FIRST)
+    def _sample_sets(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return some sets of the batch and their mask, for measures that take more time."""
+        count = self.config.rank_samples if self._ranked else max(self.config.rank_samples, FIRST)
         chosen = torch.randperm(len(x), generator=self._chooser)[:count].to(x.device)
-        x = x[chosen]
-        real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask[chosen]
+        sets = x[chosen]
+        real = torch.ones(sets.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask[chosen]
+        self._ranked = self._ranked or bool((real.sum(-1) > 1).any())
+        return numerics.prepare(sets, real), real
+
+    def _update_sampled(self, x: Tensor, real: Tensor, causal: bool) -> None:
+        """Add measures of some sets of a batch."""
         for name in ("effective_rank", "token_variance", "feature_variance"):
             values = metric_function(name)(x, real)
             if bool(values.isinf().any()):
                 largest = float(x.abs().max())
                 raise NotFiniteError(f"numbers as large as {largest:.1e}, whose squares overflow single precision")
             self._add(name, values, real)
-        if context.causal:
+        if causal:
             self._add("first_token_norm", first_token_norm(x, real), real)
             self._add("massive_activation", massive_activation(x, real), real)
             self._add("token_norm", token_norm(x, real), real)
             real = robust.drop_first_token(real)
-        self._add("robust_cosine", robust.robust_cosine(x, real), real)
-        self._add("rank_share", robust.rank_share(x, real), real, least=3)
+        cosine, share = robust.cosine_and_rank_share(x, real)
+        self._add("robust_cosine", cosine, real)
+        self._add("rank_share", share, real, least=3)
 
     def _add(self, name: str, values: Tensor, mask: Tensor | None, least: int = 2) -> None:
         """Add one value per set, except for sets with fewer than `least` real tokens."""
@@ -232,8 +267,7 @@ def metric_function(name: str) -> Callable[..., Tensor]:
 
 def mean_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean real token of each set, (b, n, d) -> (b, d)."""
-    x = numerics.prepare(x, mask)
-    return x.sum(-2) / numerics.real_count(x, mask).clamp(min=1)[..., None]
+    return SetSums.of(x, mask).means()
 
 
 def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class PartProbe:
             raise ValueError("no sequence has three tokens")
         x, real = x[enough], real[enough]
         length = float(x[real].double().square().mean().sqrt())
-        cosine, share = robust.robust_cosine(x, real).mean(), robust.rank_share(x, real).mean()
+        cosine, share = (values.mean() for values in robust.cosine_and_rank_share(x, real))
         return _Tokens(float(cosine), float(share), length, x.shape[-1])
 
     def _last(self, found: Mapping[Key, _Tokens]) -> int:

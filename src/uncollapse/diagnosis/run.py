@@ -302,7 +302,6 @@ def diagnose_activations(
         stats = LayerStats(config)
         sets, real = sets_with_mask(x, "tokens", context, prefix=True)
         stats.update(sets, real, context)
-        stats.update_means(sets, real)
         layers.append(stats.layer(name, OUTPUT, ""))
         sequences = stats.sets
     check_enough(layers[-1].tokens)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.pair_means import pair_cosine
+from uncollapse.pairwise.pair_means import mean_from_sum
 
 FEATURES = 3  # features of largest energy that are dropped, at most one in sixteen
 REST = 1e-6  # share of the energy that the other features must have; otherwise nothing is dropped
@@ -43,17 +43,32 @@ def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
     Zero tokens have no direction; a set of zero tokens only, as after dead units, has the value 1.
     """
     kept, _ = drop_largest_features(numerics.prepare(x, mask).double())
-    dead = (kept == 0).all(-1).all(-1)
-    return pair_cosine(kept, mask.sum(-1).double()).clamp(-1, 1).masked_fill(dead, 1)
+    return _cosine(kept, numerics.unit_rows(kept), mask)
 
 
 def rank_share(x: Tensor, mask: Tensor) -> Tensor:
     """Return the effective rank of the centred unit tokens of each set over min(n − 1, d), from 0 (equal) to 1."""
-    kept, dropped = drop_largest_features(numerics.prepare(x, mask))
-    unit = numerics.unit_rows(kept.double())
+    kept, dropped = drop_largest_features(numerics.prepare(x, mask).double())
+    return _share(numerics.unit_rows(kept), mask, x.shape[-1] - dropped)
+
+
+def cosine_and_rank_share(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `robust_cosine` and `rank_share`; most of their steps are the same."""
+    kept, dropped = drop_largest_features(numerics.prepare(x, mask).double())
+    unit = numerics.unit_rows(kept)
+    return _cosine(kept, unit, mask), _share(unit, mask, x.shape[-1] - dropped)
+
+
+def _cosine(x: Tensor, unit: Tensor, mask: Tensor) -> Tensor:
+    dead = (x == 0).all(-1).all(-1)
+    pointing = (unit != 0).any(-1).sum(-1)
+    return mean_from_sum(unit.sum(-2), pointing, mask.sum(-1)).clamp(-1, 1).masked_fill(dead, 1)
+
+
+def _share(unit: Tensor, mask: Tensor, features: int) -> Tensor:
     shift = numerics.center(unit, mask)
     flat = shift.square().sum((-2, -1)) <= FLAT * unit.square().sum((-2, -1))
-    most = (mask.sum(-1) - 1).clamp(min=1, max=x.shape[-1] - dropped)
+    most = (mask.sum(-1) - 1).clamp(min=1, max=features)
     rank = rank_from_singular_values(gram_spectrum(shift))
     return (rank / most).masked_fill(flat, 0).clamp(max=1)
 

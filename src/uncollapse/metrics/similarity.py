@@ -94,8 +94,8 @@ def feature_variance(x: Tensor, mask: Tensor | None = None, *, gather: bool = Fa
     """
     all_ranks.check_one_set(x, gather)
     x = numerics.prepare_tokens(x, mask)
-    alone = x.shape[-1] == 1 or x.numel() == 0
-    return all_ranks.total((x * 0).sum((-2, -1)) if alone else x.var(-1).sum(-1), gather)
+    mean = x.mean(-1, keepdim=True, dtype=torch.float64).to(x.dtype)  # equal features differ from it by exactly 0
+    return all_ranks.total((x - mean).square().sum((-2, -1)) / max(1, x.shape[-1] - 1), gather)
 
 
 @metric(better="lower", bounds=(0, 1), paper=DECORR)

@@ -5,6 +5,7 @@ Metrics and losses share these functions; distances of positive pairs are among 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -122,11 +123,65 @@ def pair_cosine(x: Tensor, count: Tensor, absolute: bool = False, gather: bool =
     if absolute:
         total = 2 * reduce_pairs(torch.abs, x * inverse[..., None], gather=gather)
     else:
-        selves = all_ranks.total((inverse > 0).sum(-1), gather)
+        pointing = all_ranks.total((inverse > 0).sum(-1), gather)
         with torch.autocast(x.device.type, enabled=False):
-            total = all_ranks.total(inverse[..., None, :] @ x, gather).square().sum((-2, -1)) - selves  # O(nd)
+            unit_sum = all_ranks.total(inverse[..., None, :] @ x, gather).squeeze(-2)  # O(nd)
+        return mean_from_sum(unit_sum, pointing, count)
+    return _mean(total, count)
+
+
+def mean_from_sum(unit_sum: Tensor, pointing: Tensor, count: Tensor) -> Tensor:
+    """Return the mean cosine of `count` rows (...) from the sum of their unit rows (..., d); 0 for fewer than two.
+
+    pointing: how many of them are not zero. Σ_{i≠j} cos(x_i, x_j) = ‖Σ_i x_i/‖x_i‖‖² − pointing.
+    """
+    return _mean(unit_sum.square().sum(-1) - pointing, count)
+
+
+def _mean(total: Tensor, count: Tensor) -> Tensor:
     mean: Tensor = total / (count * (count - 1)).clamp(min=1)
     return mean.masked_fill(count < 2, 0)
+
+
+@dataclass(frozen=True)
+class SetSums:
+    """Sums over the real tokens of each set, in one pass over them: of unit tokens, and of the tokens themselves.
+
+    unit: Σ_i x_i/‖x_i‖ (b, d). plain: Σ_i x_i (b, d). pointing: how many tokens are not zero (b,). count: how many
+    there are (b,).
+    """
+
+    unit: Tensor
+    plain: Tensor
+    pointing: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor | None) -> "SetSums":
+        """Return the sums of sets x (b, n, d). NotFiniteError if a real token is not finite; others may be anything."""
+        numerics.check_tokens(x, mask)
+        x = numerics.to_full(x)
+        found = cls._add_up(x, mask)
+        if bool(torch.isfinite(found.plain.sum() + found.unit.sum())):
+            return found
+        return cls._add_up(numerics.prepare_tokens(x, mask), mask)  # it was in padding, or sums overflow
+
+    @classmethod
+    def _add_up(cls, x: Tensor, mask: Tensor | None) -> "SetSums":
+        inverse = numerics.inverse_norms(x)
+        weights = torch.stack([inverse, torch.ones_like(inverse)], -2)
+        weights = weights if mask is None else weights * mask[:, None]
+        with torch.autocast(x.device.type, enabled=False):
+            unit, plain = (weights @ x).unbind(-2)
+        return cls(unit, plain, (weights[:, 0] > 0).sum(-1), numerics.real_count(x, mask))
+
+    def mean_cosine(self) -> Tensor:
+        """Return the mean cosine of two tokens of each set (b,), see `metrics.mean_cosine`."""
+        return mean_from_sum(self.unit, self.pointing, self.count)
+
+    def means(self) -> Tensor:
+        """Return the mean token of each set (b, d)."""
+        return self.plain / self.count.clamp(min=1)[:, None]
 
 
 def pair_squares(x: Tensor, gather: bool = False) -> Tensor:

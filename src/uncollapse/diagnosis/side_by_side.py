@@ -1,0 +1,34 @@
+"""Run independent work of several layers in several threads.
+
+Operators on one layer are too small for all cores: their threads mostly wait for each other, and long if another
+process needs a core. One layer per core scales, and computes the same.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def run_side_by_side(work: Iterable[Callable[[], T]]) -> list[T]:
+    """Return the results of functions, which run in as many threads as torch uses for one operator.
+
+    Meanwhile torch uses one thread for each operator. If some raise, the error of the first of them is raised.
+    """
+    tasks, threads = list(work), torch.get_num_threads()
+    if threads == 1 or len(tasks) < 2 or torch.cuda.is_initialized():  # each thread has its own stream of a GPU
+        return [task() for task in tasks]
+    one_each = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    try:
+        with ThreadPoolExecutor(min(threads, len(tasks)), **one_each) as pool:  # type: ignore[arg-type]
+            return list(pool.map(_run_without_gradients, tasks))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run_without_gradients(task: Callable[[], T]) -> T:
+    with torch.no_grad():  # the mode of the caller's thread does not apply here
+        return task()
