@@ -111,7 +111,8 @@ def _block(model: nn.Module, number: int, path: str, call: int, known: bool, rea
         return Block(f"block {number}", path, {OUTPUT: Site(path)}, context, call)
     attention, values = _attention(block, path, owner), _values(block, path, owner.config)
     second = _second(model, attention, values)
-    return Block(f"block {number}", path, places(block, path), context, call, attention, values, second)
+    fused = attention if _calls_fused(model, attention) else None
+    return Block(f"block {number}", path, places(block, path), context, call, attention, values, second, fused)
 
 
 def _image_site(model: nn.Module, path: str, side: Side) -> Site:
@@ -123,9 +124,19 @@ def _second(model: nn.Module, attention: Site | None, values: Values | None) -> 
     """Return how the attention applies its map twice, if it is one that takes registered attention functions."""
     if attention is None or values is None or not values.path.startswith(f"{attention.path}."):
         return None
-    module = model.get_submodule(attention.path)
-    takes = "ALL_ATTENTION_FUNCTIONS" in introspection.code_names(module) and hasattr(module, "config")
+    takes = _takes_functions(model.get_submodule(attention.path))
     return Second(attention.path, "config", attend_twice) if takes else None
+
+
+def _takes_functions(attention: nn.Module) -> bool:
+    """Return whether an attention takes registered attention functions."""
+    return "ALL_ATTENTION_FUNCTIONS" in introspection.code_names(attention) and hasattr(attention, "config")
+
+
+def _calls_fused(model: nn.Module, attention: Site | None) -> bool:
+    """Return whether an attention calls torch's `scaled_dot_product_attention`."""
+    module: Any = None if attention is None else model.get_submodule(attention.path)
+    return module is not None and _takes_functions(module) and getattr(*implementation_of(module.config)) == "sdpa"
 
 
 def _values(block: nn.Module, path: str, config: Any) -> Values | None:

@@ -1,5 +1,6 @@
 """Read a module before it runs: the arguments and code of its forward pass, its widths, the meaning of masks."""
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,13 @@ def code_names(module: nn.Module) -> Names:
     forward: Callable[..., Any] | None = getattr(type(module), "forward", None)  # TorchScript has none
     code = getattr(inspect.unwrap(forward), "__code__", None) if forward is not None else None
     return code.co_names if code is not None else ()
+
+
+def count_uses(module: nn.Module, name: str) -> int:
+    """Return how often the code of a module's forward pass uses a name."""
+    forward: Callable[..., Any] | None = getattr(type(module), "forward", None)
+    code = getattr(inspect.unwrap(forward), "__code__", None) if forward is not None else None
+    return 0 if code is None else sum(step.argval == name for step in dis.get_instructions(code))
 
 
 def bind_arguments(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

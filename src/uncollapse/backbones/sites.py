@@ -101,6 +101,7 @@ class Block:
     call: the number of the call of these modules in one pass of the model, for layers that share their weights.
     attention: where the attention map after the softmax appears inside the stack's `expose_attention`.
     values: what attention averages, for cures of attention. second: how its map is applied twice.
+    fused: the attention, if it calls torch's `scaled_dot_product_attention`: its map can be read in tiles.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Block:
     attention: Site | None = None
     values: "Values | None" = None
     second: "Second | None" = None
+    fused: Site | None = None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,14 @@ def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
     context = partial(_block_context, prefix, introspection.argument_names(block))
     values = _values(path, block)
     second = None if len(fused) != 1 else Second(fused[0], "fused_attn", _unfuse, Site(f"{fused[0]}.attn_drop"))
-    return Block(f"block {number}", path, places, context, attention=attention, values=values, second=second)
+    calls = [name for name in fused if _calls_fused(dict(block.named_modules())[name.removeprefix(f"{path}.")])]
+    tiled = Site(fused[0], what="attention") if len(fused) == len(calls) == 1 else None
+    return Block(f"block {number}", path, places, context, 0, attention, values, second, tiled)
+
+
+def _calls_fused(attention: Any) -> bool:
+    """Return whether attention calls torch's `scaled_dot_product_attention` once, for the map that it has unfused."""
+    return attention.fused_attn and introspection.count_uses(attention, "scaled_dot_product_attention") == 1
 
 
 def _unfuse(module: nn.Module, receive: Callable[[Tensor], Tensor]) -> bool:

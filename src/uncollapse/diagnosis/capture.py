@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.backbones import nonfinite
+from uncollapse.backbones.attention_tiles import TileReader, Tiles
 from uncollapse.backbones.read_hooks import SiteReader
 from uncollapse.backbones.select import Selection
 from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, sets_with_mask
@@ -49,14 +50,20 @@ class Capture:
         blocks = [stack.blocks[number] for number in selection.blocks]
         self._wanted = _wanted_sites(stack, selection, places)
         self._calls = {(block.places[place], block.call) for block in stack.blocks for place in places}
-        self._attention = {(b.attention, b.call): b.name for b in blocks if b.attention and config.attention}
-        self._watch = SiteReader(model, stack, (site for site, _ in [*self._wanted, *self._attention]), self._see)
+        with_maps = [block for block in blocks if block.attention and config.attention]
+        tiled = all(block.fused for block in with_maps)
+        self._attention = {((b.fused if tiled else b.attention), b.call): b.name for b in with_maps}
+        self._tiles = TileReader(model, [b.fused for b in with_maps if tiled and b.fused], self._see_tiles)
+        read = [*self._wanted] if tiled else [*self._wanted, *self._attention]
+        self._watch = SiteReader(model, stack, (site for site, _ in read if site), self._see, self._tiles.restart)
         self._opened = ExitStack()
 
     def __enter__(self) -> "Capture":
         self.only_padding = False
         with ExitStack() as opened:  # if a later step fails, earlier ones are undone
-            if self._attention and self.stack.expose_attention is not None:
+            if self._tiles.sites:
+                opened.enter_context(self._tiles)
+            elif self._attention and self.stack.expose_attention is not None:
                 opened.enter_context(self.stack.expose_attention(self.model))
             opened.enter_context(self._watch)
             self._opened = opened.pop_all()
@@ -126,6 +133,12 @@ class Capture:
         for key in self._keys(site, call):
             with self._at(key, site, x) as stats:
                 self._update(key, stats, site, x)
+
+    def _see_tiles(self, site: Site, call: int, tiles: Tiles) -> None:
+        name, mask = self._attention.get((site, call)), self.context.mask
+        if name is not None and self.view != "second" and (mask is None or bool(mask.any())):
+            with self._at((name, OUTPUT, 0), site) as stats:
+                stats.update_attention_tiles(tiles, self.context)
 
     def _keys(self, site: Site, call: int) -> Iterator[Key]:
         """Yield the layers that a site is, at this call of it."""

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from uncollapse import metrics
+from uncollapse.backbones.attention_tiles import Tiles
 from uncollapse.backbones.sites import Context
 from uncollapse.diagnosis.result import Layer, Summary
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
+from uncollapse.diagnosis.tile_metrics import measure_tiles
 from uncollapse.errors import NotFiniteError
 from uncollapse.metrics import robust
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
@@ -134,6 +136,14 @@ class LayerStats:
             return
         for name in ("attention_similarity", "attention_std", "attention_entropy"):
             self._add(name, metric_function(name)(attn.detach(), context.mask, prefix=prefix), context.mask)
+
+    def update_attention_tiles(self, tiles: Tiles, context: Context) -> None:
+        """Add the attention maps of a batch as tiles."""
+        prefix = 0 if self.config.prefix else context.prefix
+        if tiles.shape[-1] - prefix < 2 or tiles.shape[0] == 0:
+            return
+        for name, values in measure_tiles(tiles, context.mask, prefix).items():
+            self._add(name, values, context.mask)
 
     def pool(self, x: Tensor, mask: Tensor | None) -> None:
         """Remember the mean token of each set until its second view comes."""

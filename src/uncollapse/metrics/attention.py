@@ -1,11 +1,13 @@
 """Metrics of attention maps: similarity of their rows, deviation and entropy."""
 
+from dataclasses import dataclass, fields
+
 import torch
 from torch import Tensor
 
 from uncollapse.metrics.similarity import CONTRA_NORM
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.pair_means import pair_cosine
+from uncollapse.pairwise.pair_means import mean_from_sum, pair_cosine
 from uncollapse.registry import metric
 
 DIVERSE_PATCH = "Vision Transformers with Patch Diversification, arXiv 2104.12753"
@@ -93,6 +95,65 @@ def attention_entropy(attn: Tensor, mask: Tensor | None = None, *, prefix: int =
     count = numerics.real_count(attn, mask)
     entropy = -(attn * torch.where(attn > 0, attn, 1).log()).sum((-2, -1)) / count.clamp(min=1)
     return (entropy / count.clamp(min=2).log()).masked_fill(count < 2, 0).mean(-1)
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """What the metrics above need of some rows of attention maps (..., heads, r, n): sums of several parts add up.
+
+    unit: Σ_i a_i/‖a_i‖ (..., heads, n). pointing: how many rows are not empty. deviation: Σ_i of the standard
+    deviations of the rows. entropy: Σ_i of their entropies. All (..., heads).
+    """
+
+    unit: Tensor
+    pointing: Tensor
+    deviation: Tensor
+    entropy: Tensor
+
+    @classmethod
+    def of(cls, attn: Tensor, count: Tensor, keys: Tensor | None = None, rows: Tensor | None = None) -> "RowSums":
+        """Return the sums over rows of maps, which are overwritten. NotFiniteError if a real row is not finite.
+
+        attn: (..., heads, r, n). count: number of real keys (...). keys: (..., n), rows: (..., r) bool, True = real.
+        """
+        if keys is not None:
+            attn = attn.masked_fill_(~keys[..., None, None, :], 0)
+        found = cls._of(attn, count, keys, rows)
+        if bool(torch.isfinite(found.entropy.sum())):
+            return found
+        if rows is not None:
+            attn = attn.masked_fill_(~rows[..., None, :, None], 0)
+        numerics.check_finite(attn, "attn")
+        return cls._of(attn, count, keys, rows)
+
+    @classmethod
+    def _of(cls, attn: Tensor, count: Tensor, keys: Tensor | None, rows: Tensor | None) -> "RowSums":
+        norms, count = torch.linalg.vector_norm(attn, dim=-1), count.clamp(min=1)[..., None, None]
+        inverse = torch.where(norms > 0, 1 / norms, 0)
+        logs = attn.clamp(min=torch.finfo(attn.dtype).tiny).log_()
+        entropy = -logs.mul_(attn).sum(-1)
+        mean = attn.sum(-1, dtype=torch.float64).to(attn.dtype) / count
+        shift = torch.sub(attn, mean[..., None], out=logs)
+        shift = shift if keys is None else shift.masked_fill_(~keys[..., None, None, :], 0)
+        deviation = torch.linalg.vector_norm(shift, dim=-1) / count.sqrt()
+        if rows is not None:
+            inverse, deviation, entropy = (x * rows[..., None, :] for x in (inverse, deviation, entropy))
+        unit = (inverse[..., None, :] @ attn).squeeze(-2)
+        return cls(unit, (inverse > 0).sum(-1), deviation.sum(-1), entropy.sum(-1))
+
+    def __add__(self, other: "RowSums") -> "RowSums":
+        return RowSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def metrics(self, count: Tensor) -> dict[str, Tensor]:
+        """Return the three metrics (...) of maps with this number of real tokens (...), from the sums over all rows."""
+        each = count[..., None]
+        similarity = mean_from_sum(self.unit, self.pointing, each.expand_as(self.pointing))
+        entropy = self.entropy / each.clamp(min=1) / each.clamp(min=2).log()
+        return {
+            "attention_similarity": similarity.mean(-1),
+            "attention_std": (self.deviation / each.clamp(min=1)).mean(-1),
+            "attention_entropy": entropy.masked_fill(each < 2, 0).mean(-1),
+        }
 
 
 def _prepare_maps(attn: Tensor, mask: Tensor | None, prefix: int) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,153 @@
+"""Attention maps tile by tile, for models that call torch's `scaled_dot_product_attention`.
+
+That function never forms the map. Here it is computed from one tile of the map after the other, each of which can be
+read before it is forgotten: the model's attention is computed once, and no map is ever stored.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from uncollapse.backbones.sites import Site
+from uncollapse.pairwise import numerics
+
+TILE = 1 << 19  # entries of a tile: 2 MiB, which stay in the cache
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of attention maps after the softmax, (b', heads, r, n). first: the number of the first map in the batch.
+
+    row: the number of the first row. It may be overwritten.
+    """
+
+    maps: Tensor
+    first: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The maps of one call of attention as tiles, which can be read once. shape: (b, heads, n, n) of all maps."""
+
+    shape: torch.Size
+    each: Iterator[Tile]
+
+
+OnTiles = Callable[[Site, int, Tiles], None]
+
+
+class TileReader(TorchFunctionMode):
+    """Reads the maps of some attention modules, inside `with reader:`.
+
+    Args:
+        model: a model with these modules.
+        sites: the modules; each calls `scaled_dot_product_attention` for its map, first if it calls it several times.
+        receive: called with a site, the number of this call of it since `restart`, and the tiles.
+    """
+
+    def __init__(self, model: nn.Module, sites: Iterable[Site], receive: OnTiles) -> None:
+        super().__init__()
+        self.model, self.sites, self._receive = model, list(dict.fromkeys(sites)), receive
+        self._calls: Counter[Site] = Counter()
+        self._site: Site | None = None  # of the module that runs and has not called attention yet
+        self._hooks = ExitStack()
+
+    def restart(self) -> None:
+        """Count calls from 0 again, as a new pass begins."""
+        self._calls.clear()
+
+    def __enter__(self) -> "TileReader":
+        super().__enter__()
+        self.restart()
+        for site in self.sites:
+            module = self.model.get_submodule(site.path)
+            self._hooks.callback(module.register_forward_pre_hook(lambda *_, site=site: self._open(site)).remove)
+            self._hooks.callback(module.register_forward_hook(lambda *_: self._open(None), always_call=True).remove)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*error)
+
+    def _open(self, site: Site | None) -> None:
+        self._site = site
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention or self._site is None:
+            return func(*args, **(kwargs or {}))
+        site, self._site = self._site, None
+        attention = _Attention(*args, **(kwargs or {}))
+        if attention.dropout_p or not attention.is_square:
+            return func(*args, **(kwargs or {}))
+        call, tiles = self._calls[site], attention.tiles()
+        self._calls[site] += 1
+        self._receive(site, call, Tiles(attention.shape, tiles))
+        for _ in tiles:  # also those that were not read have an output
+            pass
+        return attention.output
+
+
+class _Attention:
+    """A call of `scaled_dot_product_attention`, with the arguments of that function."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        self.query, self.key, self.value, self.dropout_p = query, key, value, dropout_p
+        self.is_square = query.dim() == key.dim() == 4 and query.shape[-2] == key.shape[-2]
+        if not self.is_square:
+            return
+        if enable_gqa:
+            self.key, self.value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        self.shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+        self.mask = None if attn_mask is None else attn_mask.expand(self.shape)
+        if is_causal:
+            self.mask = torch.ones(self.shape[-2:], dtype=torch.bool, device=query.device).tril().expand(self.shape)
+        self.scale = query.shape[-1] ** -0.5 if scale is None else scale
+        self.output = query.new_empty(*query.shape[:-1], value.shape[-1])
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield the tiles of the maps, and write the output of each."""
+        sets, heads, n, _ = self.shape
+        step = max(1, TILE // max(1, heads * n * n))
+        rows = n if heads * n * n <= TILE else max(1, TILE // (heads * n))
+        for first in range(0, sets, step):
+            part = slice(first, first + step)
+            for row in range(0, n, rows):
+                place = part, slice(None), slice(row, row + rows)
+                yield Tile(self._attend(part, place), first, row)
+
+    def _attend(self, part: slice, place: tuple[slice, ...]) -> Tensor:
+        """Return a tile of the maps, after its output was written."""
+        query, key, value = (numerics.to_full(x) for x in (self.query[place], self.key[part], self.value[part]))
+        with torch.autocast(query.device.type, enabled=False):
+            maps = self._softmax(place, query * self.scale @ key.mT)
+            self.output[place] = (maps @ value).to(self.output.dtype)
+        return maps
+
+    def _softmax(self, place: tuple[slice, ...], logits: Tensor) -> Tensor:
+        """Return the softmax of logits, which are overwritten; 0 in rows that see no key."""
+        if self.mask is None:
+            return logits.softmax(-1)
+        mask = self.mask[place]
+        logits = logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
+        blind = logits.amax(-1, keepdim=True) == -torch.inf
+        maps = logits.softmax(-1)
+        return maps.masked_fill_(blind, 0) if bool(blind.any()) else maps
