@@ -65,7 +65,7 @@ class TileReader(TorchFunctionMode):
         self._calls.clear()
 
     def __enter__(self) -> "TileReader":
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         self.restart()
         for site in self.sites:
             module = self.model.get_submodule(site.path)
@@ -75,7 +75,7 @@ class TileReader(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.close()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _open(self, site: Site | None) -> None:
         self._site = site

@@ -124,7 +124,8 @@ def diagnose(
         layout: the layout of the outputs of `modules`: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors"
             (b, d), "channels_first" (b, d, h, w), "channels_last" (b, h, w, d), "nodes" (n, d). If not given, it
             depends on the number of dimensions, and for images on the modules in the block.
-        attention: measure attention maps too; the model then computes attention without fused kernels.
+        attention: measure attention maps too. Where the model calls torch's fused attention, its maps are computed
+            tile by tile and never stored; other models return whole maps.
         causes: also look for the cause, on the first batch: what each part of a block does, what the residual carries,
             gradient norms, and what happens if a part is switched off. It takes about eight passes more.
         loss: for `causes`: what the model returned and the batch -> the loss, for gradient norms. If not given, the

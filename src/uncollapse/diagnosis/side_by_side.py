@@ -19,11 +19,11 @@ def run_side_by_side(work: Iterable[Callable[[], T]]) -> list[T]:
     Meanwhile torch uses one thread for each operator. If some raise, the error of the first of them is raised.
     """
     tasks, threads = list(work), torch.get_num_threads()
-    if threads == 1 or len(tasks) < 2 or torch.cuda.is_initialized():  # each thread has its own stream of a GPU
+    if threads == 1 or len(tasks) < 2 or _uses_gpu():
         return [task() for task in tasks]
-    one_each = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    count = min(threads, len(tasks))
     try:
-        with ThreadPoolExecutor(min(threads, len(tasks)), **one_each) as pool:  # type: ignore[arg-type]
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(_run_without_gradients, tasks))
     finally:
         torch.set_num_threads(threads)
@@ -32,3 +32,8 @@ def run_side_by_side(work: Iterable[Callable[[], T]]) -> list[T]:
 def _run_without_gradients(task: Callable[[], T]) -> T:
     with torch.no_grad():  # the mode of the caller's thread does not apply here
         return task()
+
+
+def _uses_gpu() -> bool:
+    """Return whether this process uses a GPU, of which each thread would have a stream of its own."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

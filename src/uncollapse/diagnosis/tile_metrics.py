@@ -20,8 +20,8 @@ def measure_tiles(tiles: Tiles, mask: Tensor | None, prefix: int) -> dict[str, T
     count = torch.full((sets,), n - prefix) if mask is None else mask.sum(-1)
     sums: dict[int, RowSums] = {}
     for tile in tiles.each:
-        found = _sum_rows(tile, count, mask, prefix)
-        sums[tile.first] = sums[tile.first] + found if tile.first in sums else found
+        rows = _sum_rows(tile, count, mask, prefix)
+        sums[tile.first] = sums[tile.first] + rows if tile.first in sums else rows
     found = [part.metrics(count[first : first + len(part.pointing)].to(part.unit)) for first, part in sums.items()]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
