@@ -24,6 +24,7 @@ RECURRENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Mamba": ({"state_size": 4}, NAMED),
     "Mamba2": ({"state_size": 4, **HEADS}, NAMED),
 }
+LISTS = ("rwkv.blocks", "model.layers", "backbone.layers")
 OPTIONS: dict[str, Any] = {"scale": 0.5, "temperature": 0.7}
 
 
@@ -69,6 +70,10 @@ def recurrent(name: str) -> nn.Module:
     return model(config(**SIZES, **RECURRENT[name][0]))
 
 
+def has_module(model: nn.Module, path: str) -> bool:
+    return path in dict(model.named_modules())
+
+
 def leak(model: nn.Module) -> float:
     """The largest change of an earlier token's logits by the last token."""
     ids = torch.randint(0, 40, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -95,6 +100,24 @@ def test_recurrent_models_are_found_to_be_causal(name: str) -> None:
     handle.remove()
     assert_clean(model)
     assert torch.equal(model(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.filterwarnings("ignore:.*found to be causal", "ignore:.*were not known")
+def test_generation_with_a_state_of_earlier_tokens_is_refused(name: str, named: bool) -> None:
+    model: Any = recurrent(name).eval()
+    prompt, greedy = torch.arange(3, 9)[None], {"do_sample": False, "max_new_tokens": 4, "eos_token_id": None}
+    blocks = next(path for path in (f"{part}.*" for part in LISTS) if has_module(model, path[:-2]))
+    where = {"modules": [blocks]} if named else RECURRENT[name][1]
+    with uc.attach(model, "contra_norm", **where, **OPTIONS):
+        tokens = prompt
+        for _ in range(4):
+            with torch.no_grad():
+                tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert torch.equal(model.generate(prompt, use_cache=False, **greedy), tokens)
+        with pytest.raises(RuntimeError, match="use_cache=False"):
+            model.generate(prompt, use_cache=True, **greedy)
 
 
 @pytest.mark.parametrize("name", RECURRENT)

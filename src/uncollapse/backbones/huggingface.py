@@ -43,16 +43,11 @@ _FINAL = (
     *("final_layer_norm", "final_layernorm", "final_norm"),
 )
 _AUDIO = ("input_values", "input_features")
-_CACHES = ("past_key_values", "past_key_value", "layer_past")
 _PACKED = (
     "documents are packed into one row (positions start again), and the cure would mix them; give each its own row"
 )
 _OWN_MASK = "the mask is one of queries and keys, which may hide any token from any other; pass one of tokens (b, n)"
 _REVERSED = "its layers are reversible, and their backward pass computes gradients without the cure"
-_CACHED = (
-    "earlier tokens are in a cache of keys and values, which the cure cannot see; run the model with use_cache=False, "
-    "as in model.generate(..., use_cache=False)"
-)
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
@@ -256,7 +251,13 @@ def _context(
     by_generate = known.causal and not (
         isinstance(mask, Tensor) and mask.dim() == 2
     )  # created by generate; blocks can read it
-    return replace(known, mask=None if by_generate else _as_bool(mask, kind))
+    refuse = introspection.CACHED if _has_state(names, given) else ""
+    return replace(known, mask=None if by_generate else _as_bool(mask, kind), refuse=refuse)
+
+
+def _has_state(names: introspection.Names, given: Mapping[str, Any]) -> bool:
+    """Return whether a recurrent model goes on from earlier tokens; blocks show caches of keys and values."""
+    return introspection.continues(names, {name: given.get(name) for name in ("state", "cache_params")})
 
 
 def _is_reversible(module: nn.Module) -> bool:
@@ -270,6 +271,8 @@ def _refusal(
     if always:
         return Context(refuse=always)
     given = introspection.bind_arguments(names, args, kwargs)
+    if _has_state(names, given):
+        return Context(refuse=introspection.CACHED)
     mask = given.get("attention_mask")
     if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
         return Context(refuse=_OWN_MASK)
@@ -289,26 +292,14 @@ def _block_context(
 ) -> Context:
     """Read the mask that the model made of the user's for its blocks, or none if all tokens are real."""
     given = introspection.bind_arguments(names, args, kwargs)
-    caches = (given.get(name) for name in _CACHES)
-    cached = any(cache is not None and _has_earlier_tokens(cache, number) for cache in caches)
+    caches = (given.get(name) for name in introspection.CACHES)
+    cached = any(cache is not None and introspection.has_earlier_tokens(cache, number) for cache in caches)
     mask = given.get("attention_mask")
     seen = None if isinstance(mask, Tensor) and mask.dim() > 4 else introspection.keys_seen(mask)  # of windows
     hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
     if seen is not None and hidden is not None:
         seen = seen[:, : hidden.shape[1]]  # without cache entries that are not filled yet
-    return Context(seen, prefix=prefix, causal=causal, refuse=_CACHED if cached else "")
-
-
-def _has_earlier_tokens(cache: Any, number: int) -> bool:
-    """Return whether a block's cache is filled: with keys and values, or with the state of a recurrent layer."""
-    layers = getattr(cache, "layers", ())
-    states = getattr(layers[number], "has_previous_state", None) if number < len(layers) else None
-    if isinstance(states, dict):
-        return any(states.values())
-    try:
-        return bool(cache.get_seq_length(number) > 0)
-    except ValueError:  # a layer that has neither, such as an MLP in a hybrid model
-        return False
+    return Context(seen, prefix=prefix, causal=causal, refuse=introspection.CACHED if cached else "")
 
 
 def _as_bool(mask: Any, kind: str) -> Tensor | None:

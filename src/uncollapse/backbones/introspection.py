@@ -12,6 +12,12 @@ from uncollapse.backbones.sites import Side
 HIDDEN = -1e4  # what is added to a logit to take its key out; models use −inf, −1e9 or the least number of the dtype
 
 
+CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+CACHED = (
+    "earlier tokens are in a cache, which the cure cannot see; run the model with use_cache=False, as in "
+    "model.generate(..., use_cache=False)"
+)
+
 Names = tuple[str, ...]
 
 
@@ -41,6 +47,29 @@ def count_uses(module: nn.Module, name: str) -> int:
 def bind_arguments(names: Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return name -> value of the arguments, including those of **kwargs."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def has_earlier_tokens(cache: Any, number: int) -> bool:
+    """Return whether a block's cache is filled: with keys and values, or with the state of a recurrent layer."""
+    layers = getattr(cache, "layers", ())
+    states = getattr(layers[number], "has_previous_state", None) if number < len(layers) else None
+    if isinstance(states, dict):
+        return any(states.values())
+    try:
+        return bool(cache.get_seq_length(number) > 0)
+    except (AttributeError, ValueError):  # a layer that has neither, such as an MLP in a hybrid model
+        return bool(getattr(cache, "seqlen_offset", 0))  # of xLSTM
+
+
+def continues(names: Names, given: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of a model hold what it computed from earlier tokens: a cache, or RWKV's state.
+
+    A model that takes `use_cache` makes its first state itself, so any that it is given is a later one.
+    """
+    if "use_cache" in names and given.get("state") is not None:
+        return True
+    caches = [given[name] for name in CACHES if given.get(name) is not None]
+    return any(has_earlier_tokens(each, n) for each in caches for n in range(max(1, len(getattr(each, "layers", ())))))
 
 
 def mask_from_padding(padding: Tensor | None) -> Tensor | None:

@@ -1,6 +1,7 @@
 """Any model, by the names of the modules that are its blocks."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -55,9 +56,9 @@ def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None, *
         blocks=blocks,
         embed=site(paths[0], "input"),
         layout=layout or ("nodes" if "edge_index" in names else "auto"),
-        context=partial(_context, names),
+        context=partial(_model_context, names),
         arguments=names if "edge_index" in names else (),
-        needs_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch")),
+        needs_owner=any(name in names for name in (*PADDING, *MASKS, "edge_index", "batch", "use_cache")),
         knows_causality="edge_index" in names or layout == "nodes",
         under_hooks=step_by_step,  # the modules may be torch's own layers
         reinitialize=random_weights.reinitialize,
@@ -89,6 +90,11 @@ def _check(model: nn.Module, patterns: list[str], names: Iterable[str]) -> None:
         if not any(name and _matches(name, pattern) for name in names):
             hint = did_you_mean(pattern, (name for name in names if name), most=3)
             raise ValueError(f"No module of {type(model).__name__} is named {pattern!r}.{hint} {suggestion(model)}")
+
+
+def _model_context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+    context, given = _context(names, args, kwargs), introspection.bind_arguments(names, args, kwargs)
+    return replace(context, refuse=introspection.CACHED) if introspection.continues(names, given) else context
 
 
 def _context(names: introspection.Names, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
