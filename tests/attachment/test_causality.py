@@ -1,7 +1,9 @@
 """Cures in models of which nothing says whether they are causal: a probe finds out, and changes nothing."""
 
 import copy
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +144,29 @@ def test_the_first_call_shows_a_decoder_written_by_hand(modules: str) -> None:
     uc.attach(model, "pair_norm", modules=modules)
     with pytest.raises(RuntimeError, match="later ones"):
         leak(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*found to be causal")
+@pytest.mark.parametrize("cure", ["contra_norm", "pair_norm"])
+def test_a_cure_saved_before_there_were_probes_is_probed_when_it_is_loaded(cure: str, tmp_path: Path) -> None:
+    model, where = recurrent("Mamba"), RECURRENT["Mamba"][1]
+    with uc.attach(model, cure, causal=False, **where, **(OPTIONS if cure == "contra_norm" else {})):
+        assert leak(model) > 1e-3
+        uc.save_cure(model, tmp_path)
+    uc.load_cure(model, tmp_path)  # what the user said holds
+    assert leak(model) > 1e-3
+    uc.detach(model)
+    described = json.loads((tmp_path / "uncollapse.json").read_text())
+    assert described["cures"][0].pop("causal_given") is True
+    (tmp_path / "uncollapse.json").write_text(json.dumps(described))
+    if cure == "pair_norm":
+        with pytest.raises(ValueError, match="later tokens"):
+            uc.load_cure(model, tmp_path)
+        assert_clean(model)
+        return
+    with pytest.warns(UserWarning, match="found to be causal"):
+        uc.load_cure(model, tmp_path)
+    assert leak(model) < 1e-6
 
 
 @pytest.mark.filterwarnings("error")

@@ -43,6 +43,7 @@ class Entry:
     architecture: str
     blocks: int
     padding: str = "masked"  # absent in files of earlier versions
+    causal_given: bool = False  # likewise: there False was what `attach` assumed, not what the user said
 
 
 def save_cure(
@@ -153,6 +154,7 @@ def _describe(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
         "at": list(attachment.at),
         "layers": list(attachment.blocks),
         **attachment.arguments,
+        "causal_given": attachment.arguments["causal"] is not None,
         "family": attachment.family,
         "architecture": attachment.architecture,
         "blocks": attachment.count,
@@ -161,7 +163,8 @@ def _describe(model: nn.Module, attachment: Attachment) -> dict[str, Any]:
 
 def _attach_entry(model: nn.Module, entry: Entry) -> Attachment:
     arguments: dict[str, Any] = {"part": entry.part, "modules": entry.modules, "layout": entry.layout}
-    arguments |= {"tokens": entry.tokens, "causal": entry.causal, "padding": entry.padding}
+    causal = entry.causal if entry.causal_given else entry.causal or None  # None: the model is probed
+    arguments |= {"tokens": entry.tokens, "causal": causal, "padding": entry.padding}
     if entry.cure in CURES and CURES[entry.cure].acts_on != "edges":
         arguments["layers"] = list(entry.layers)
     try:
