@@ -96,14 +96,15 @@ def _block(number: int, path: str, block: nn.Module, prefix: int) -> Block:
     table = ORDERS.get(_order(block), ANY_BLOCK)
     known = [(place, site) for place, site in table.items() if site.path in parts]
     places = {place: replace(site, path=parts[site.path]) for place, site in known}
-    fused = [parts[name] for name, part in block.named_modules() if hasattr(part, "fused_attn")]
+    attentions = {parts[name]: part for name, part in block.named_modules() if hasattr(part, "fused_attn")}
+    fused = list(attentions)
     # Blocks with several attentions side by side have no single map.
     attention = Site(f"{fused[0]}.attn_drop", "input", "attention") if len(fused) == 1 else None
     context = partial(_block_context, prefix, introspection.argument_names(block))
     values = _values(path, block)
     second = None if len(fused) != 1 else Second(fused[0], "fused_attn", _unfuse, Site(f"{fused[0]}.attn_drop"))
-    calls = [name for name in fused if _calls_fused(dict(block.named_modules())[name.removeprefix(f"{path}.")])]
-    tiled = Site(fused[0], what="attention") if len(fused) == len(calls) == 1 else None
+    in_tiles = len(fused) == 1 and _calls_fused(attentions[fused[0]])
+    tiled = Site(fused[0], what="attention") if in_tiles else None
     return Block(f"block {number}", path, places, context, 0, attention, values, second, tiled)
 
 
