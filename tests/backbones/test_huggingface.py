@@ -207,6 +207,15 @@ def test_what_is_found(case: Case) -> None:
     assert stack.facts["heads"] == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("BertModel", "text encoder"), ("LlamaModel", "decoder"), ("CLIPTextModel", None), ("Wav2Vec2Model", None)],
+)
+def test_language_models_have_a_kind(name: str, kind: str | None) -> None:
+    (case,) = (case for case in CASES if case.model == name)
+    assert the_stack(build(case)).facts.get("kind") == kind
+
+
 @each(CASES)
 def test_prefix_mask_and_causality_are_read(case: Case) -> None:
     model, inputs = build(case), batch(case.inputs)

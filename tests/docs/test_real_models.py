@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from website.pages import real_models
 
 from uncollapse import Diagnosis
+from uncollapse.diagnosis import healthy
 
 RESULTS = Path(__file__).parents[2] / "results" / "real_models"
 FILES = sorted(path for path in RESULTS.glob("*.json") if path.stem != "false_alarms")
@@ -28,3 +30,11 @@ def test_healthy_models_were_not_called_collapsed(name: str) -> None:
 def test_the_decoder_has_outliers_that_are_recognised() -> None:
     verdict = Diagnosis.load(RESULTS / "smollm2.json").verdict
     assert any("attention sink" in caution for caution in verdict.cautions)
+
+
+def test_the_shipped_curves_of_healthy_models_are_those_of_the_results() -> None:
+    text = Path(healthy.__file__).with_name(healthy.FILE).read_text(encoding="utf-8")
+    assert text == real_models.healthy_curves()
+    for names in real_models.HEALTHY.values():
+        for name in names:
+            assert Diagnosis.load(RESULTS / f"{name}.json").verdict.kind == "none"

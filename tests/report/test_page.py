@@ -14,8 +14,10 @@ import torch
 
 import uncollapse as uc
 from uncollapse import report
+from uncollapse.diagnosis import healthy
 from uncollapse.diagnosis.describe import format_interval
 from uncollapse.report.page import render_page
+from uncollapse.report.plot_data import page_data
 
 pytest.importorskip("plotly")
 
@@ -147,6 +149,18 @@ def test_intervals_stand_below_their_values() -> None:
     assert "Uniformity gap" in Outline(html).text
     bare = render_page([uc.diagnose_rows([x], draws=0)])
     assert "95 %: " not in bare
+
+
+def test_healthy_models_of_the_same_kind_are_drawn_behind_the_curves(make: Any) -> None:
+    d = make("one", settings={"kind": "text encoder"})
+    (cosine,) = [m for g in page_data([d])["groups"] for m in g["measures"] if m["name"] == "mean_cosine"]
+    band = cosine["healthy"]
+    assert (band["x"], band["depth"]) == ((0, 1, 2, 3, 4), [0, 0.25, 0.5, 0.75, 1])
+    assert (band["low"][-1], band["high"][-1]) == healthy.read()["text encoder"].range_at("mean_cosine", 1.0)
+    assert "healthy text encoders (MiniLM-L6, " in Outline(render_page([d])).text
+    for others in ([make("two")], [d, make("two", settings={"kind": "decoder"})]):
+        assert all(m["healthy"] is None for g in page_data(others)["groups"] for m in g["measures"])
+        assert "healthy" not in Outline(render_page(others)).text
 
 
 def test_causes_have_a_section_of_their_own(make: Any) -> None:

@@ -1,11 +1,16 @@
-"""Tables of the page of real models, from results/real_models/. `website/tables.py` puts them in place."""
+"""Tables of the page of real models, from results/real_models/. `website/tables.py` puts them in place.
+
+python -m website.pages.real_models    # writes the curves of healthy models that reports show
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from uncollapse.diagnosis import healthy
 from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.io.files import write
 
 RESULTS = Path(__file__).parents[2] / "results" / "real_models"
 
@@ -13,6 +18,8 @@ RESULTS = Path(__file__).parents[2] / "results" / "real_models"
 PAPER_FEATURES = (0.347, 0.423, 0.472, 0.461, 0.476, 0.481, 0.482, 0.458, 0.464, 0.457, 0.523, 0.621)
 PAPER_ATTENTION = (0.571, 0.663, 0.599, 0.644, 0.603, 0.650, 0.608, 0.654, 0.687, 0.650, 0.655, 0.736)
 PAPER_DEPTH = {0: (24.6, 8.7), 12: (22.7, 8.2), 35: (14.4, 32.9), 71: (12.2, 42.6)}  # rank, variance; no ContraNorm
+
+HEALTHY = {"text encoder": ("minilm", "sre", "mpnet"), "decoder": ("smollm2", "gemma3")}  # all on the same text
 
 Row = tuple[str, ...]
 
@@ -166,3 +173,27 @@ PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "paper_depth": paper_depth,
     "false_alarms": false_alarms,
 }
+
+
+def healthy_curves() -> str:
+    """The text of the shipped file: by kind, model and measure, the values at even steps of depth."""
+    found_models: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for kind, names in HEALTHY.items():
+        for d in (d for name in names if (d := found(name)) is not None):
+            layers = [layer for layer in d.layers if layer.place == "block"]
+            found_models.setdefault(kind, {})[d.model] = {m: _steps([at[m] for at in layers]) for m in healthy.MEASURES}
+    kinds = []
+    for kind, models in found_models.items():
+        lines = (f"  {json.dumps(name)}: {json.dumps(of)}" for name, of in models.items())
+        kinds.append(f' "{kind}": {{\n' + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+def _steps(values: Sequence[float]) -> list[float]:
+    return [round(healthy.interpolate(values, step / healthy.STEPS), 3) for step in range(healthy.STEPS + 1)]
+
+
+if __name__ == "__main__":
+    target = Path(healthy.__file__).with_name(healthy.FILE)
+    write(target, healthy_curves())
+    print(f"{target.name} is written.")

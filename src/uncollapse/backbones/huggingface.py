@@ -94,8 +94,19 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
             "model_type": config.model_type,
             "hidden_size": getattr(config, "hidden_size", None),
             "heads": getattr(config, "num_attention_heads", None),
+            **_kind(config, causal),
         },
     )
+
+
+def _kind(config: Any, causal: bool) -> dict[str, str]:
+    """Return the kind of a language model: "text encoder" or "decoder"; nothing of other models."""
+    from transformers.models.auto import modeling_auto as auto
+
+    known = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if causal else auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if config.model_type not in known or getattr(config, "is_encoder_decoder", False):
+        return {}
+    return {"kind": "decoder" if causal else "text encoder"}
 
 
 def _block(model: nn.Module, number: int, path: str, call: int, known: bool, read: Callable[..., Context]) -> Block:

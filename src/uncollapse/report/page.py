@@ -13,7 +13,7 @@ from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import frame, words
 from uncollapse.report import tracks as tr
 from uncollapse.report.distance_plot import draw_distances
-from uncollapse.report.plot_data import QUESTIONS, describe_measure, page_data
+from uncollapse.report.plot_data import QUESTIONS, describe_measure, healthy_models, page_data
 from uncollapse.report.words import format_number, measure_title
 
 SCRIPTS = ("table.js", "figures.js")
@@ -88,6 +88,7 @@ def _context(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         "diagnoses": diagnoses,
         "differences": _differences(diagnoses),
         "has_baseline": any(track.baseline for track in tracks),
+        "healthy": healthy_models(diagnoses),
         "checkboxes": checkboxes(diagnoses, tracks),
         "measures": measure_names(diagnoses),
         "several_places": len({layer.place for layer in layers}) > 1,
@@ -194,6 +195,8 @@ def checkboxes(diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> li
         boxes += [Checkbox(f"of-{i}", name, swatch=i) for i, name in enumerate(names)]
     if any(track.baseline for track in tracks):
         boxes.append(Checkbox("baseline", "random weights", dash=tr.RANDOM_DASH, line_class="sample random"))
+    if tracks and (models := healthy_models(diagnoses)):
+        boxes.append(Checkbox("healthy", models.label, line_class="sample healthy", dash=(27,)))
     others = {t.place: t.dash for t in tracks if t.place in tr.other_places(diagnoses)}
     for place, dash in others.items():
         boxes.append(Checkbox(f"place-{place}", f"at {place}", len(diagnoses) == 1, dash=dash))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from uncollapse.diagnosis import healthy
 from uncollapse.diagnosis.measures import MEASURES, Measure
 from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
 from uncollapse.report import tracks as tr
@@ -128,6 +129,8 @@ def _measure_data(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequ
     decisive = {round_digits(e.bound) for d in diagnoses for e in d.verdict.evidence if e.measure == measure.name}
     bounds = sorted(bound for bound in decisive if bound is not None)
     seen = [v for line in lines for key in ("mean", "low", "high") for v in line.get(key, ()) if v is not None]
+    band = _healthy_band(measure.name, diagnoses, tracks)
+    seen += [*band["low"], *band["high"]] if band else []
     means = [v for line in lines for v in line["mean"] if v is not None]
     log = bool(means) and needs_log_axis(measure, means)
     if log:  # a band may reach below zero, a logarithmic axis cannot
@@ -141,7 +144,28 @@ def _measure_data(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequ
         "range": value_range(measure, [*seen, *bounds] or [0.0]),
         "bounds": bounds,
         "lines": lines,
+        "healthy": band,
     }
+
+
+def healthy_models(diagnoses: Sequence[Diagnosis]) -> healthy.HealthyModels | None:
+    """Return the healthy models of the kind that all diagnoses are of; None if there are none."""
+    found = [healthy.like(d.settings) for d in diagnoses]
+    return found[0] if all(each is found[0] for each in found) else None
+
+
+def _healthy_band(measure: str, diagnoses: Sequence[Diagnosis], tracks: Sequence[tr.Track]) -> dict[str, Any] | None:
+    """Return the range of healthy models of the same kind along the main track of the deepest model."""
+    models = healthy_models(diagnoses)
+    mains = [t for t in tracks if not t.baseline and t.place == tr.main_place(diagnoses[t.of])]
+    if models is None or not mains:
+        return None
+    along = max(mains, key=lambda track: len(track.x))
+    ranges = [models.range_at(measure, depth) for depth in along.depth]
+    if None in ranges:
+        return None
+    low, high = zip(*((round_digits(a), round_digits(b)) for a, b in filter(None, ranges)), strict=True)
+    return {"x": along.x, "depth": [round_digits(depth, 4) for depth in along.depth], "low": low, "high": high}
 
 
 def _line_data(index: int, track: tr.Track, measure: str) -> dict[str, Any] | None:

@@ -99,13 +99,17 @@
       hovertemplate: `%{meta}%{customdata[0]}<br><b>%{y:.4~g}</b>${line.low ? SPREAD : ""}<extra></extra>`,
     };
     if (track.x.length === 1) trace.mode = "markers";
-    return line.low && track.main ? [...bandOf(x, line, track), trace] : [trace];
+    return line.low && track.main ? [...band(x, line, seriesColour(track.of, 0.16)), trace] : [trace];
   }
 
-  function bandOf(x, line, track) {
+  function band(x, line, fillcolor) {
     const edge = { x, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
-    const fillcolor = seriesColour(track.of, 0.16);
     return [{ ...edge, y: line.low }, { ...edge, y: line.high, fill: "tonexty", fillcolor }];
+  }
+
+  function healthyBand({ healthy }) {
+    if (!healthy || !isShown("healthy")) return [];
+    return band(isRelative() ? healthy.depth : healthy.x, healthy, colour("none", 0.18));
   }
 
   function onsetMarks() {
@@ -151,7 +155,7 @@
       : { ...ticks(data.axis.labels, widthOf(plot), 30), range: [-0.4, last + 0.4] };
     const yaxis = measure.log ? { type: "log", exponentformat: "power" } : { range: measure.range };
     const [onsets, bounds] = [onsetMarks(), boundMarks(measure)];
-    return Plotly.react(plot, lines.flatMap(curve), layoutOf(plot, {
+    return Plotly.react(plot, [...healthyBand(measure), ...lines.flatMap(curve)], layoutOf(plot, {
       xaxis: axisLook(isRelative() ? "relative depth" : "layer", { showgrid: false, ...xaxis }),
       yaxis: axisLook(plain(measure.title), yaxis),
       shapes: [...onsets.shapes, ...bounds.shapes],
