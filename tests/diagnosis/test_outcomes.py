@@ -20,6 +20,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> None:
             "complete": Outcome(20, 3, 18, 1, 8.24),
             "none": Outcome(20, 3, 6, 7, -0.5),
             "dimensional": Outcome(4, 1, 4, 0, 9.0),
+            "both": Outcome(12, 2, 12, 0, 9.0),
         },
         "embeddings": {"act": Outcome(30, 4, 25, 1, 8.0), "leave": Outcome(2, 1, 0, 2, -3.0)},
     }
@@ -37,6 +38,7 @@ def test_a_verdict_speaks_of_like_cases(counts: None) -> None:
 
 def test_few_cases_and_unmeasured_families_are_named_as_such(counts: None) -> None:
     assert "too few cases" in outlook("pyg", "dimensional")
+    assert "too few cases" in outlook("pyg", "both")  # many seeds on two data sets
     assert "too few cases" in outlook("huggingface", "complete")
     assert outlook("huggingface", "none") == outlook("embeddings", "complete") == ""
 

@@ -10,7 +10,7 @@ from importlib import resources
 
 from uncollapse.diagnosis.measured_gains import signed
 
-ENOUGH = 5  # cases
+ENOUGH, VARIED = 5, 3  # cases, and the data sets that they are on: seeds of one network are alike
 NETWORKS = {"pyg": "graph networks", "huggingface": "transformers", "timm": "transformers", "torch": "transformers"}
 CLEAR = "2 points"
 
@@ -46,7 +46,7 @@ def outlook(family: str, kind: str) -> str:
     if what is None:
         return ""
     found = read().get(what, {}).get(kind)
-    if found is None or found.cases < ENOUGH:
+    if found is None or found.cases < ENOUGH or found.sources < VARIED:
         return "" if kind == "none" else f"Whether acting on it helps {what} was measured in too few cases to say."
     counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} data sets, the best cure"
     counts += (

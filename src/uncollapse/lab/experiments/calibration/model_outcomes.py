@@ -122,7 +122,7 @@ def _case(plain: Record, cured: Record, early: str | None) -> ModelCase:
     shares = [value for name in ("rank_share", "dataset_rank_share") if (value := layers[-1].get(name)) is not None]
     return ModelCase(
         family,
-        config.get("data") or plain["data"]["name"],
+        config["data"] if family == "graph networks" else plain["data"]["name"],
         config.get("layers", config.get("depth", 0)),
         config["seed"],
         after["verdict"],
