@@ -56,7 +56,7 @@ def token_limit(tokenizer: Any, model: Any, max_length: int | None, usual: int =
         config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     limits = [tokenizer.model_max_length, positions]
-    most: int = min(limit for limit in limits if isinstance(limit, int) and limit > 0)
+    most: int = min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=LIMIT)
     if max_length is not None and not 0 < max_length <= most:
         raise UsageError(f"--max-length must be from 1 to {most} for this model, got {max_length}.")
     return min(most, max_length or usual)

@@ -154,6 +154,7 @@ def load_tokenizer(origin: Origin) -> Any:
     """Return the tokenizer of the model; it pads on the right, with the end of a text if it has no padding token."""
     with loading(origin) as transformers:
         found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
+        found(["A"])  # settings of the wrong kind show when it is used
     if found.pad_token is None:
         found.pad_token = found.eos_token or found.unk_token
     if found.pad_token is None:
