@@ -77,8 +77,8 @@ def test_tables_have_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_page_asks_for_tables_that_there_are() -> None:
-    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "costs.md").read_text(encoding="utf-8")
     asked = set(render.TABLE.findall(page))
-    assert asked == {*scale.PARTS, "streaming"}
+    assert asked >= {*scale.PARTS, "streaming"}
     for name in asked:
         assert tables.TABLES[name]().startswith(("| ", "Not run"))
