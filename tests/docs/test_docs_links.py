@@ -62,3 +62,10 @@ def test_the_build_fails_on_a_broken_link() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "sphinx-build -W --keep-going " in makefile
     assert "-m website.links\n" in makefile
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_lines_of_prose_have_at_most_120_characters(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "    ", "![", "<!--"))]
+    assert [line for line in prose if len(line) > 120] == []
