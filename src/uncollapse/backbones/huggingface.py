@@ -345,7 +345,7 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
     part = model.get_submodule(path)
     name = type(part).__name__
     new = _new(part).state_dict()
-    copied = copy.deepcopy(model).eval()
+    copied = copy.deepcopy(model, _stand_ins(part, new)).eval()
     try:  # extra weights of the new one, such as a pooler or removed layers, do not matter
         missing, _ = copied.get_submodule(path).load_state_dict(new, strict=False)
     except RuntimeError as error:
@@ -358,6 +358,17 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
         )
     reset_cures(copied)
     return copied
+
+
+def _stand_ins(part: nn.Module, new: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Return a memo for `deepcopy` with which the copy takes the new weights, rather than copies of the old ones."""
+    old = {name: weight for name, weight in part.named_parameters() if type(weight) is nn.Parameter}
+    alike = {name for name, weight in old.items() if name in new and _kind(weight) == _kind(new[name])}
+    return {id(old[name]): nn.Parameter(new[name], requires_grad=old[name].requires_grad) for name in alike}
+
+
+def _kind(weight: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return weight.shape, weight.dtype, weight.device
 
 
 def _new(part: Any) -> nn.Module:
