@@ -45,7 +45,7 @@ class Capture:
         self.passes = 0  # how often the stack ran in one pass of the model, at most
         self.stats: dict[Key, LayerStats] = {}
         self._paths: dict[Key, str] = {}
-        self._waiting: dict[Key, list[Callable[[], None]]] = {}  # updates that were put off
+        self._waiting: dict[tuple[Key, str], list[Callable[[], None]]] = {}  # halves of updates that were put off
         self._held = 0  # bytes of their samples
         blocks = [stack.blocks[number] for number in selection.blocks]
         self._wanted = _wanted_sites(stack, selection, places)
@@ -167,17 +167,18 @@ class Capture:
     def _put_off(self, key: Key, site: Site, samples: Samples) -> None:
         """Finish the update of a layer later, side by side with other layers, unless memory is short."""
 
-        def finish() -> None:
+        def finish(half: Callable[[LayerStats, Samples], None]) -> None:
             with self._at(key, site) as stats:
-                stats.finish_update(samples)
+                half(stats, samples)
 
-        self._waiting.setdefault(key, []).append(finish)
+        for half in (LayerStats.add_rows, LayerStats.add_sets):
+            self._waiting.setdefault((key, half.__name__), []).append(partial(finish, half))
         self._held += samples.size
         if self._held > HELD or samples.rows.device.type != "cpu":
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Finish the updates that were put off; those of one layer in their order."""
+        """Finish the updates that were put off; several of one layer in their order."""
         groups, self._waiting, self._held = list(self._waiting.values()), {}, 0
         run_side_by_side(partial(_run_all, group) for group in groups)
 

@@ -112,11 +112,15 @@ class LayerStats:
 
     def finish_update(self, samples: "Samples") -> None:
         """Add the samples of a batch; batches come in the order in which their updates began."""
+        self.add_rows(samples)
+        self.add_sets(samples)
+
+    def add_rows(self, samples: "Samples") -> None:
+        """Add the tokens of a batch, the first half of `finish_update`; both halves may run at once."""
         assert self._sample is not None
         self._sample.update(samples.rows)
         if self._moments is not None:
             self._moments.update(samples.rows)
-        self._update_sampled(samples.sets, samples.real, samples.causal)
 
     def _add_means(self, means: Tensor) -> None:
         unit = numerics.unit_rows(means.double())
@@ -244,15 +248,16 @@ class LayerStats:
         self._ranked = self._ranked or bool((real.sum(-1) > 1).any())
         return numerics.prepare(sets, real), real
 
-    def _update_sampled(self, x: Tensor, real: Tensor, causal: bool) -> None:
-        """Add measures of some sets of a batch."""
+    def add_sets(self, samples: "Samples") -> None:
+        """Add measures of some sets of a batch, the second half of `finish_update`."""
+        x, real = samples.sets, samples.real
         for name in ("effective_rank", "token_variance", "feature_variance"):
             values = metric_function(name)(x, real)
             if bool(values.isinf().any()):
                 largest = float(x.abs().max())
                 raise NotFiniteError(f"numbers as large as {largest:.1e}, whose squares overflow single precision")
             self._add(name, values, real)
-        if causal:
+        if samples.causal:
             self._add("first_token_norm", first_token_norm(x, real), real)
             self._add("massive_activation", massive_activation(x, real), real)
             self._add("token_norm", token_norm(x, real), real)

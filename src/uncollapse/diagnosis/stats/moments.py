@@ -249,13 +249,16 @@ def _terms(all_rows: Tensor, device: torch.device) -> Terms:
     """Return the sums over a few chunks of rows (n, d), n > 0."""
     dim, unit_count = all_rows.shape[1], 0
     sums = torch.zeros(2, dim, dtype=torch.float64, device=device)
-    gram, product = sums.new_zeros(2, dim, dim)
-    for rows in (rows.to(device).to(torch.float64) for rows in chunks((all_rows, None))):
+    gram, product = sums.new_empty(2, dim, dim)  # memory that one chunk does not need is never touched
+    for number, rows in enumerate(rows.to(device).to(torch.float64) for rows in chunks((all_rows, None))):
         length = torch.linalg.vector_norm(rows, dim=-1)
         pointing = length > SMALLEST
         unit_count += int(pointing.sum())
         sums += torch.stack([torch.ones_like(length), torch.where(pointing, 1 / length, 0.0)]) @ rows
-        gram += _gram(rows, product)
+        if number == 0:
+            _gram(rows, gram)
+        else:
+            gram += _gram(rows, product)
     return Terms(len(all_rows), unit_count, sums[0], _mirror(gram), sums[1])
 
 
