@@ -363,11 +363,11 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
 def _stand_ins(part: nn.Module, new: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """Return a memo for `deepcopy` with which the copy takes the new weights, rather than copies of the old ones."""
     old = {name: weight for name, weight in part.named_parameters() if type(weight) is nn.Parameter}
-    alike = {name for name, weight in old.items() if name in new and _kind(weight) == _kind(new[name])}
+    alike = {name for name, weight in old.items() if name in new and _form(weight) == _form(new[name])}
     return {id(old[name]): nn.Parameter(new[name], requires_grad=old[name].requires_grad) for name in alike}
 
 
-def _kind(weight: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+def _form(weight: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return weight.shape, weight.dtype, weight.device
 
 
