@@ -118,7 +118,7 @@ def _measure(
 
 @contextmanager
 def _one_thread_per_operation() -> Iterator[int]:
-    """Yield how many threads torch had, for as many workers: parts side by side need not wait for each other."""
+    """Yield how many threads torch had, for as many workers: the threads of an operation wait for each other."""
     import torch
 
     threads = torch.get_num_threads()
@@ -172,7 +172,8 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
             return _report_mending(outcome, [before], how)
         done = waiting.stage(f"Writing {how.out.name}", rows.part_count())
         source = replace(rows, read=lambda first, last: count_steps(rows.read(first, last), done))
-        outcome["written"] = str(write_changed(source, how.out, transform.transform, transform.n_features_out_))
+        with _one_thread_per_operation():
+            outcome["written"] = str(write_changed(source, how.out, transform.transform, transform.n_features_out_))
         try:
             after = _measure(open_rows(how.out, rows.key), None, f"{name} after {used}", asked, waiting)
         except KeyboardInterrupt:
