@@ -18,6 +18,7 @@ from torch import Tensor
 from uncollapse.pairwise import backends, walk
 from uncollapse.pairwise.grid import ABSENT, LOG2E, PLAIN, Grid, Pairs, Tile, memory
 from uncollapse.pairwise.numerics import full_dtype
+from uncollapse.pairwise.products import accumulate
 from uncollapse.pairwise.symmetric import is_moderate
 
 
@@ -98,8 +99,8 @@ def _backward(
         for t in grid:
             weight = _weights(q[c], k[c], temperature, t)
             push = memory.sums("push", row[c, t.rows], column[c, t.keys]).mul_(weight)  # G
-            dq[c, t.rows].baddbmm_(push, k[c, t.keys], alpha=1 / temperature)
-            dk[c, t.keys].baddbmm_(push.mT, q[c, t.rows], alpha=1 / temperature)
+            accumulate(dq[c, t.rows], push, k[c, t.keys], alpha=1 / temperature)
+            accumulate(dk[c, t.keys], push.mT, q[c, t.rows], alpha=1 / temperature)
     return dq, dk
 
 

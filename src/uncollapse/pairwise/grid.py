@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from uncollapse.pairwise import products
+
 TILE = {"cpu": (1024, 1 << 20)}  # largest number of queries and of elements of a tile: fits the cache
 TILE_ELSEWHERE = (4096, 1 << 24)  # enough to fill a GPU
 ABSENT = -1e30  # the logit of an excluded pair: finite, see `walk`
@@ -167,9 +169,14 @@ class Memory(threading.local):
         self.blocks: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def product(self, name: str, left: Tensor, right: Tensor, scale: float = 1.0, into: Tensor | None = None) -> Tensor:
-        """Return scale · left (b, r, d) times right (b, m, d) transposed, in the block `name` or in `into`."""
+        """Return scale · left (b, r, d) times right (b, m, d) transposed, in the block `name` or in `into`.
+
+        Without `into` it may also be in memory of its own.
+        """
+        if into is None and len(left) == 1 and products.pays(left, right.shape[1]):
+            return products.linear(left[0] * scale, right[0])[None]
         out = self._block(name, left, right.shape[1]) if into is None else into
-        return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
+        return products.multiply(left, right, scale, out)
 
     def sums(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Return left_i + right_j for left (b, r) and right (b, m), in the block `name`."""

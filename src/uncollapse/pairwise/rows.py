@@ -16,6 +16,7 @@ from uncollapse.pairwise.grid import (
     Tile,
     memory,
 )
+from uncollapse.pairwise.products import accumulate
 
 
 def forward(inputs: Inputs, grid: Grid, out: Outputs) -> None:
@@ -38,7 +39,7 @@ def forward(inputs: Inputs, grid: Grid, out: Outputs) -> None:
             mean[:, t.rows] *= fade[..., None]
         weight.sub_(highest[..., None]).exp2_()
         if inputs.v.shape[-1] > 0:
-            mean[:, t.rows].baddbmm_(weight, inputs.v[:, t.keys], beta=beta)
+            accumulate(mean[:, t.rows], weight, inputs.v[:, t.keys], beta)
         if grid.whole:
             peak, total = highest, weight.sum(-1)
         else:
@@ -64,7 +65,7 @@ def backward(
     for t in grid:
         weight = outputs.weight if outputs.weight.numel() else softmax(inputs, outputs.log2sum, t)
         if inputs.v.shape[-1] > 0:
-            grads.v[:, t.keys].baddbmm_(weight.mT, d_out.mean[:, t.rows], beta=beta)
+            accumulate(grads.v[:, t.keys], weight.mT, d_out.mean[:, t.rows], beta)
             push = memory.product("push", d_out.mean[:, t.rows], inputs.v[:, t.keys])
             push.add_(level[:, t.rows, None]).mul_(weight)  # G
         else:
@@ -74,10 +75,10 @@ def backward(
         if grads.bias is not None:
             grads.bias[:, t.keys] += push.sum(-2)
         if same and grid.whole:  # dq + dk = (G + Gᵀ) q: one product instead of two; G is 0 at excluded keys
-            grads.q.baddbmm_(push + push.mT, inputs.q, beta=0.0, alpha=alpha)
+            accumulate(grads.q, push + push.mT, inputs.q, 0.0, alpha)
         else:
-            grads.q[:, t.rows].baddbmm_(push, inputs.k[:, t.keys], beta=beta, alpha=alpha)
-            grads.k[:, t.keys].baddbmm_(push.mT, inputs.q[:, t.rows], beta=beta, alpha=alpha)
+            accumulate(grads.q[:, t.rows], push, inputs.k[:, t.keys], beta, alpha)
+            accumulate(grads.k[:, t.keys], push.mT, inputs.q[:, t.rows], beta, alpha)
     if dominant is not None:
         dominant.give(inputs, grads)
 

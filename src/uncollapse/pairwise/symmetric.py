@@ -23,6 +23,7 @@ from uncollapse.pairwise.grid import (
     Tile,
     memory,
 )
+from uncollapse.pairwise.products import accumulate
 
 SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # up to this |S|, exp(S) needs no shift
 SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # up to this logarithm, a sum does not overflow
@@ -111,8 +112,8 @@ def _weights(inputs: Inputs, t: Tile) -> tuple[Tensor, Tensor, slice]:
 
 def _add_products(out: Tensor, of: Tensor, weight: Tensor, beyond: Tensor, t: Tile, others: slice) -> None:
     """Add W·of to out, for the tile and, beyond the diagonal, for its transpose."""
-    out[:, t.rows].baddbmm_(weight, of[:, t.keys])
-    out[:, others].baddbmm_(beyond.mT, of[:, t.rows])
+    accumulate(out[:, t.rows], weight, of[:, t.keys])
+    accumulate(out[:, others], beyond.mT, of[:, t.rows])
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:

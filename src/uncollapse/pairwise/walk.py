@@ -39,6 +39,7 @@ from uncollapse.pairwise.grid import (
     Outputs,
     Pairs,
 )
+from uncollapse.pairwise.products import accumulate
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -114,7 +115,7 @@ def spread(q: Tensor, k: Tensor | None, d: Tensor, bias: Tensor | None, temperat
     for c in grid.chunks(q.shape[0]):
         part = inputs.chunk(c)
         for t in grid:
-            out[c, t.keys].baddbmm_(rows.softmax(part, log2sum[c], t).mT, d[c, t.rows])
+            accumulate(out[c, t.keys], rows.softmax(part, log2sum[c], t).mT, d[c, t.rows])
     return out
 
 
