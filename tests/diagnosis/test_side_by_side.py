@@ -33,6 +33,14 @@ def test_results_come_in_order_from_other_threads_with_one_thread_each() -> None
 
 
 @pytest.mark.usefixtures("two_threads")
+def test_inference_mode_applies_to_the_threads() -> None:
+    with torch.inference_mode():
+        total = torch.zeros(2)
+        run_side_by_side([partial(total[0].fill_, 1), partial(total[1].fill_, 2)])
+    assert total.tolist() == [1, 2]
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_the_first_error_is_raised() -> None:
     def fail(word: str) -> None:
         raise ValueError(word)

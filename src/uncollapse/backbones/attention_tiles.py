@@ -5,9 +5,10 @@ read before it is forgotten: the model's attention is computed once, and no map 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +36,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The maps of one call of attention as tiles, which can be read once. shape: (b, heads, n, n) of all maps."""
+    """The maps of one call of attention. shape: (b, heads, n, n) of all. each: functions that compute their tiles.
+
+    Tiles do not depend on each other, so several threads can compute and read them.
+    """
 
     shape: torch.Size
-    each: Iterator[Tile]
+    each: Sequence[Callable[[], Tile]]
 
 
 OnTiles = Callable[[Site, int, Tiles], None]
@@ -87,12 +91,10 @@ class TileReader(TorchFunctionMode):
         attention = _Attention(*args, **(kwargs or {}))
         if attention.dropout_p or not attention.is_square:
             return func(*args, **(kwargs or {}))
-        call, tiles = self._calls[site], attention.tiles()
+        call = self._calls[site]
         self._calls[site] += 1
-        self._receive(site, call, Tiles(attention.shape, tiles))
-        for _ in tiles:  # also those that were not read have an output
-            pass
-        return attention.output
+        self._receive(site, call, Tiles(attention.shape, attention.tiles()))
+        return attention.output if attention.is_complete else func(*args, **(kwargs or {}))  # nobody read its maps
 
 
 class _Attention:
@@ -122,25 +124,29 @@ class _Attention:
             self.mask = torch.ones(self.shape[-2:], dtype=torch.bool, device=query.device).tril().expand(self.shape)
         self.scale = query.shape[-1] ** -0.5 if scale is None else scale
         self.output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        self._left: set[tuple[int, int]] = set()  # tiles that were not computed yet, by their first map and row
 
-    def tiles(self) -> Iterator[Tile]:
-        """Yield the tiles of the maps, and write the output of each."""
+    def tiles(self) -> list[Callable[[], Tile]]:
+        """Return functions that compute the tiles of the maps, and write the output of each."""
         sets, heads, n, _ = self.shape
         step = max(1, TILE // max(1, heads * n * n))
         rows = n if heads * n * n <= TILE else max(1, TILE // (heads * n))
-        for first in range(0, sets, step):
-            part = slice(first, first + step)
-            for row in range(0, n, rows):
-                place = part, slice(None), slice(row, row + rows)
-                yield Tile(self._attend(part, place), first, row)
+        self._left = {(first, row) for first in range(0, sets, step) for row in range(0, n, rows)}
+        return [partial(self._attend, first, row, step, rows) for first, row in sorted(self._left)]
 
-    def _attend(self, part: slice, place: tuple[slice, ...]) -> Tensor:
-        """Return a tile of the maps, after its output was written."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tile was computed."""
+        return not self._left
+
+    def _attend(self, first: int, row: int, step: int, rows: int) -> Tile:
+        part, place = slice(first, first + step), (slice(first, first + step), slice(None), slice(row, row + rows))
         query, key, value = (numerics.to_full(x) for x in (self.query[place], self.key[part], self.value[part]))
         with torch.autocast(query.device.type, enabled=False):
             maps = self._softmax(place, query * self.scale @ key.mT)
             self.output[place] = (maps @ value).to(self.output.dtype)
-        return maps
+        self._left.discard((first, row))
+        return Tile(maps, first, row)
 
     def _softmax(self, place: tuple[slice, ...], logits: Tensor) -> Tensor:
         """Return the softmax of logits, which are overwritten; 0 in rows that see no key."""

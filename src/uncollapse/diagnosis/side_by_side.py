@@ -6,6 +6,7 @@ process needs a core. One layer per core scales, and computes the same.
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -24,13 +25,14 @@ def run_side_by_side(work: Iterable[Callable[[], T]]) -> list[T]:
     count = min(threads, len(tasks))
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(_run_without_gradients, tasks))
+            return list(pool.map(partial(_run, torch.is_inference_mode_enabled()), tasks))
     finally:
         torch.set_num_threads(threads)
 
 
-def _run_without_gradients(task: Callable[[], T]) -> T:
-    with torch.no_grad():  # the mode of the caller's thread does not apply here
+def _run(inference: bool, task: Callable[[], T]) -> T:
+    """Run a task without gradients, in the mode of the caller's thread."""
+    with torch.inference_mode(inference), torch.no_grad():
         return task()
 
 
