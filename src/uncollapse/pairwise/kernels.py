@@ -103,55 +103,32 @@ def pull(
         logits = _products(x, base, n, y, lo, m, d, ROWS, OTHERS, D, BLOCK_D) * scale
         counts, cursor = _counts(rows, others, n, m, first, behind, pair_own, pair_other, cursor, end, NO_SELF)
         if BOTH_WAYS:
-            push = tl.exp2(logits + _own(own_shift, own, inside)) * _own(own_level, own, inside)
-            push += tl.exp2(logits + _other(other_shift + other, others, m)) * _other(other_level + other, others, m)
-            push = tl.where(counts, push, 0.0)
+            push = _push_both_ways(
+                logits, counts, own_shift, other_shift, own_level, other_level, own, other, inside, others, m
+            )
         else:
-            if own_shift is not None:
-                logits += _own(own_shift, own, inside)
-            if other_shift is not None:
-                logits += _other(other_shift + other, others, m)
-            weight = tl.where(counts, tl.exp2(logits), 0.0)
+            weight = _weights(logits, counts, own_shift, other_shift, own, other, inside, others, m)
             if du is not None:
                 lifted = (weight * 2**LIFT).to(w.dtype.element_ty)
-                if E > BLOCK_E:
-                    _add_in_memory(du + batch * n * E, base, n, lifted, w, lo, m, None, e, ROWS, OTHERS, E, BLOCK_E)
-                else:
-                    u_sums = _dot(lifted, _load(w, lo, 0, m, OTHERS, E, BLOCK_E), u_sums)
+                u_sums = _add(u_sums, du + batch * n * E, base, n, lifted, w, lo, m, e, ROWS, OTHERS, E, BLOCK_E)
             if dx is not None:
                 push = tl.zeros((ROWS, OTHERS), tl.float32)
                 if u is not None:
                     push = _products(u, base, n, w, lo, m, e, ROWS, OTHERS, E, BLOCK_E)
-                if own_level is not None:
-                    push += _own(own_level, own, inside)
-                if other_level is not None:
-                    push += _other(other_level + other, others, m)
-                push *= weight
-                if own_limit is not None:
-                    rules = weight > _own(own_limit, own, inside)
-                    found = tl.maximum(found, tl.max(tl.where(rules, others[None, :], -1), 1))
-                    push = tl.where(rules, 0.0, push)
-                if other_limit is not None:
-                    rules = weight > _other(other_limit + other, others, m)
-                    push = tl.where(rules, _other(rest + other, others, m), push)
+                push = _levels(push, own_level, other_level, own, other, inside, others, m) * weight
+                push, found = _dominate(
+                    push, found, weight, own_limit, other_limit, rest, own, other, inside, others, m
+                )
         if dx is not None:
             g_sums += tl.sum(push, 1)
             half = push.to(y.dtype.element_ty)
-            if D > BLOCK_D:
-                _add_in_memory(dx + batch * n * D, base, n, half, y, lo, m, None, d, ROWS, OTHERS, D, BLOCK_D)
-            else:
-                x_sums = _dot(half, _load(y, lo, 0, m, OTHERS, D, BLOCK_D), x_sums)
+            x_sums = _add(x_sums, dx + batch * n * D, base, n, half, y, lo, m, d, ROWS, OTHERS, D, BLOCK_D)
     if goal is not None:
         g_sums = tl.load(goal + own, mask=inside, other=0.0) - g_sums
     if sums is not None:
         tl.store(sums + own, g_sums, mask=inside)
     if dx is not None:
-        for at in range(0, D if D <= BLOCK_D else d, BLOCK_D):
-            if D > BLOCK_D:
-                x_sums = _load(dx + batch * n * D, base, at, n, ROWS, D, BLOCK_D)
-            if own_limit is not None:  # the entries of dominant keys
-                x_sums += g_sums[:, None] * _gather(y, found, at, D, BLOCK_D)
-            _store(dx + batch * n * D, base, at, n, x_sums, ROWS, D, BLOCK_D)
+        _write_rows(dx + batch * n * D, base, n, x_sums, y, own_limit, found, g_sums, d, ROWS, D, BLOCK_D)
     if du is not None and E <= BLOCK_E:
         _store(du + batch * n * E, base, 0, n, u_sums, ROWS, E, BLOCK_E)
 
@@ -238,6 +215,50 @@ def _counts(rows, others, n, m, first, behind, pair_own, pair_other, cursor, end
 
 
 @triton.jit
+def _weights(logits, counts, own_shift, other_shift, own, other, inside, others, m):
+    """Return P_ij = exp2(S_ij + a_i + b_j) of a tile, 0 for pairs that do not count."""
+    if own_shift is not None:
+        logits += _own(own_shift, own, inside)
+    if other_shift is not None:
+        logits += _other(other_shift + other, others, m)
+    return tl.where(counts, tl.exp2(logits), 0.0)
+
+
+@triton.jit
+def _levels(push, own_level, other_level, own, other, inside, others, m):
+    """Return push + f_i + g_j of a tile."""
+    if own_level is not None:
+        push += _own(own_level, own, inside)
+    if other_level is not None:
+        push += _other(other_level + other, others, m)
+    return push
+
+
+@triton.jit
+def _dominate(push, found, weight, own_limit, other_limit, rest, own, other, inside, others, m):
+    """Return the entries of a tile without those of dominant keys, and the dominant keys of own rows found so far.
+
+    An entry of an own query becomes 0, that of another query what `rest` says.
+    """
+    if own_limit is not None:
+        rules = weight > _own(own_limit, own, inside)
+        found = tl.maximum(found, tl.max(tl.where(rules, others[None, :], -1), 1))
+        push = tl.where(rules, 0.0, push)
+    if other_limit is not None:
+        rules = weight > _other(other_limit + other, others, m)
+        push = tl.where(rules, _other(rest + other, others, m), push)
+    return push, found
+
+
+@triton.jit
+def _push_both_ways(logits, counts, own_shift, other_shift, own_level, other_level, own, other, inside, others, m):
+    """Return G_ij = exp2(S_ij + a_i) f_i + exp2(S_ij + b_j) g_j of a tile, 0 for pairs that do not count."""
+    push = tl.exp2(logits + _own(own_shift, own, inside)) * _own(own_level, own, inside)
+    push += tl.exp2(logits + _other(other_shift + other, others, m)) * _other(other_level + other, others, m)
+    return tl.where(counts, push, 0.0)
+
+
+@triton.jit
 def _own(values, at, inside):
     """Load one number per own row, as a column."""
     return tl.load(values + at, mask=inside, other=0.0)[:, None]
@@ -293,6 +314,32 @@ def _products(
         own, other = _load(x, base, at, n, ROWS, WIDTH, BLOCK), _load(y, lo, at, m, OTHERS, WIDTH, BLOCK)
         sums = _dot(own, tl.trans(other), sums)
     return sums
+
+
+@triton.jit
+def _add(
+    sums, out, base, n, weight, y, lo, m, width, ROWS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return sums + weight·y if they fit into one block of features; otherwise add it to rows of out."""
+    if WIDTH > BLOCK:
+        _add_in_memory(out, base, n, weight, y, lo, m, None, width, ROWS, OTHERS, WIDTH, BLOCK)
+    else:
+        sums = _dot(weight, _load(y, lo, 0, m, OTHERS, WIDTH, BLOCK), sums)
+    return sums
+
+
+@triton.jit
+def _write_rows(
+    out, base, n, sums, y, own_limit, found, entry, width, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write the sums of own rows, which may be in memory already, with the entries of the dominant keys `found`."""
+    for at in range(0, WIDTH if WIDTH <= BLOCK else width, BLOCK):
+        if WIDTH > BLOCK:
+            sums = _load(out, base, at, n, ROWS, WIDTH, BLOCK)
+        if own_limit is not None:
+            sums += entry[:, None] * _gather(y, found, at, WIDTH, BLOCK)
+        _store(out, base, at, n, sums, ROWS, WIDTH, BLOCK)
 
 
 @triton.jit
