@@ -32,7 +32,7 @@ FORBIDDEN = {
 }
 MOST_AT_THE_TOP = 20  # 15 packages and modules, and __init__, __main__, py.typed
 MOST_IN_A_FOLDER_OF_LAB = 12
-MOST_FILES = 325
+MOST_FILES = 326
 
 
 def module_name(path: Path) -> str:

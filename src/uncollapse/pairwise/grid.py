@@ -108,12 +108,17 @@ class Grid:
         """Return whether one tile covers every query and key, so that results can be written instead of added."""
         return self.single and self.n > 0 and self.m > 0 and self._keys(0, self.n) == (0, self.m)
 
-    def chunks(self, batch: int) -> Iterator[slice]:
-        """Yield batch elements to process together: some per thread, about half a tile, which measured fastest."""
-        threads = torch.get_num_threads() if self.single and self.device.type == "cpu" else 1
+    def chunks(self, batch: int, workers: int = 1) -> list[slice]:
+        """Return batch elements to process together: about half a tile, which measured fastest.
+
+        workers: how many process a chunk each; the number of chunks is a multiple of theirs. One uses all threads.
+        """
+        threads = torch.get_num_threads() if workers == 1 and self.single and self.device.type == "cpu" else 1
         fit = max(1, self.area // max(1, self.n * self.m))
         step = min(fit, max(1, fit // 2 // threads) * threads)
-        return (slice(c, min(batch, c + step)) for c in range(0, batch, step))
+        if workers > 1:
+            step = -(-batch // (workers * -(-batch // (workers * step))))
+        return [slice(c, min(batch, c + step)) for c in range(0, batch, step)]
 
     def __iter__(self) -> Iterator[Tile]:
         for a in range(0, self.n, self.height):

@@ -40,6 +40,7 @@ from uncollapse.pairwise.grid import (
     Pairs,
 )
 from uncollapse.pairwise.products import accumulate
+from uncollapse.pairwise.workers import for_each_chunk
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -64,10 +65,13 @@ def forward(
     outputs = Outputs(v.new_empty(batch, n, v.shape[-1]), q.new_empty(batch, n), kind, weight)
     inputs = Inputs(q, q if k is None else k, v, bias, temperature)
     grid, upper = _grids(pairs, n, m, q.device, same=k is None)
-    for c in grid.chunks(batch):
+
+    def work(c: slice) -> None:
         part, out = inputs.chunk(c), Outputs(*(t[c] for t in outputs))
         if upper is None or not symmetric.forward(part, upper, out):
             rows.forward(part, grid, out)
+
+    for_each_chunk(work, grid, inputs)
     return outputs.mean, outputs.log2sum.div_(LOG2E), outputs.kind, outputs.weight
 
 
@@ -93,7 +97,8 @@ def backward(
     if bool(nothing.any()):
         d_mean, d_log = d_mean.masked_fill(nothing[..., None], 0), d_log.masked_fill(nothing, 0)
         log2sum = log2sum.masked_fill(nothing, -ABSENT)  # all weights of such a row become 0
-    for c in grid.chunks(q.shape[0]):
+
+    def work(c: slice) -> None:
         part, d_out = inputs.chunk(c), OutputGradients(d_mean[c], d_log[c])
         outputs = Outputs(mean[c], log2sum[c], kind[c], weight[c])
         out = InputGradients(grads.q[c], grads.k[c], grads.v[c], None if grads.bias is None else grads.bias[c])
@@ -101,6 +106,8 @@ def backward(
             symmetric.backward(part, upper, outputs, d_out, out)
         else:
             rows.backward(part, grid, outputs, d_out, out, same=k is None)
+
+    for_each_chunk(work, grid, inputs)
     return grads.q, None if k is None else grads.k, grads.v, grads.bias
 
 

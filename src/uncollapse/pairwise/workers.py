@@ -1,0 +1,56 @@
+"""Process the chunks of a batch side by side, each in one thread.
+
+Threads that share every operation wait for each other at its end. Where another program uses a core, one of them is
+late each time. Threads with chunks of their own wait for each other only once.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from uncollapse.pairwise.grid import Grid, Inputs
+
+LEAST = 1 << 24  # multiplications of a product of the whole batch from which on this pays
+
+
+def for_each_chunk(work: Callable[[slice], None], grid: Grid, inputs: Inputs) -> None:
+    """Call `work` on each chunk of the batch; large batches of small sets are divided among threads."""
+    batch, threads = len(inputs.q), torch.get_num_threads()
+    if threads == 1 or not grid.single or batch < threads or not _is_large(inputs):
+        for c in grid.chunks(batch):
+            work(c)
+        return
+
+    inference = torch.is_inference_mode_enabled()
+
+    def alone(c: slice) -> None:
+        with torch.inference_mode(inference), torch.no_grad():  # a thread has its own modes
+            work(c)
+
+    for done in [_pool(threads).submit(alone, c) for c in grid.chunks(batch, threads)]:
+        done.result()
+
+
+def _is_large(inputs: Inputs) -> bool:
+    q, k = inputs.q, inputs.k
+    return type(q) is torch.Tensor and q.device.type == "cpu" and q.numel() * k.shape[1] >= LEAST
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Return threads that do each operation alone; the number of threads of all others stays as it is."""
+    started = threading.Barrier(threads + 1)
+    pool = ThreadPoolExecutor(threads, "uncollapse", initializer=torch.set_num_threads, initargs=(1,))
+    for _ in range(threads):
+        pool.submit(started.wait)
+    started.wait()
+    torch.set_num_threads(threads)  # for threads that will be started: they take over what was set last
+    return pool
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
