@@ -139,6 +139,17 @@ def benchmarks(name: str) -> str:
     return f"{table}\n\nMeasured on {result['date'][:10]} with {versions}, on {machine}, by `make bench`."
 
 
+def targets() -> str:
+    """Every target of the benchmarks next to what was measured; those that were missed as well."""
+    rows = []
+    for file in sorted(RESULTS.glob("benchmarks*.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        for t in (t for t in result["targets"] if t["reached"] is not None):
+            measured = f"{t['measured']:,.0f}" if t["measured"] >= 1000 else f"{t['measured']:.3g}"
+            rows.append((t["name"].strip(), f"{t['target']} {t['unit']}", measured, "yes" if t["reached"] else "no"))
+    return reference.table(("work", "target", "measured", "reached"), rows) if rows else results.NOT_RUN
+
+
 def diverse_patch() -> str:
     """What became of the four ways of examples/diverse_patch.py; nothing before it has run."""
     file = RESULTS / "diverse_patch.json"
@@ -185,6 +196,7 @@ BENCHMARKS = {  # table -> file in results/
 TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(benchmarks, file) for name, file in BENCHMARKS.items()},
     "mending": mending,
+    "targets": targets,
     "known_causes": known_causes,
     "early_alarm": early_alarm,
     "early_proof": early_proof,

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import rows, symmetric
+from uncollapse.pairwise.chunk_threads import for_each_chunk
 from uncollapse.pairwise.grid import (
     ABSENT,
     LOG2E,
@@ -40,7 +41,6 @@ from uncollapse.pairwise.grid import (
     Pairs,
 )
 from uncollapse.pairwise.products import accumulate
-from uncollapse.pairwise.workers import for_each_chunk
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
