@@ -63,7 +63,7 @@ def test_it_tells_a_story(name: str) -> None:
     words = "\n".join(text for kind, _, text in found if kind == "markdown")
     assert re.match(r"# # \w", found[0][2])
     assert re.search(r"^# > .*\?$", found[0][2], flags=re.M)
-    assert 'pip install "uncollapse[' in found[0][2]
+    assert "pip install -c constraints.txt -e '.[" in found[0][2]
     assert "# ## The answer" in words
     assert all(not line or line.startswith("#") for line in words.split("\n"))
     assert any("assert " in text for kind, _, text in found if kind == "code")
