@@ -17,10 +17,11 @@ T = TypeVar("T")
 def run_side_by_side(work: Iterable[Callable[[], T]]) -> list[T]:
     """Return the results of functions, which run in as many threads as torch uses for one operator.
 
-    Meanwhile torch uses one thread for each operator. If some raise, the error of the first of them is raised.
+    Meanwhile torch uses one thread for each operator, also for one function alone, whose sums would differ otherwise. If
+    some raise, the error of the first of them is raised.
     """
     tasks, threads = list(work), torch.get_num_threads()
-    if threads == 1 or len(tasks) < 2 or _uses_gpu():
+    if threads == 1 or not tasks or _uses_gpu():
         return [task() for task in tasks]
     count = min(threads, len(tasks))
     try:
