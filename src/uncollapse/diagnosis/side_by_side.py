@@ -17,7 +17,7 @@ T = TypeVar("T")
 def run_side_by_side(work: Iterable[Callable[[], T]]) -> list[T]:
     """Return the results of functions, which run in as many threads as torch uses for one operator.
 
-    Meanwhile torch uses one thread for each operator, also for one function alone, whose sums would differ otherwise. If
+    Meanwhile torch uses one thread for each operator, also for one function alone, whose sums would differ. If
     some raise, the error of the first of them is raised.
     """
     tasks, threads = list(work), torch.get_num_threads()
