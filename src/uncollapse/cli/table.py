@@ -59,7 +59,7 @@ def table(
         if path is not None and path.is_dir():
             raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
     chosen = _recipe(recipe)
-    laid_out, records = _board(chosen, table), _records(chosen, results)
+    laid_out, records = _find_table(chosen, table), _records(chosen, results)
     laid_out, records = _filter(chosen, laid_out, records, pairs or [])
     details = () if chosen.details is None else chosen.details(records)
     written = _write(chosen, laid_out, records, details, markdown, html)
@@ -93,7 +93,7 @@ def _recipe(name: str) -> "Recipe":
         raise UsageError(str(error.args[0])) from error
 
 
-def _board(recipe: "Recipe", name: str | None) -> PaperTable:
+def _find_table(recipe: "Recipe", name: str | None) -> PaperTable:
     if not recipe.tables:
         raise UsageError(f"The recipe {recipe.name} has no table.")
     if name is None:
