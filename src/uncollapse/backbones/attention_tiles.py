@@ -120,8 +120,7 @@ class _Attention:
             self.key, self.value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         self.shape = torch.Size((*query.shape[:-1], key.shape[-2]))
         self.mask = None if attn_mask is None else attn_mask.expand(self.shape)
-        if is_causal:
-            self.mask = torch.ones(self.shape[-2:], dtype=torch.bool, device=query.device).tril().expand(self.shape)
+        self.causal = is_causal
         self.scale = query.shape[-1] ** -0.5 if scale is None else scale
         self.output = query.new_empty(*query.shape[:-1], value.shape[-1])
         self._left: set[tuple[int, int]] = set()  # tiles that were not computed yet, by their first map and row
@@ -150,9 +149,12 @@ class _Attention:
 
     def _softmax(self, place: tuple[slice, ...], logits: Tensor) -> Tensor:
         """Return the softmax of logits, which are overwritten; 0 in rows that see no key."""
-        if self.mask is None:
+        if self.causal:
+            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(place[2].start)
+        elif self.mask is None:
             return logits.softmax(-1)
-        mask = self.mask[place]
+        else:
+            mask = self.mask[place]
         logits = logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
         blind = logits.amax(-1, keepdim=True) == -torch.inf
         maps = logits.softmax(-1)
