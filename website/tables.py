@@ -116,9 +116,9 @@ def early_proof() -> str:
         return results.NOT_RUN
     rows = []
     for p in json.loads(file.read_text(encoding="utf-8"))["proofs"]:
-        scores = (f"{p[key]:.1%}" for key in ("without", "no_dropout", "with"))
+        scores = (f"{p[key]:.1%}" for key in ("without", "with"))
         rows.append((str(p["seed"]), f"{p['alarm_at']} of {p['steps']}", f"`{p['advice']}`", *scores))
-    head = ("seed", "alarm at step", "advice against the cause", "as it was", "only without dropout", "with the advice")
+    head = ("seed", "alarm at step", "advice against the cause", "as it was", "with the advice")
     return reference.table(head, rows)
 
 

@@ -56,10 +56,10 @@ _PUBLIC = {
     "uncollapse.attachment.inner_tokens": "Tokens tokens",
     "uncollapse.attachment.save": "load_cure save_cure",
     "uncollapse.cures": "AttnScale CenteredAttention ContraNorm DiffGroupNorm DropEdge FeatScale GFSA InitialResidual "
-    "LayerNormScaling LayerScale MeanSubtraction NeuTRENO NodeNorm OutputGate PairNorm Residual "
-    "ValueResidual attn_scale centered_attention contra_norm diff_group_norm drop_edge feat_scale "
+    "LayerNormScaling LayerScale MeanSubtraction NeuTRENO NodeNorm OutputGate PairNorm PreActivationResidual "
+    "Residual ValueResidual attn_scale centered_attention contra_norm diff_group_norm drop_edge feat_scale "
     "gfsa initial_residual layer_norm_scaling layer_scale mean_subtraction neutreno node_norm "
-    "output_gate pair_norm residual value_residual",
+    "output_gate pair_norm pre_activation_residual residual value_residual",
     "uncollapse.diagnosis.build": "Labels",
     "uncollapse.diagnosis.embeddings": "RowStatistics diagnose_rows",
     "uncollapse.diagnosis.result": "Diagnosis",

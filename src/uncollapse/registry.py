@@ -76,6 +76,11 @@ class Cure:
         """Return whether the forward pass of the module takes an argument of this name."""
         return name in inspect.signature(self.layer.forward).parameters  # type: ignore[attr-defined]
 
+    @property
+    def takes_earlier(self) -> bool:
+        """Return whether the module takes a tensor of an earlier block."""
+        return self.takes("first") or self.takes("previous")
+
     def options(self) -> tuple[str, ...]:
         """Return the options of `attach` for this cure, with their defaults."""
         given = {name: p.default for name, p in inspect.signature(self.layer).parameters.items()} | dict(self.attached)

@@ -173,6 +173,16 @@ def test_what_cannot_be_swept_is_said(run: Run, tiny: ModuleType, arguments: lis
     assert words in result.stderr
 
 
+@pytest.mark.parametrize(("value", "total"), [(1, 3), (2, 1)])
+def test_a_field_that_one_grid_varies_narrows_the_others_too(
+    run: Run, tiny: ModuleType, value: int, total: int
+) -> None:
+    """The second grid has the size 1 of the defaults: it belongs to that sweep and to no other."""
+    grids = ["--grid", "size=1,2", "--grid", "scale=.5,2"]
+    result = run("sweep", tiny.NAME, *grids, "--set", f"size={value}", "--dry-run", "--json")
+    assert json.loads(result.stdout)["total"] == total
+
+
 def test_an_unknown_recipe_is_a_usage_error(run: Run, tiny: ModuleType) -> None:
     result = run("sweep", "tiny-swep", "--grid", "one")
     assert result.exit_code == 2

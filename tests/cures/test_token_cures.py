@@ -1,4 +1,4 @@
-"""Residual, initial residual, LayerScale, LayerNorm scaling and norms of nodes against the papers' formulas."""
+"""Residuals, LayerScale, LayerNorm scaling and norms of nodes against the papers' formulas."""
 
 import math
 
@@ -26,6 +26,20 @@ class TestResidual:
         with pytest.raises(ValueError, match="same shape"):
             uc.residual(rows(5, 3), rows(5, 1))
         assert all(uc.residual(rows(2, 3).to(t), rows(2, 3).to(t), 0.5).dtype == t for t in HALF)
+
+
+class TestPreActivationResidual:
+    def test_formula(self):
+        out, previous = rows(5, 3), rows(5, 3, seed=1)
+        expected = [[float(out[i, k]) + 0.7 * float(previous[i, k]) for k in range(3)] for i in range(5)]
+        found = uc.pre_activation_residual(out, previous, 0.7)
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+        torch.testing.assert_close(uc.PreActivationResidual(0.7)(out, previous), found)
+
+    def test_errors_and_half(self):
+        with pytest.raises(ValueError, match="same shape"):
+            uc.pre_activation_residual(rows(5, 3), rows(5, 1))
+        assert all(uc.pre_activation_residual(rows(2, 3).to(t), rows(2, 3).to(t), 0.5).dtype == t for t in HALF)
 
 
 class TestInitialResidual:

@@ -33,7 +33,7 @@ class CallState:
         self.thread = 0
         self.counters = 0  # writers that count calls, starting at each call of an owner; they need the owner too
         self.followed = False  # something directly after the block reads its context
-        self.finds_pass = False  # a cure in this block needs a tensor of the first block
+        self.finds_pass = False  # a cure in this block needs a tensor of an earlier block
         self.users = 0
         self.inner: list[CallState] = []
         self.overridden: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with their old values
@@ -43,7 +43,7 @@ class CallState:
         self.context: Context | None = None
         self.carried: Tensor | None = None  # the change of the residual stream where it bypasses a norm
         self.held: dict[str, Tensor] = {}  # tensors that a cure needs further on in the block
-        self.firsts: list[FirstTensor] = []  # of the first block, for later blocks; an owner has them
+        self.earlier: list[EarlierTensor] = []  # for later blocks; an owner has them
         self.with_gradients = False  # whether an owner was called with gradients
         self.address: int | None = None  # of the block's input, by which its pass is known again
         self.next_call = self.call = 0
@@ -65,8 +65,8 @@ class CallState:
         if self.counters:  # otherwise nobody resets the count, and compiled code would recompile in every pass
             self.call, self.next_call = self.next_call, self.next_call + 1
         self.context, self.carried, self.held, self.running = context, None, {}, True
-        for first in self.firsts:
-            first.forget()
+        for tensor in self.earlier:
+            tensor.forget()
             self.with_gradients = torch.is_grad_enabled()
         if self.finds_pass and not torch.compiler.is_compiling():
             keys = find_tensor(given := without_masks((args, kwargs)), is_tokens)
@@ -85,8 +85,8 @@ class CallState:
                 stacklevel=2,
             )
         self.carried, self.held, self.running, self.reached = None, {}, False, False
-        for first in self.firsts:
-            first.forget()
+        for tensor in self.earlier:
+            tensor.forget()
         if not self.followed:
             self.context = None
 
@@ -98,7 +98,7 @@ class CallState:
             state.owners.remove(self)
         for owner in self.owners:
             owner.inner.remove(self)
-        self.overridden, self.inner, self.owners, self.firsts = [], [], [], []
+        self.overridden, self.inner, self.owners, self.earlier = [], [], [], []
 
     def current_context(self, inside: bool) -> Context:
         """Return the context of the call that is running, or (not `inside`) that has just ended."""
@@ -146,15 +146,15 @@ class CallState:
         return self.thread in (0, _thread()) or _thread() == 0
 
 
-class FirstTensor:
-    """What the first block has at a place, for the later blocks of the same forward pass.
+class EarlierTensor:
+    """What a block has at a place, for later blocks of the same forward pass.
 
     When gradient checkpointing recomputes a later block, other batches may have passed: the tensor of its own pass is
     found by the address of the block's input, which the checkpoint keeps. It lives as long as the graph of its pass.
 
     Args:
         owner: of the blocks; its calls begin and end a pass.
-        state: of the first block, if its modules run several times in a pass; the first of these calls counts.
+        state: of the block, if its modules run several times in a pass; the first of these calls counts.
     """
 
     def __init__(self, owner: CallState, state: CallState | None) -> None:
@@ -175,7 +175,7 @@ class FirstTensor:
         self.__dict__.update({**state, "passes": WeakValueDictionary()})
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Save the tensor, at the place in the first block, and return it."""
+        """Save the tensor, at its place, and return it."""
         if not is_recomputing() and (self.state is None or self.state.call == 0):
             self.tensor = x.clone()  # the model may change x in place
             self.saved = None if torch.compiler.is_compiling() else _Saved(self.tensor)
@@ -191,18 +191,18 @@ class FirstTensor:
             saved = None if state.address is None else self.passes.get(state.address)
             if saved is None:
                 raise RuntimeError(
-                    f"The cure in {state.name} needs a tensor of the first block, which is not known when gradient "
+                    f"The cure in {state.name} needs a tensor of an earlier block, which is not known when gradient "
                     "checkpointing recomputes this block. Switch checkpointing off, or remove the cure."
                 )
             return saved.tensor
         if self.owner.running and self.owner.with_gradients and not torch.is_grad_enabled():
             raise RuntimeError(
                 f"{state.name} runs without gradients in a pass with them, as under reentrant checkpointing, where the "
-                "gradient of the first block's tensor would be lost. Checkpoint with use_reentrant=False."
+                "gradient of an earlier block's tensor would be lost. Checkpoint with use_reentrant=False."
             )
         if self.tensor is None:
             raise RuntimeError(
-                f"The cure in {state.name} needs a tensor of the first block, which did not run in this pass, as when "
+                f"The cure in {state.name} needs a tensor of an earlier block, which did not run in this pass, as when "
                 "layers are dropped in training. Switch layer dropping off, or remove the cure."
             )
         return self.tensor

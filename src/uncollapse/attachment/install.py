@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState, FirstTensor
+from uncollapse.attachment.calls import CallState, EarlierTensor
 from uncollapse.attachment.plan import PlannedCure, context_names
 from uncollapse.attachment.write_hooks import (
     NO_SCRIPT,
@@ -58,7 +58,7 @@ class Installed:
     side: Side
     states: list[CallState] = field(default_factory=list)
     counters: list[CallState] = field(default_factory=list)
-    shared: list[Receiver | FirstTensor] = field(default_factory=list)
+    shared: list[Receiver | EarlierTensor] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Any] = field(default_factory=list)
     overridden: list[tuple[nn.Module, str, Any]] = field(default_factory=list)  # attributes, with their old values
@@ -76,8 +76,8 @@ class Installed:
             state.counters -= 1
         for writer in self.shared:
             writer.users -= 1
-            if isinstance(writer, FirstTensor) and not writer.users:
-                writer.owner.firsts = [first for first in writer.owner.firsts if first is not writer]
+            if isinstance(writer, EarlierTensor) and not writer.users:
+                writer.owner.earlier = [tensor for tensor in writer.owner.earlier if tensor is not writer]
         for module, attribute, before in self.overridden:
             setattr(module, attribute, before)
         for module in self.modules:
@@ -138,9 +138,9 @@ def _add_probe(model: nn.Module, planned: PlannedCure, new: Installed) -> None:
 def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, inside: bool, new: Installed) -> Scope:
     """Describe where a cure acts, and let the tensors that it needs from other places be held for it."""
     request, takes = planned.request, context_names(planned.cure)
-    first, inputs = None, ""
-    if planned.first is not None:
-        first = _use_first(model, planned, state, new)
+    earlier, inputs = None, ""
+    if planned.earlier is not None:
+        earlier = _use_earlier(model, planned, state, new)
     values, second = planned.block.values, planned.block.second
     if "inputs" in takes:
         path = planned.site.path if request.cure.acts_on == "tokens" or values is None else values.path
@@ -158,7 +158,7 @@ def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, insi
         counts_padding=request.arguments["padding"] == "counted",
         causality=request.causality,
         mixes=request.cure.mixes,
-        first=first,
+        earlier=earlier,
         inputs=inputs,
         maps=second is not None and second.map is not None,
     )
@@ -202,23 +202,23 @@ def _add_receivers(model: nn.Module, planned: PlannedCure, state: CallState, new
         new.shared.append(receiver)
 
 
-def _use_first(model: nn.Module, planned: PlannedCure, state: CallState, new: Installed) -> FirstTensor:
-    """Return the tensor of the first block that a cure needs, saved there in each pass for all later blocks."""
-    stack, site = planned.request.stack, planned.first
+def _use_earlier(model: nn.Module, planned: PlannedCure, state: CallState, new: Installed) -> EarlierTensor:
+    """Return the tensor of an earlier block that a cure needs, saved there in each pass for later blocks."""
+    stack, site = planned.request.stack, planned.earlier
     assert site is not None
     owner = new.states[0]
     hooks = _use_hooks(model, site.path, new)
-    own = (w for _, w in hooks.sides[site.side] if isinstance(w, FirstTensor) and w.owner is owner)
-    first = next(own, None)
-    if first is None:
+    own = (w for _, w in hooks.sides[site.side] if isinstance(w, EarlierTensor) and w.owner is owner)
+    earlier = next(own, None)
+    if earlier is None:
         is_shared = [block.path for block in stack.blocks].count(stack.blocks[0].path) > 1
-        first = FirstTensor(owner, state if is_shared else None)
-        owner.firsts.append(first)
-        hooks.add(site.side, READ, first)
-    first.users += 1
-    new.shared.append(first)
+        earlier = EarlierTensor(owner, state if is_shared else None)
+        owner.earlier.append(earlier)
+        hooks.add(site.side, READ, earlier)
+    earlier.users += 1
+    new.shared.append(earlier)
     state.finds_pass = True
-    return first
+    return earlier
 
 
 def _add_writer(model: nn.Module, site: Site, rank: int, writer: Callable[[Tensor], Tensor], new: Installed) -> None:

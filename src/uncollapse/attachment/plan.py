@@ -16,7 +16,7 @@ from uncollapse.backbones.sites import Block, Site, Stack
 from uncollapse.errors import did_you_mean
 from uncollapse.registry import FIXED_PLACES, Cure
 
-CONTEXT_NAMES = ("mask", "causal", "edge_index", "batch", "inputs", "first", "second")
+CONTEXT_NAMES = ("mask", "causal", "edge_index", "batch", "inputs", "first", "previous", "second")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class Request:
 class PlannedCure:
     """One module of a cure and where it goes: checked, not yet in the model.
 
-    key: block and place. cure: the module. calls: in which calls of the block it acts, None for all. first: the site of
-    the first block from which it needs the tensor, if it takes that.
+    key: block and place. cure: the module. calls: in which calls of the block it acts, None for all. earlier: the
+    site of the first or the previous block from which it needs the tensor, if it takes that.
     """
 
     key: str
@@ -51,7 +51,7 @@ class PlannedCure:
     block: Block
     request: Request
     calls: frozenset[int] | None = None
-    first: Site | None = None
+    earlier: Site | None = None
 
 
 def select_cure_places(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ...]:
@@ -79,8 +79,8 @@ def select_cure_places(stack: Stack, cure: Cure, at: At | None) -> tuple[str, ..
 def select_blocks(model: nn.Module, request: Request) -> tuple[int, ...]:
     """Return those of the selected blocks where a cure fits.
 
-    A cure that brings back what the first block had acts from the second block on. One that adds tensors of two places
-    needs the same number of features in both.
+    A cure that brings back what an earlier block had acts from the second block on. One that adds tensors of two
+    places needs the same number of features in both.
     """
     stack, cure = request.stack, request.cure
     if cure.acts_on in ("values", "attention") and not all(stack.blocks[number].values for number in request.blocks):
@@ -93,12 +93,12 @@ def select_blocks(model: nn.Module, request: Request) -> tuple[int, ...]:
             f"{cure.name} applies the attention map twice, and the attention of {stack.architecture} cannot be asked "
             "for that. It works on models of timm, and of transformers with its common attention functions."
         )
-    if cure.acts_on == "edges" or not (cure.takes("first") or cure.takes("inputs")):
+    if cure.acts_on == "edges" or not (cure.takes_earlier or cure.takes("inputs")):
         return request.blocks
-    later = [number for number in request.blocks if number > 0 or not cure.takes("first")]
+    later = [number for number in request.blocks if number > 0 or not cure.takes_earlier]
     fitting = tuple(n for n in later if all(_has_width(model, request, place, n) for place in request.at))
     if not fitting:
-        where = "from the second block on, where" if cure.takes("first") else "where"
+        where = "from the second block on, where" if cure.takes_earlier else "where"
         raise ValueError(
             f"{cure.name} fits none of the selected blocks of {stack.architecture}: it acts {where} the number of "
             "features stays the same."
@@ -112,7 +112,8 @@ def _has_width(model: nn.Module, request: Request, place: str, number: int) -> b
     site = _find_site(stack, stack.blocks[number], place)
     if cure.acts_on != "tokens":
         return True
-    other = _find_site(stack, stack.blocks[0], place) if cure.takes("first") else replace(site, side="input")
+    earlier = _find_earlier(request, stack.blocks[number], place)
+    other = replace(site, side="input") if earlier is None else earlier
     widths = {width(model.get_submodule(one.path), one.side) for one in (site, other)}
     return len(widths - {None}) < 2
 
@@ -130,9 +131,10 @@ def plan(model: nn.Module, request: Request) -> list[PlannedCure]:
     for place, site, block in _list_sites(request):
         key = place if place in ("edges", *final_places(request.stack)) else f"{block.name} {place}"
         if site not in found:
+            _check_site(request, site, place)
             cure = _create_cure(model, request, site, block)
             calls = None if key in final_places(request.stack) else _select_calls(request, block)
-            found[site] = PlannedCure(key, cure, site, block, request, calls, _find_first(request, site, place))
+            found[site] = PlannedCure(key, cure, site, block, request, calls, _find_earlier(request, block, place))
     planned = list(found.values())
     for one in planned:
         _try_out(one)
@@ -152,19 +154,27 @@ def _list_sites(request: Request) -> list[tuple[str, Site, Block]]:
     return inner + [(place, ends[place], stack.blocks[-1]) for place in request.at if place in ends]
 
 
-def _find_first(request: Request, site: Site, place: str) -> Site | None:
-    """Return the site of the first block whose tensor a cure needs; check the site of the cure itself."""
+def _check_site(request: Request, site: Site, place: str) -> None:
+    """Refuse a site that does not have what a cure adds to it."""
     stack, cure = request.stack, request.cure
     if cure.takes("inputs") and cure.acts_on == "tokens" and site.side == "input":
         raise ValueError(
             f"{cure.name} adds the input of a module to its output, and {place} of {stack.architecture} is the input "
             "of one. Choose another place with at=…."
         )
-    if not cure.takes("first"):
-        return None
-    if place in final_places(stack):
+    if cure.takes_earlier and place in final_places(stack):
         raise ValueError(f"{cure.name} acts within blocks, and {place} is after them. Choose another place with at=….")
-    return _find_site(stack, stack.blocks[0], place if cure.acts_on == "tokens" else "attention.values")
+    if cure.takes("previous") and len({block.path for block in stack.blocks}) < len(stack.blocks):
+        raise ValueError(f"{cure.name} needs the block before, and blocks of {stack.architecture} share their modules.")
+
+
+def _find_earlier(request: Request, block: Block, place: str) -> Site | None:
+    """Return the site of the first or the previous block whose tensor a cure needs; None if it needs none."""
+    stack, cure = request.stack, request.cure
+    if not cure.takes_earlier:
+        return None
+    earlier = stack.blocks[max(stack.blocks.index(block) - 1, 0) if cure.takes("previous") else 0]
+    return _find_site(stack, earlier, place if cure.acts_on == "tokens" else "attention.values")
 
 
 def _select_calls(request: Request, block: Block) -> frozenset[int] | None:
@@ -270,7 +280,7 @@ def _try_out(planned: PlannedCure) -> None:
     if stack.layout == "nodes":
         context = {"edge_index": torch.zeros(2, 1, dtype=torch.long, device=x.device), "batch": None}
     x = x if stack.layout == "nodes" else x[None]
-    context |= {"inputs": x, "first": x}
+    context |= {"inputs": x, "first": x, "previous": x}
     mode = cure.training
     try:
         with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState, FirstTensor
+from uncollapse.attachment.calls import CallState, EarlierTensor
 from uncollapse.attachment.causality import Causality
 from uncollapse.attachment.writers import Receiver
 from uncollapse.backbones.nested import describe, find_tensor, get_nested, set_nested
@@ -99,7 +99,7 @@ class ModuleHooks:
         """Drop states and receivers without users, and return whether nothing is left."""
         self.states = [state for state in self.states if state.users]
         for side, entries in self.sides.items():
-            self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver | FirstTensor) or e[1].users]
+            self.sides[side] = [e for e in entries if not isinstance(e[1], Receiver | EarlierTensor) or e[1].users]
         return not any((self.states, self.arguments, self.probes, *self.sides.values()))
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState, FirstTensor
+from uncollapse.attachment.calls import CallState, EarlierTensor
 from uncollapse.attachment.causality import Causality
 from uncollapse.backbones.sites import Axes, Context, Layout, Values, fit_mask, from_sets, resolve_layout, to_sets
 
@@ -23,9 +23,9 @@ class Scope:
     where the layout is "auto". inside: whether the place is within the block, or else directly after it. calls: in
     which calls of the block, None for all. patches: leave CLS and other prefix tokens as they are. counts_padding: do
     not tell the cure which tokens are padding. causality: whether tokens see earlier ones only, where the context does
-    not say so. mixes: whether the cure lets tokens depend on each other. first: the tensor of the first block, if the
-    cure takes it. inputs: the key of the input of its module, likewise. maps: the attention map is held, not yet
-    applied a second time.
+    not say so. mixes: whether the cure lets tokens depend on each other. earlier: the tensor of the first or the
+    previous block, if the cure takes it. inputs: the key of the input of its module, likewise. maps: the attention map
+    is held, not yet applied a second time.
     """
 
     layout: Layout
@@ -37,9 +37,14 @@ class Scope:
     counts_padding: bool = False
     causality: Causality | None = None
     mixes: bool = True
-    first: FirstTensor | None = None
+    earlier: EarlierTensor | None = None
     inputs: str = ""
     maps: bool = False
+
+    @property
+    def earlier_name(self) -> str:
+        """Return by which name the cure takes the tensor of an earlier block."""
+        return "previous" if "previous" in self.takes else "first"
 
 
 class Writer:
@@ -63,8 +68,8 @@ class Writer:
         if self.scope.calls is not None and self.state.call not in self.scope.calls:
             return x
         new = self.change(x, context)
-        if self.scope.first is not None:
-            self.scope.first.hold(self.state, new)
+        if self.scope.earlier is not None:
+            self.scope.earlier.hold(self.state, new)
         if new.shape != x.shape:
             raise ValueError(f"The cure at {self.state.name} changed the shape {tuple(x.shape)} to {tuple(new.shape)}.")
         return new
@@ -112,8 +117,8 @@ class Writer:
         found = {}
         if self.scope.inputs:
             found["inputs"] = self.state.held[self.scope.inputs]
-        if self.scope.first is not None:
-            found["first"] = self.scope.first.read(self.state)
+        if self.scope.earlier is not None:
+            found[self.scope.earlier_name] = self.scope.earlier.read(self.state)
         for name, other in found.items():
             if other.shape != x.shape:
                 raise ValueError(
@@ -190,8 +195,8 @@ class HeadWriter(Writer):
         known: dict[str, Any] = {"mask": fit_mask(context.mask, x), "causal": self._is_causal(x, context)}
         if self.scope.inputs:
             known["inputs"] = self._held(self.scope.inputs)
-        if self.scope.first is not None:
-            known["first"] = self._split_values(self.scope.first.read(self.state))
+        if self.scope.earlier is not None:
+            known[self.scope.earlier_name] = self._split_values(self.scope.earlier.read(self.state))
         if "second" in self.scope.takes:
             held = self._held(SECOND)
             known["second"] = held @ heads if self.scope.maps else held

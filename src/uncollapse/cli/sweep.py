@@ -162,12 +162,19 @@ def _cells(
         if not any(name in grid.choose for grid in found):
             raise UsageError(f"--choose {name}: no grid has several values of it; add it, such as '{name}=A,B'.")
     cells: list[GridCell] = []
+    varied = fixed.keys() & {name for grid in found for name in grid.values}
     for grid in found:
         left = {name: value for name, value in preset.items() if name not in grid.values}
-        cells += grid.cells(recipe.config, left | fixed)
+        if all(name in grid.values or _has_value(recipe.config, left, name, fixed[name]) for name in varied):
+            cells += grid.cells(recipe.config, left | fixed)
     if not cells:
         raise UsageError(f"No experiment of the grid has {', '.join(pairs)}; leave out --set, or name a value it has.")
     return cells
+
+
+def _has_value(config: type, given: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Return whether a field has a value where a grid leaves it open: by a preset, or by default."""
+    return bool(getattr(fields.build(config, given), name) == value)
 
 
 def _parse_grid(recipe: "Recipe", text: str, choose: tuple[str, ...]) -> "Grid":

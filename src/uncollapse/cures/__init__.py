@@ -15,6 +15,7 @@ from uncollapse.cures.neutreno import NeuTRENO, neutreno
 from uncollapse.cures.node_norm import NodeNorm, node_norm
 from uncollapse.cures.output_gate import OutputGate, output_gate
 from uncollapse.cures.pair_norm import PairNorm, pair_norm
+from uncollapse.cures.pre_activation_residual import PreActivationResidual, pre_activation_residual
 from uncollapse.cures.residual import Residual, residual
 from uncollapse.cures.value_residual import ValueResidual, value_residual
 from uncollapse.registry import discover
@@ -35,6 +36,7 @@ __all__ = [
     "NodeNorm",
     "OutputGate",
     "PairNorm",
+    "PreActivationResidual",
     "Residual",
     "ValueResidual",
     "attn_scale",
@@ -52,6 +54,7 @@ __all__ = [
     "node_norm",
     "output_gate",
     "pair_norm",
+    "pre_activation_residual",
     "residual",
     "value_residual",
 ]

@@ -83,10 +83,10 @@ def _against(cause: Cause, subject: Subject) -> tuple[Advice, ...]:
     graph = subject.family == "pyg"
     match cause.name:
         case "no_residual":
-            place, options = ("conv.output", "") if graph else ("block", 'at="block"')
             words = "adds the residual connection that is missing"
-            words += "; switch dropout before the layers off, which would thin it as well" if graph else ""
-            return (_tip("residual", place, words, options),)
+            if graph:
+                return (_tip("pre_activation_residual", "conv.output", f"{words}, around dropout"),)
+            return (_tip("residual", "block", words, 'at="block"'),)
         case "vanishing_gradients" if graph:
             start = "[torch.nn.init.orthogonal_(w) for w in model.parameters() if w.dim() == 2]"
             return (Advice("initialization", "training", "keeps the size of gradients over depth", start),)
