@@ -28,7 +28,7 @@ def pre_activation_residual(x: Tensor, previous: Tensor, scale: float = 1.0) -> 
     """
     if x.shape != previous.shape:
         raise ValueError(f"x and previous must have the same shape, got {tuple(x.shape)} and {tuple(previous.shape)}.")
-    return x + scale * previous
+    return (x + scale * previous).to(x.dtype)
 
 
 @cure(
