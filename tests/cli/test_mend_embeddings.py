@@ -32,7 +32,10 @@ def test_alike_rows_are_mended_and_both_are_compared(run: Run, files: torch.Tens
     new = torch.from_numpy(numpy.load(tmp_path / "new.npy"))
     expected = uc.EmbeddingTransform("all_but_the_top", k=1).fit(files + 2).transform(files + 2)
     torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-4)
-    assert (tmp_path / "new.html").stat().st_size > 10_000
+    page = (tmp_path / "new.html").read_text(encoding="utf-8")
+    assert "all_but_the_top was applied, because the mean cosine" in page
+    assert "different data" not in page
+    assert '"noun":"row"' in page.replace('": "', '":"')
 
 
 def test_rows_that_are_not_alike_are_left_alone(run: Run, files: torch.Tensor, tmp_path: Path) -> None:

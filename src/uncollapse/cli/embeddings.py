@@ -97,13 +97,17 @@ def _measure(
     asked: dict[str, Any],
     waiting: ProgressBar,
     transform: "EmbeddingTransform | None" = None,
+    data: str = "",
 ) -> "Diagnosis":
-    """Diagnose all rows, and fit a transform to them. Each process reads its share, in a thread of its own."""
+    """Diagnose all rows, and fit a transform to them. Each process reads its share, in a thread of its own.
+
+    data: what the rows are, in words; the file if not given.
+    """
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.embedding_rows import prefetch
 
-    labels = Labels(name, f"{rows.words}: {rows.count} rows")
+    labels = Labels(name, data or f"{rows.words}: {rows.count} rows")
     own = rows.share(distributed.rank(), distributed.world_size())
     pairs = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
     done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
@@ -175,7 +179,8 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
         with _one_thread_per_operation():
             outcome["written"] = str(write_changed(source, how.out, transform.transform, transform.n_features_out_))
         try:
-            after = _measure(open_rows(how.out, rows.key), None, f"{name} after {used}", asked, waiting)
+            new = open_rows(how.out, rows.key)
+            after = _measure(new, None, f"{name} after {used}", asked, waiting, data=before.data)
         except KeyboardInterrupt:
             console.print_note(f"{how.out} is complete; it was not measured, and its report was not written.")
             raise
@@ -205,7 +210,10 @@ def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: 
     from uncollapse import report
 
     if outcome["written"] is not None and how.out is not None:
-        outcome["report"] = str(report.write(diagnoses, how.out.with_suffix(".html")))
+        first, second = diagnoses
+        cautions = (_describe(outcome, how), *second.verdict.cautions)
+        second = replace(second, verdict=replace(second.verdict, cautions=cautions))
+        outcome["report"] = str(report.write([first, second], how.out.with_suffix(".html")))
     if how.as_json:
         facts = [{"name": d.model} | {key: m.mean for key, m in d.layers[0].measures.items()} for d in diagnoses]
         typer.echo(json.dumps(outcome | {"measures": facts}, ensure_ascii=False))
@@ -226,22 +234,22 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
     table = Table("measure", "before", "after", box=box.SIMPLE_HEAD)
     first, second = before.layers[0], after.layers[0]
     for name in (name for name in SHOWN if name in first.measures and name in second.measures):
-        table.add_row(MEASURES[name].title, f"{first[name]:.3g}", f"{second[name]:.3g}")
+        table.add_row(MEASURES[name].title, *(f"{round(of[name], 3) + 0.0:.3g}" for of in (first, second)))  # no −0
     return table
 
 
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
     from uncollapse.diagnosis.outcomes import embedding_outlook
 
-    used, counts = outcome["method"], embedding_outlook(outcome["advice"] != "none")
-    reason = "; ".join(filter(None, [outcome["reason"], counts]))
+    used, counts, reason = outcome["method"], embedding_outlook(outcome["advice"] != "none"), outcome["reason"]
+    like = f" {counts[0].upper()}{counts[1:]}." if counts else ""
     if outcome["written"] is not None:
-        why = reason if outcome["advice"] != "none" else f"although {reason}"
-        return f"{used} was applied: {why}. {FOR_COSINE}"
+        why = "because" if outcome["advice"] != "none" else "although"
+        return f"{used} was applied, {why} {reason}.{like} {FOR_COSINE}"
     if outcome["advice"] == "none":
         rest = "" if how.dry_run or used == "none" else " --force mends them all the same."
-        return f"Leave these embeddings as they are: {reason}. Nothing was written.{rest}"
-    return f"{used} is advised: {reason}. {FOR_COSINE} Nothing was written."
+        return f"Leave these embeddings as they are: {reason}.{like} Nothing was written.{rest}"
+    return f"{used} is advised, because {reason}.{like} {FOR_COSINE} Nothing was written."
 
 
 def _fitted(parts: "Iterable[Tensor]", transform: "EmbeddingTransform") -> "Iterator[Tensor]":

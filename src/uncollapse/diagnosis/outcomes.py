@@ -61,5 +61,6 @@ def embedding_outlook(acts: bool) -> str:
     found = read().get("embeddings", {}).get("act" if acts else "leave")
     if found is None or found.cases < ENOUGH:
         return ""
-    who = f"layers of {found.sources} encoders"
-    return f"of {found.cases} such {who}, acting raised the score of {found.helped} and lowered that of {found.hurt}"
+    who = f"of {found.cases} such layers of {found.sources} encoders"
+    helped = f"{found.helped} and lowered that of {found.hurt} (median {signed(found.median)} points)"
+    return f"{who}, acting raised the score of {helped}"

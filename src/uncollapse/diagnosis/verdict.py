@@ -128,7 +128,7 @@ class Findings:
     def sentence(self) -> str:
         """Return the verdict in words."""
         if not self.collapses:
-            facts = ", ".join(f"{MEASURES[e.measure].short} {e.value:.2f}" for e in self.healthy())
+            facts = ", ".join(f"{MEASURES[e.measure].short} {round(e.value, 2) + 0.0:.2f}" for e in self.healthy())
             return f"No collapse: {facts} at {self.last.name} (bounds: cosine {ALIKE}, shares {NARROW})."
         return " ".join(
             f"{TITLES[c.kind]} from {self.layers[c.onset].name} on: {c.evidence[-1].says} at {c.evidence[-1].layer}."

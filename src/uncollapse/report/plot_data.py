@@ -251,6 +251,7 @@ def heatmap_steps(diagnoses: Sequence[Diagnosis]) -> dict[str, Any] | None:
             for i, layers in enumerate(steps)
         ],
         "tokens": [list(d.example) for d in diagnoses],
+        "noun": words.speak("token", diagnoses),
         "lowest": min([0.0, *(v for v in values if math.isfinite(v))]),
     }
 

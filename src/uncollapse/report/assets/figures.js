@@ -222,7 +222,7 @@
     const z = square(at, of);
     const empty = { xaxis: { visible: false }, yaxis: { visible: false } };
     if (!z) return Plotly.react(plot, [], layoutOf(plot, empty), CONFIG);
-    const tokens = z.map((_, i) => data.heatmaps.tokens[of][i] ?? `token ${i + 1}`);
+    const tokens = z.map((_, i) => data.heatmaps.tokens[of][i] ?? `${data.heatmaps.noun} ${i + 1}`);
     const labels = tokens.map((token) => (token.length > 12 ? `${token.slice(0, 11)}…` : token));
     const marked = ticks(labels, widthOf(plot) - 120, 13);
     const look = { ...marked, tickfont: { size: 10 }, showgrid: false, ticks: "" };
