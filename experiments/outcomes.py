@@ -33,7 +33,7 @@ def count(results: Path = RESULTS) -> dict[str, Any]:
 def _summary(found: Sequence[Case]) -> dict[str, float]:
     return {
         "cases": len(found),
-        "sources": len({case.encoder.split(",")[0] for case in found}),
+        "sources": len({case.model for case in found}),
         "helped": sum(case.helps is True for case in found),
         "hurt": sum(case.helps is False for case in found),
         "median": round(100 * statistics.median(case.gain for case in found), 1) + 0.0,  # no −0.0

@@ -67,7 +67,7 @@ def embedding_counts() -> str:
     """How many cases there are, and of which encoders."""
     found = embeddings()
     unclear = sum(case.helps is None for case in found)
-    encoders = len({case.encoder.split(",")[0] for case in found})
+    encoders = len({case.model for case in found})
     counted = f"{len(found)} cases from {encoders} encoders"
     return f"{counted}; {unclear} of them show no clear difference and count for no rule."
 
@@ -118,7 +118,7 @@ def _scatter(name: str, title: str, measure: str, groups: Mapping[str, Sequence[
     axes.axvline(bound, color=QUIET, linewidth=1, linestyle="--")
     axes.set_xlabel(f"{measure} (dashed: acts from here on)")
     axes.set_ylabel("gain of acting, in points")
-    add_legend_below(figure, axes)
+    add_legend_below(figure, axes, columns=2)
     return save(figure, IMAGES / f"{name}.svg")
 
 

@@ -104,6 +104,13 @@ def test_a_bound_is_fitted_to_others_than_it_decides_about() -> None:
     assert leave_one_out(odd, lambda each: each.encoder, fit_rule) == Rate(6, 7, 1, 0)
 
 
+def test_an_encoder_is_left_out_with_all_its_poolings() -> None:
+    others = [case(0.6, 0.1, 0.2, "b, mean"), case(0.2, -0.2, -0.1, "b, mean")]
+    same = [case(0.9, -0.2, -0.1, f"a{rest}") for rest in (", mean", ", first", ", random, mean")]
+    rates = analysis.hit_rates([*others, *same])  # nothing of "a" may teach that acting on it hurts
+    assert rates["fitted, one encoder left out"].alarms == 3
+
+
 def test_cases_and_rates_of_stored_records() -> None:
     layer = {"layer": 2, "geometry": {"rows": 900, "dim": 384, "mean_cosine": 0.5}}
     layer |= {"gain": {"value": 0.1, "low": 0.05, "high": 0.2}}
@@ -126,6 +133,26 @@ def test_sentences_are_drawn_by_the_seed(tmp_path: Path) -> None:
     (tmp_path / "rt-polarity.all").write_text("\n".join(lines.splitlines()[:10]))
     with pytest.raises(UsageError, match="20"):
         load_sentences(config, runtime)
+
+
+def test_molecules_are_read_from_their_files(tmp_path: Path) -> None:
+    folder = tmp_path / "molecules"
+    folder.mkdir()
+    spelled = [f"{'C' * n}O\tO{'C' * n}\t1" for n in range(1, 31)]
+    (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tlabel", *spelled]))
+    classes = [f"{'C' * n}O\t{('low', 'medium', 'high')[n % 3]}" for n in range(1, 31)]
+    (folder / "solubility.tsv").write_text("\n".join(["sentence\tlabel", *classes]))
+    runtime = Runtime(data_root=tmp_path)
+    pairs = load_sentences(Config(task="molecules", examples=25), runtime)
+    assert len(pairs.first) == 25
+    assert all(one[::-1] == other for one, other in zip(pairs.first, pairs.second, strict=True))
+    probe = load_sentences(Config(task="solubility"), runtime)
+    assert [len(text) - 1 for text in probe.first if len(text) % 3 == 1] == [
+        len(text) - 1 for text, label in zip(probe.first, probe.labels, strict=True) if label == 0
+    ]
+    assert probe.second == ()
+    with pytest.raises(UsageError, match="data-root"):
+        load_sentences(Config(task="molecules"), Runtime())
 
 
 def test_names_distinguish_runs() -> None:

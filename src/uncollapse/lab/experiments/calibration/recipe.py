@@ -2,7 +2,7 @@
 
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments import recipe_data
-from uncollapse.lab.experiments.calibration.config import Config, load_sentences
+from uncollapse.lab.experiments.calibration.config import PAIRS, Config, load_sentences
 from uncollapse.lab.experiments.calibration.training import NAME, run
 from uncollapse.lab.recipe import Recipe
 from uncollapse.lab.runs.results import fingerprint
@@ -16,7 +16,7 @@ def name_of(config: Config) -> str:
 
 def cost(config: Config) -> float:
     """Return an estimate of a run's seconds on one core."""
-    sides = 2 if config.task in ("stsb", "mrpc") else 1
+    sides = 2 if config.task in PAIRS else 1
     return 10 + 0.03 * sides * config.examples
 
 
