@@ -61,10 +61,10 @@ def build(found: dict[str, Tensor]) -> Any:
     depth = sum(name.endswith("attention.self.query.weight") for name in found)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": depth}
     sizes["intermediate_size"] = len(found["encoder.layer.0.intermediate.dense.bias"])
-    model: Any = BertModel(BertConfig(**sizes, num_attention_heads=width // HEAD)).eval()
+    model: Any = BertModel(BertConfig(**sizes, num_attention_heads=width // HEAD))
     pooler = {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
     model.load_state_dict(found | pooler)
-    return model
+    return model.eval()
 
 
 @torch.no_grad()

@@ -169,11 +169,12 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
     transform = parse_method(method)
     with ProgressBar() as waiting:
         before = _measure(rows, None, name, asked, waiting, transform)
-        advice, used = transform.advice_, transform.method_
-        declined = advice.method == "none" and not how.force
-        outcome = {"method": used, "advice": advice.method, "reason": advice.reason, "written": None}
-        if how.dry_run or declined or how.out is None or used == "none":
-            return _report_mending(outcome, [before], how)
+    advice, used = transform.advice_, transform.method_
+    declined = advice.method == "none" and not how.force
+    outcome = {"method": used, "advice": advice.method, "reason": advice.reason, "written": None}
+    if how.dry_run or declined or how.out is None or used == "none":
+        return _report_mending(outcome, [before], how)
+    with ProgressBar() as waiting:
         done = waiting.stage(f"Writing {how.out.name}", rows.part_count())
         source = replace(rows, read=lambda first, last: count_steps(rows.read(first, last), done))
         with _one_thread_per_operation():
