@@ -37,6 +37,7 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks --only hypersphere --out results/benchmarks_hypersphere.json
 	$(BIN)/python -m benchmarks --only gather --out results/benchmarks_gather.json
 	$(BIN)/python -m benchmarks --only streaming --out results/benchmarks_streaming.json
+	$(BIN)/python -m benchmarks --only mending --out results/benchmarks_mending.json
 
 zoo: $(STAMP)
 	$(BIN)/python -m tests.zoo

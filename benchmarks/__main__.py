@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import attaching, diagnosing, gathering, graphs, hypersphere, streaming, targets, text, vision
+from benchmarks import attaching, diagnosing, gathering, graphs, hypersphere, mending, streaming, targets, text, vision
 from benchmarks.targets import Result
 
 GROUPS = {
@@ -30,9 +30,12 @@ GROUPS = {
     "hypersphere": hypersphere.training,
     "gather": gathering.training,
     "streaming": streaming.reading,
+    "mending": mending.files,
 }
 
-WHOLE = ("start", "diagnose", "attach", "graphs", "text", "vision", "hypersphere", "gather", "streaming")  # kept apart
+WHOLE = (  # kept apart
+    *("start", "diagnose", "attach", "graphs", "text", "vision", "hypersphere", "gather", "streaming", "mending"),
+)
 KERNEL = [x for x in GROUPS if x not in WHOLE]
 
 
@@ -40,12 +43,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=KERNEL)
     parser.add_argument("--out", type=Path, help="default for the default groups: results/benchmarks.json")
-    parser.add_argument("--rows", type=int, default=streaming.ROWS, help="of the file that `streaming` reads")
+    parser.add_argument(
+        "--rows", type=int, default=streaming.ROWS, help="of the file that `streaming` and `mending` read"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the kernel's groups, on a GPU")
     args = parser.parse_args()
     if args.device == "cuda":
         use_gpu(parser, args.only)
-    groups = GROUPS | {"streaming": lambda: streaming.reading(args.rows)}
+    groups = GROUPS | {
+        "streaming": lambda: streaming.reading(args.rows),
+        "mending": lambda: mending.files(args.rows),
+    }
     usual = Path("results/benchmarks.json" if args.device == "cpu" else "results/benchmarks_cuda.json")
     out = args.out or (usual if args.only == KERNEL else None)
     if args.only in (["text"], ["vision"], ["hypersphere"]):

@@ -58,23 +58,24 @@ def reading(rows: int = ROWS) -> Iterator[Result]:
     yield Result("embeddings: rate", 300_000, rows / seconds, "rows/s", True, detail)
 
 
-def measured(path: Path) -> dict[str, float]:
-    """`uncollapse embeddings` in a process of its own: seconds, memory and the figures of the diagnosis."""
+def measured(path: Path, *options: str) -> dict[str, Any]:
+    """`uncollapse embeddings` in a process of its own: its JSON, the wall and processor seconds, the peak in MiB."""
     told, started = path.with_name("told"), time.perf_counter()
-    command = [sys.executable, "-c", COMMAND, str(told), "embeddings", str(path), "--json"]
+    command = [sys.executable, "-c", COMMAND, str(told), "embeddings", str(path), *options, "--json"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     wall = time.perf_counter() - started
     peak, cpu = map(float, told.read_text().split())
-    return {"peak": peak, "cpu": cpu, "wall": wall, "seconds": json.loads(out)["seconds"]}
+    found: dict[str, Any] = json.loads(out)
+    return found | {"peak": peak, "cpu": cpu, "wall": wall}
 
 
-def write(path: Path, rows: int) -> None:
-    """Rows near a few dimensions, around a mean that all share."""
+def write(path: Path, rows: int, shared: float = 0.3) -> None:
+    """Rows near a few dimensions, around a mean that all share; `shared` is the size of its entries."""
     if shutil.disk_usage(path.parent).free < 1.2 * rows * DIM * 2:
         raise SystemExit(f"{path.parent} has no room for {rows * DIM * 2:,} bytes; set TMPDIR, or give fewer --rows.")
     random = numpy.random.default_rng(0)
     shape: dict[str, Any] = {"dtype": numpy.float32}
-    basis, mean = random.standard_normal((RANK, DIM), **shape) / 7, 0.3 * random.standard_normal(DIM, **shape)
+    basis, mean = random.standard_normal((RANK, DIM), **shape) / 7, shared * random.standard_normal(DIM, **shape)
     with path.open("wb") as file:
         head = {"descr": "<f2", "fortran_order": False, "shape": (rows, DIM)}
         numpy.lib.format.write_array_header_1_0(file, head)

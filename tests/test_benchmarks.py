@@ -1,4 +1,4 @@
-"""The benchmarks' command: a device that is not there is refused, and groups that need the CPU."""
+"""The benchmarks' command: a device that is not there is refused, and groups that need the CPU; mending a file."""
 
 import argparse
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import __main__ as command
+from benchmarks import mending
 from benchmarks.measure import peak_memory, speed_ratio
 
 ROOT = Path(__file__).parents[1]
@@ -40,3 +41,11 @@ def test_ratio_and_memory_on_the_cpu() -> None:
     assert slow > fast
     if sys.platform == "linux":
         assert 20 < peak_memory("", "torch.ones(n, 1024)", 1, 8192) < 60  # 32 MiB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_mending_measures_a_file_that_has_something_to_mend() -> None:
+    peak, time = mending.files(rows=3000)
+    assert 100 < peak.measured < 1024
+    assert "3,000 × 384" in peak.detail
+    assert time.detail.startswith("all_but_the_top, mean cosine 0.5")

@@ -59,9 +59,9 @@ def mending() -> str:
     return f"{reference.table(head, rows)}\n\nBy `python examples/mend_vit.py --out results/mend_vit.json`."
 
 
-def calibration_layers() -> str:
-    """Scores of each layer of the encoders on STS-B: as they are, with all-but-the-top, and what auto did."""
-    folder = sorted((RESULTS / "calibration").glob("*-stsb--*.json"))
+def calibration_layers(task: str) -> str:
+    """Scores of each layer of the encoders on a task: as they are, with all-but-the-top, and what auto did."""
+    folder = sorted((RESULTS / "calibration").glob(f"*-{task}--*.json"))
     rows = []
     for record in (json.loads(path.read_text()) for path in folder):
         config = record["config"]
@@ -192,6 +192,7 @@ BENCHMARKS = {  # table -> file in results/
     "hypersphere_speed": "benchmarks_hypersphere",
     "gathering": "benchmarks_gather",
     "streaming": "benchmarks_streaming",
+    "mended_files": "benchmarks_mending",
 }
 TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(benchmarks, file) for name, file in BENCHMARKS.items()},
@@ -222,6 +223,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **vision.TEXTS,
     **tuning.TEXTS,
     **hypersphere.TEXTS,
-    "calibration_layers": calibration_layers,
+    "calibration_layers": partial(calibration_layers, "stsb"),
+    "calibration_molecules": partial(calibration_layers, "molecules"),
     **reference.TEXTS,
 }
