@@ -155,6 +155,16 @@ def test_molecules_are_read_from_their_files(tmp_path: Path) -> None:
         load_sentences(Config(task="molecules"), Runtime())
 
 
+def test_sst_is_a_probe_of_single_sentences(tmp_path: Path) -> None:
+    folder = tmp_path / "SST-2"
+    folder.mkdir()
+    (folder / "dev.tsv").write_text("\n".join(["sentence\tlabel", *(f"text {n}\t{n % 2}" for n in range(30))]))
+    found = load_sentences(Config(task="sst2"), Runtime(data_root=tmp_path))
+    assert len(found.first) == 30
+    assert found.second == ()
+    assert [int(text.split()[1]) % 2 for text in found.first] == found.labels.tolist()
+
+
 def test_names_distinguish_runs() -> None:
     configs: list[Any] = [
         Config(),

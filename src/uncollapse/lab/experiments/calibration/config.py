@@ -25,7 +25,7 @@ MOLECULES = {  # files that `python -m experiments.molecules` writes
 }
 RETRIEVAL = ("mrpc", "molecules")  # pairs that belong together
 PAIRS = ("stsb", *RETRIEVAL)
-PROBES = ("topics", "mr", "cr", "subj", "mpqa", "trec", "solubility")
+PROBES = ("topics", "mr", "cr", "subj", "mpqa", "trec", "sst2", "solubility")
 POOLINGS = ("mean", "first", "last")
 BATCH = 32  # sentences
 
@@ -55,7 +55,7 @@ class Sentences:
 
 def load_sentences(config: Config, runtime: Runtime) -> Sentences:
     """Return the sentences of a task, at most `examples`, drawn by the seed."""
-    if config.task in (*PAIRS, *MOLECULES):
+    if config.task in (*PAIRS, *MOLECULES, "sst2"):
         found = _load_examples(config.task, runtime)
         assert found.labels is not None
         numbers = [n for n, label in enumerate(found.labels) if config.task not in RETRIEVAL or label == 1]
