@@ -28,10 +28,18 @@ def test_runs_are_dead_closer_to_chance_than_to_the_best_and_bounds_separate_the
 def test_the_shipped_bounds_are_those_that_the_stored_runs_choose() -> None:
     records = json.loads((RESULTS / "early_alarm" / "runs.json").read_text(encoding="utf-8"))
     runs = early_alarm.labelled(records)
-    even, odd = ([each for each in runs if each[0]["seed"] % 2 == half] for half in (0, 1))
-    assert early_alarm.choose(even) == (EARLY_SHARE, EARLY_COSINE)
+    first, others = early_alarm.split(runs, True), early_alarm.split(runs, False)
+    assert len(first) + len(others) == len(records)
+    assert early_alarm.choose(first) == (EARLY_SHARE, EARLY_COSINE)
     summary = json.loads((RESULTS / "early_alarm" / "summary.json").read_text(encoding="utf-8"))
-    assert summary["held_out"] == early_alarm.count(odd, EARLY_SHARE, EARLY_COSINE)
+    assert summary["held_out"] == early_alarm.count(others, EARLY_SHARE, EARLY_COSINE)
+
+
+def test_runs_after_the_choice_are_held_out_whatever_their_seed() -> None:
+    dates = ("2026-11-18T08:00", early_alarm.SETTLED)
+    runs = [(run("a", 0.9, 0.6) | {"seed": seed, "date": date}, False) for date in dates for seed in (0, 1)]
+    assert early_alarm.split(runs, True) == runs[:1]
+    assert early_alarm.split(runs, False) == runs[1:]
 
 
 def test_the_named_causes_are_the_known_ones() -> None:
