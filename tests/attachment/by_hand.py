@@ -329,7 +329,7 @@ def torch_layer(b: Any, x: Tensor, touch: Touch, g: dict[str, Any]) -> Tensor:
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**SIZES, "vocab_size": 40, "max_position_embeddings": 32, "pad_token_id": 0}
-DECODER = {**TEXT, "num_key_value_heads": 1, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
+DECODER = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 1}
 IMAGE = {**SIZES, "image_size": 8, "patch_size": 4}
 DISTIL = {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 24, "vocab_size": 40, "max_position_embeddings": 32}
 GPT2 = {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": 40, "n_positions": 32, "pad_token_id": 0}
@@ -368,12 +368,11 @@ def hf(name: str, config: Any, blocks: str, write: Any = None, projection: str =
     if "image_size" in config:
         defaults = {"batch": PIXELS, "places": PRE_NORM, "prefix": 1}
     if name in ("BartModel", "T5Model"):
-        defaults = {"batch": PAIR, "mask": MASK if part == "encoder" else OTHER_MASK, "where": {"part": part}}
-        defaults["output"] = lambda model, **batch: model(**batch)[TWO_PARTS[part]]
-        shown = f"{name}-{part}"
+        defaults = {"batch": PAIR, "mask": MASK if part == "encoder" else OTHER_MASK}
     if name == "CLIPModel":
-        defaults = {"batch": {**WORDS, **PIXELS}, "places": PRE_NORM, "where": {"part": part}}
-        defaults["output"] = lambda model, **batch: model(**batch)[TWO_PARTS[part]]
+        defaults = {"batch": {**WORDS, **PIXELS}, "places": PRE_NORM}
+    if name in ("BartModel", "T5Model", "CLIPModel"):
+        defaults |= {"where": {"part": part}, "output": lambda model, **batch: model(**batch)[TWO_PARTS[part]]}
         shown = f"{name}-{part}"
 
     def build() -> Any:
@@ -384,19 +383,10 @@ def hf(name: str, config: Any, blocks: str, write: Any = None, projection: str =
 
 def vit(name: str, prefix: int, *, norm: bool = True, places: tuple[str, ...] = PRE_NORM, **options: Any) -> Case:
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
-    return Case(
-        name,
-        lambda: timm.create_model(name, pretrained=False, **{**sizes, **options}),
-        {"x": IMAGES},
-        "blocks",
-        timm_block,
-        places,
-        "attn.proj",
-        "norm" if norm else "",
-        prefix=prefix,
-        noise=0.3,
-        output=lambda model, **batch: model(**batch),
-    )
+    build = functools.partial(timm.create_model, name, pretrained=False, **{**sizes, **options})
+    output = lambda model, **batch: model(**batch)  # noqa: E731
+    block = ("blocks", timm_block, places, "attn.proj", "norm" if norm else "")
+    return Case(name, build, {"x": IMAGES}, *block, prefix=prefix, noise=0.3, output=output)
 
 
 def stack(kind: str, norm_first: bool, batch_first: bool) -> Case:
@@ -438,55 +428,31 @@ def stack(kind: str, norm_first: bool, batch_first: bool) -> Case:
 BERT = ("encoder.layer", bert, "attention.output.dense")
 LLAMA: dict[str, Any] = {"places": PRE_NORM, "final": "norm", "causal": True, "close": 1e-4}
 llama = plain_pre_norm("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-gemma2 = plain_pre_norm(
-    "input_layernorm",
-    "self_attn post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "mlp post_feedforward_layernorm",
-)
+GEMMA = ("self_attn post_attention_layernorm", "pre_feedforward_layernorm", "mlp post_feedforward_layernorm")
+gemma2 = plain_pre_norm("input_layernorm", *GEMMA)
+modern = plain_pre_norm("attn_norm", "attn", "mlp_norm", "mlp")
 hf_vit = plain_pre_norm("layernorm_before", "attention", "layernorm_after", "mlp", given=False)
 dinov2 = plain_pre_norm("norm1", "attention layer_scale1", "norm2", "mlp layer_scale2", given=False)
 clip = plain_pre_norm("layer_norm1", "self_attn", "layer_norm2", "mlp")
-LAST = "text_model.final_layer_norm"
+DINOV2 = ("encoder.layer", dinov2, "attention.o_proj")
+LAST, OUT, SHARED = "text_model.final_layer_norm", "self_attn.out_proj", "encoder.albert_layer_groups.0.albert_layers"
+OPT = {"ffn_dim": 24, "word_embed_proj_dim": 16, **TEXT}
 CLIP = {"text_config": {**TEXT, "eos_token_id": 2}, "vision_config": IMAGE}
 DINO: dict[str, Any] = {**IMAGE, "layerscale_value": 0.3}
 TEXTS = (
     hf("BertModel", TEXT, *BERT),
     hf("RobertaModel", TEXT, *BERT),
     hf("ElectraModel", {**TEXT, "embedding_size": 8}, *BERT),
-    hf(
-        "AlbertModel",
-        {**TEXT, "embedding_size": 8},
-        "encoder.albert_layer_groups.0.albert_layers",
-        albert,
-        "attention.dense",
-    ),
+    hf("AlbertModel", {**TEXT, "embedding_size": 8}, SHARED, albert, "attention.dense"),
     hf("DistilBertModel", DISTIL, "transformer.layer", distilbert, "attention.out_lin"),
     hf("MPNetModel", TEXT, "encoder.layer", mpnet, "attention.attn.o"),
     hf("DebertaModel", {**TEXT, **RELATIVE}, "encoder.layer", deberta, "attention.output.dense"),
     hf("DebertaV2Model", {**TEXT, **RELATIVE}, "encoder.layer", deberta, "attention.output.dense"),
-    hf(
-        "ModernBertModel",
-        {**TEXT, **MODERN},
-        "layers",
-        plain_pre_norm("attn_norm", "attn", "mlp_norm", "mlp"),
-        "attn.Wo",
-        places=PRE_NORM,
-        final="final_norm",
-    ),
-    hf("BartModel", BART, "encoder.layers", bart_encoder, "self_attn.out_proj"),
-    hf("BartModel", BART, "decoder.layers", bart_decoder, "self_attn.out_proj", causal=True),
-    hf(
-        "CLIPTextModel",
-        TEXT,
-        "encoder.layers",
-        clip,
-        "self_attn.out_proj",
-        places=PRE_NORM,
-        final="final_layer_norm",
-        causal=True,
-    ),
-    hf("CLIPModel", CLIP, "text_model.encoder.layers", clip, "self_attn.out_proj", mask=MASK, causal=True, final=LAST),
+    hf("ModernBertModel", {**TEXT, **MODERN}, "layers", modern, "attn.Wo", places=PRE_NORM, final="final_norm"),
+    hf("BartModel", BART, "encoder.layers", bart_encoder, OUT),
+    hf("BartModel", BART, "decoder.layers", bart_decoder, OUT, causal=True),
+    hf("CLIPTextModel", TEXT, "encoder.layers", clip, OUT, places=PRE_NORM, final="final_layer_norm", causal=True),
+    hf("CLIPModel", CLIP, "text_model.encoder.layers", clip, OUT, mask=MASK, causal=True, final=LAST),
     hf("GPT2Model", GPT2, "h", gpt2, "attn.c_proj", places=PRE_NORM, final="ln_f", causal=True),
     hf("LlamaModel", DECODER, "layers", llama, "self_attn.o_proj", **LLAMA),
     hf("Gemma2Model", {**DECODER, "sliding_window": 3}, "layers", gemma2, "self_attn.o_proj", **LLAMA),
@@ -494,18 +460,10 @@ TEXTS = (
 VISION = (
     hf("ViTModel", IMAGE, "layers", hf_vit, "attention.o_proj", final="layernorm"),
     hf("DeiTModel", IMAGE, "layers", hf_vit, "attention.o_proj", final="layernorm", prefix=2),
-    hf("Dinov2Model", DINO, "encoder.layer", dinov2, "attention.o_proj", final="layernorm"),
-    hf(
-        "Dinov2WithRegistersModel",
-        {**DINO, "num_register_tokens": 3},
-        "encoder.layer",
-        dinov2,
-        "attention.o_proj",
-        final="layernorm",
-        prefix=4,
-    ),
-    hf("CLIPVisionModel", IMAGE, "encoder.layers", clip, "self_attn.out_proj"),
-    hf("CLIPModel", CLIP, "vision_model.encoder.layers", clip, "self_attn.out_proj", prefix=1),
+    hf("Dinov2Model", DINO, *DINOV2, final="layernorm"),
+    hf("Dinov2WithRegistersModel", {**DINO, "num_register_tokens": 3}, *DINOV2, prefix=4, final="layernorm"),
+    hf("CLIPVisionModel", IMAGE, "encoder.layers", clip, OUT),
+    hf("CLIPModel", CLIP, "vision_model.encoder.layers", clip, OUT, prefix=1),
     vit("vit_tiny_patch16_224", 1),
     vit("vit_small_patch14_reg4_dinov2", 5, init_values=0.5),
     vit("deit_tiny_distilled_patch16_224", 2),
@@ -527,14 +485,7 @@ OUTPUTS = (
     hf("T5EncoderModel", T5, "encoder.block", places=BLOCK, final="encoder.final_layer_norm", close=1e-5),
     hf("T5Model", T5, "encoder.block", places=BLOCK, final="encoder.final_layer_norm", close=1e-5),
     hf("T5Model", T5, "decoder.block", places=BLOCK, final="decoder.final_layer_norm", close=1e-5, causal=True),
-    hf(
-        "OPTModel",
-        {"ffn_dim": 24, "word_embed_proj_dim": 16, **TEXT},
-        "decoder.layers",
-        places=BLOCK,
-        final="decoder.final_layer_norm",
-        causal=True,
-    ),
+    hf("OPTModel", OPT, "decoder.layers", places=BLOCK, final="decoder.final_layer_norm", causal=True),
     hf("OpenAIGPTModel", GPT2, "h", places=BLOCK, causal=True),
 )
 CASES = (*TEXTS, *VISION, *STACKS, *OUTPUTS)

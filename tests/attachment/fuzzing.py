@@ -6,6 +6,7 @@ A case is made of its seed alone, so that one that fails can be run by itself: `
 """
 
 import argparse
+import inspect
 import json
 import random
 import sys
@@ -21,15 +22,14 @@ from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse.lab.runs.results import build_record
+from uncollapse.registry import CURES
 
 from .tiny_models import BLOCKS, MODELS, Tiny, build
 
-GRAPHS = ("gcn", "gat")
-PREFIXED = ("hf_vit", "timm_vit")  # they have a class token
-HAVE_VALUES = ("bert", "albert", "distilbert", "gpt2", "llama", "hf_vit", "timm_vit")
+MUST_ACT = ("contra_norm", "pair_norm", "feat_scale", "attn_scale")  # wherever they are, outputs change
 MASKED = ("decoder", "decoder_pre_norm")  # that they are causal is known only when they are called
 COMMAND = "PYTHONPATH=tests python -m attachment.fuzzing"
-MISFITS = 0.1  # share of cures that are tried where they cannot act
+MISFITS = 0.1  # share of arguments that do not exist
 
 
 @dataclass
@@ -105,27 +105,22 @@ def _run(case: Case, tiny: Tiny, draw: random.Random) -> None:
 
 
 def _must_act(handle: uc.Attachment) -> bool:
-    """Whether the outputs have to change; those that only patches made may be read at the class token alone."""
-    return handle.cure != "drop_edge" and handle.arguments["tokens"] == "all"
+    """Return whether outputs have to change; those that only patches made may be read at the class token alone."""
+    return handle.cure in MUST_ACT and handle.arguments["tokens"] == "all"
 
 
 def _cure(model: str, draw: random.Random, tiny: Tiny) -> tuple[str, dict[str, Any]]:
-    """A cure with random options, at random places of random blocks; some do not fit."""
-    fitting = ["contra_norm", "contra_norm", "pair_norm", "feat_scale"]
-    fitting += ["attn_scale"] if model in HAVE_VALUES or draw.random() < MISFITS else []
-    fitting += ["drop_edge"] if model in GRAPHS or draw.random() < MISFITS else []
-    cure = draw.choice(fitting)
-    asked: dict[str, Any] = _options(cure, draw)
+    """Return a cure with random options, at random places of random blocks; some do not fit."""
+    cure = draw.choice([*MUST_ACT, *MUST_ACT, *CURES])
     known = uc.places(tiny.model, modules=tiny.where.get("modules"))
+    asked: dict[str, Any] = _options(cure, draw)
     if cure in ("contra_norm", "pair_norm", "feat_scale") and draw.random() < 0.9:
         asked["at"] = draw.sample(known, draw.randint(1, min(3, len(known))))
-        if draw.random() < MISFITS:
-            asked["at"] = draw.choice(["norms", "attention.nowhere", 7])
-    if draw.random() < (0.6 if cure != "drop_edge" else MISFITS):
+    if cure != "drop_edge" and draw.random() < 0.6:
         asked["layers"] = draw.choice([0, [0, 2], "first 2", "last 1", "1:", slice(None, None, 2), -1])
-        if draw.random() < MISFITS:
-            asked["layers"] = draw.choice([BLOCKS, "middle 2", []])
-    if draw.random() < (0.3 if model in PREFIXED and cure != "attn_scale" else MISFITS / 2):
+    if draw.random() < MISFITS:
+        asked |= draw.choice([{"at": "attention.nowhere"}, {"at": 7}, {"layers": BLOCKS}, {"layers": "middle 2"}])
+    if draw.random() < 0.2:
         asked["tokens"] = "patches"
     return cure, asked
 
@@ -134,15 +129,9 @@ def _options(cure: str, draw: random.Random) -> dict[str, Any]:
     match cure:
         case "contra_norm":
             options = {
-                "temperature": draw.choice([0.5, 2.0]),
-                "identity": draw.choice([True, "scale"]),
-                "dual": True,
-                "average": "unit",
-                "axis": "features",
-                "center": True,
-                "exclude_self": True,
-                "learnable": True,
-                "after": draw.choice(["layer", "l2"]),
+                **dict.fromkeys(("dual", "center", "exclude_self", "learnable"), True),
+                **{"temperature": draw.choice([0.5, 2.0]), "identity": draw.choice([True, "scale"])},
+                **{"average": "unit", "axis": "features", "after": draw.choice(["layer", "l2"])},
             }
             chosen = draw.sample(list(options), draw.choice([0, 1, 1, 2, 3]))
             return {"scale": draw.uniform(0.1, 1.0), **{name: options[name] for name in chosen}}
@@ -150,7 +139,7 @@ def _options(cure: str, draw: random.Random) -> dict[str, Any]:
             return {"mode": draw.choice(["PN", "SI", "SCS"]), "scale": draw.uniform(0.5, 2.0)}
         case "drop_edge":
             return {"p": draw.choice([0.0, 0.5, 0.9])}
-    return {}
+    return {"scale": 0.5} if "scale" in inspect.signature(CURES[cure].layer).parameters else {}
 
 
 def _learn(handle: uc.Attachment, draw: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""Cures in models of which nothing says whether they are causal: a probe finds out, and changes nothing."""
+"""Causal models: a probe finds out whether a model is one, and cured decoders generate without a cache."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import uncollapse as uc
 
-from .by_hand import assert_clean
+from .by_hand import BART, DECODER, GPT2, SCALE, assert_clean
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 3}
 HEADS = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 4}
@@ -72,10 +72,6 @@ def recurrent(name: str) -> nn.Module:
     return model(config(**SIZES, **RECURRENT[name][0]))
 
 
-def has_module(model: nn.Module, path: str) -> bool:
-    return path in dict(model.named_modules())
-
-
 def leak(model: nn.Module) -> float:
     """The largest change of an earlier token's logits by the last token."""
     ids = torch.randint(0, 40, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -91,7 +87,7 @@ def leak(model: nn.Module) -> float:
 def test_recurrent_models_are_found_to_be_causal(name: str) -> None:
     model, where = recurrent(name).train(), RECURRENT[name][1]
     before, random, plain = copy.deepcopy(model.state_dict()), torch.get_rng_state(), copy.deepcopy(model).eval()
-    with pytest.warns(UserWarning, match="found to be causal"):
+    with pytest.warns(UserWarning, match="causal"):
         handle = uc.attach(model, "contra_norm", **where, **OPTIONS)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(module.training for name, module in model.named_modules())
@@ -102,6 +98,10 @@ def test_recurrent_models_are_found_to_be_causal(name: str) -> None:
     handle.remove()
     assert_clean(model)
     assert torch.equal(model(ids).logits, plain(ids).logits)
+    for cure, options in (("pair_norm", {}), ("contra_norm", {"scale": 0.5, "dual": True})):  # they read later tokens
+        with pytest.raises(ValueError, match="later"), warnings.catch_warnings(action="ignore"):
+            uc.attach(model, cure, **where, **options)
+        assert_clean(model)
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -110,26 +110,16 @@ def test_recurrent_models_are_found_to_be_causal(name: str) -> None:
 def test_generation_with_a_state_of_earlier_tokens_is_refused(name: str, named: bool) -> None:
     model: Any = recurrent(name).eval()
     prompt, greedy = torch.arange(3, 9)[None], {"do_sample": False, "max_new_tokens": 4, "eos_token_id": None}
-    blocks = next(path for path in (f"{part}.*" for part in LISTS) if has_module(model, path[:-2]))
-    where = {"modules": [blocks]} if named else RECURRENT[name][1]
+    blocks = next(path for path in LISTS if path in dict(model.named_modules()))
+    where = {"modules": [f"{blocks}.*"]} if named else RECURRENT[name][1]
     with uc.attach(model, "contra_norm", **where, **OPTIONS):
         tokens = prompt
         for _ in range(4):
             with torch.no_grad():
                 tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1:].argmax(-1)], 1)
         assert torch.equal(model.generate(prompt, use_cache=False, **greedy), tokens)
-        with pytest.raises(RuntimeError, match="use_cache=False"):
+        with pytest.raises(RuntimeError, match="use_cache"):
             model.generate(prompt, use_cache=True, **greedy)
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-@pytest.mark.parametrize(("cure", "options"), [("pair_norm", {}), ("contra_norm", {"scale": 0.5, "dual": True})])
-@pytest.mark.filterwarnings("ignore:.*found to be causal")
-def test_cures_that_read_later_tokens_are_refused(name: str, cure: str, options: dict[str, Any]) -> None:
-    model = recurrent(name)
-    with pytest.raises(ValueError, match=r"later tokens"):
-        uc.attach(model, cure, **RECURRENT[name][1], **options)
-    assert_clean(model)
 
 
 @pytest.mark.filterwarnings("ignore:.*found to be causal")
@@ -137,12 +127,12 @@ def test_cures_that_read_later_tokens_are_refused(name: str, cure: str, options:
 def test_the_first_call_shows_a_decoder_written_by_hand(modules: str) -> None:
     model = Net(causal=True)
     handle = uc.attach(model, "contra_norm", modules=modules, **OPTIONS)
-    with pytest.warns(UserWarning, match="Net was found to be causal"):
+    with pytest.warns(UserWarning, match="Net .*causal"):
         assert leak(model) < 1e-6
     handle.remove()
     assert_clean(model)
     uc.attach(model, "pair_norm", modules=modules)
-    with pytest.raises(RuntimeError, match="later ones"):
+    with pytest.raises(RuntimeError, match="later"):
         leak(model)
 
 
@@ -160,11 +150,11 @@ def test_a_cure_saved_before_there_were_probes_is_probed_when_it_is_loaded(cure:
     assert described["cures"][0].pop("causal_given") is True
     (tmp_path / "uncollapse.json").write_text(json.dumps(described))
     if cure == "pair_norm":
-        with pytest.raises(ValueError, match="later tokens"):
+        with pytest.raises(ValueError, match="later"):
             uc.load_cure(model, tmp_path)
         assert_clean(model)
         return
-    with pytest.warns(UserWarning, match="found to be causal"):
+    with pytest.warns(UserWarning, match="causal"):
         uc.load_cure(model, tmp_path)
     assert leak(model) < 1e-6
 
@@ -216,7 +206,7 @@ def test_a_single_token_shows_nothing_and_the_next_call_is_probed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(torch.zeros(2, 1, dtype=torch.long))
-    with pytest.warns(UserWarning, match="found to be causal"):
+    with pytest.warns(UserWarning, match="causal"):
         assert leak(model) < 1e-6
     twin = copy.deepcopy(model)
     with warnings.catch_warnings():
@@ -250,11 +240,11 @@ class Tokenwise(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize(("fails", "said"), [(False, "no token was seen"), (True, "trial run failed.*generator")])
+@pytest.mark.parametrize(("fails", "said"), [(False, "no token"), (True, "failed.*generator")])
 def test_what_cannot_be_found_out_is_said_once(fails: bool, said: str) -> None:
     model, x = Tokenwise(fails), torch.randn(2, 5, 8)
     uc.attach(model, "contra_norm", modules="layer", **OPTIONS)
-    with pytest.warns(UserWarning, match=f"(?s){said}.*causal=True or causal=False"):
+    with pytest.warns(UserWarning, match=said):
         model(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -265,8 +255,103 @@ def test_what_cannot_be_found_out_is_said_once(fails: bool, said: str) -> None:
 def test_compiled_code_is_probed_before_or_refused() -> None:
     model, ids = Net(causal=True).eval(), torch.arange(8)[None]
     uc.attach(model, "contra_norm", modules="blocks.*", **OPTIONS)
-    with pytest.raises(RuntimeError, match="run the model once before you compile"):
+    with pytest.raises(RuntimeError, match="before you"):
         torch.compile(model, backend="eager")(ids)
     torch.compiler.reset()
     expected = model(ids)
     torch.testing.assert_close(torch.compile(model, backend="eager")(ids), expected)
+
+
+# --- generation: as a loop of full passes, or the cache is refused ---
+
+ENDLESS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2LMHeadModel": ("GPT2Config", GPT2),
+    "LlamaForCausalLM": ("LlamaConfig", DECODER),
+    "Gemma2ForCausalLM": ("Gemma2Config", {**DECODER, "sliding_window": 4}),
+    "BartForConditionalGeneration": ("BartConfig", {**BART, "forced_eos_token_id": None, "decoder_start_token_id": 1}),
+}
+DECODERS = list(MODELS)[:3]
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6}
+TOKENS = torch.randint(3, 40, (2, 8), generator=torch.Generator().manual_seed(1))
+PROMPT = TOKENS[:1, :5]
+
+
+def build_decoder(name: str) -> Any:
+    torch.manual_seed(0)
+    kind, config = MODELS[name]
+    model = getattr(transformers, name)(getattr(transformers, kind)(**{**config, **ENDLESS})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@torch.no_grad()
+def greedy(model: Any, tokens: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+    """A loop of full forward passes: the tokens, and the logits of each step."""
+    key, steps = "decoder_input_ids" if given else "input_ids", []
+    for _ in range(GREEDY["max_new_tokens"]):
+        steps.append(model(**{key: tokens}, **given, use_cache=False).logits[:, -1])
+        tokens = torch.cat([tokens, steps[-1].argmax(-1, keepdim=True)], 1)
+    return tokens, torch.stack(steps)
+
+
+def generated(model: Any, **given: Any) -> tuple[Tensor, Tensor]:
+    """Likewise, by the library."""
+    found = model.generate(**given, **GREEDY, output_logits=True, return_dict_in_generate=True)
+    return found.sequences, torch.stack(found.logits)
+
+
+@pytest.mark.parametrize("place", ["attention.residual", "block", "attention.input"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation_without_a_cache_is_a_loop_of_full_passes(name: str, place: str) -> None:
+    """Also with padding on the left, next to a longer sequence."""
+    model = build_decoder(name)
+    plain, plain_logits = greedy(model, PROMPT)
+    with uc.attach(model, "contra_norm", scale=SCALE, at=place):
+        expected, logits = greedy(model, PROMPT)
+        alone, alone_logits = generated(model, input_ids=PROMPT, use_cache=False)
+        mask = torch.tensor([[0] * 3 + [1] * 5, [1] * 8])
+        batch = torch.cat([torch.cat([torch.zeros(1, 3).long(), PROMPT], 1), TOKENS[1:]])
+        padded, padded_logits = generated(model, input_ids=batch, attention_mask=mask, use_cache=False)
+    assert (logits[0] - plain_logits[0]).abs().max() > 1e-2
+    assert torch.equal(alone, expected)
+    assert torch.equal(padded[:1, 3:], expected)
+    torch.testing.assert_close(alone_logits, logits, rtol=0, atol=1e-3)
+    torch.testing.assert_close(padded_logits[:, :1], logits, rtol=0, atol=1e-3)
+    assert torch.equal(generated(model, input_ids=PROMPT)[0], plain)  # with a cache again
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_cache_is_refused_once_it_holds_tokens(name: str) -> None:
+    model = build_decoder(name)
+    with uc.attach(model, "contra_norm", scale=SCALE):
+        expected = model(PROMPT, use_cache=False).logits
+        first = model(PROMPT, use_cache=True)
+        torch.testing.assert_close(first.logits, expected)  # an empty cache hides nothing
+        for call in (
+            lambda: model(PROMPT[:, :1], past_key_values=first.past_key_values),
+            lambda: model.generate(PROMPT, **GREEDY),
+            lambda: model.generate(PROMPT, cache_implementation="static", disable_compile=True, **GREEDY),
+        ):
+            with pytest.raises(RuntimeError, match="use_cache"):
+                call()
+        torch.testing.assert_close(model(PROMPT, use_cache=False).logits, expected)  # an error leaves nothing behind
+
+
+def test_generation_of_an_encoder_decoder() -> None:
+    model, begin = build_decoder("BartForConditionalGeneration"), torch.ones(2, 1, dtype=torch.long)
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+    given = {"input_ids": TOKENS * mask, "attention_mask": mask, "num_beams": 1}
+    known = {"encoder_outputs": model.model.encoder(TOKENS * mask, mask), "attention_mask": mask}
+    plain, _ = greedy(model, begin, **known)
+    with uc.attach(model, "contra_norm", scale=SCALE, part="model.decoder"):
+        expected, _ = greedy(model, begin, **known)
+        assert torch.equal(model.generate(**given, use_cache=False, **GREEDY), expected)
+        with pytest.raises(RuntimeError, match="use_cache"):
+            model.generate(**given, **GREEDY)
+    assert not torch.equal(plain, expected)
+    with uc.attach(model, "contra_norm", scale=SCALE, part="model.encoder"):  # it runs once; the cache is not its own
+        changed = model.generate(**given, **GREEDY)
+        assert torch.equal(model.generate(**given, use_cache=False, **GREEDY), changed)

