@@ -58,7 +58,7 @@ def test_layers_that_are_not_blocks(stack: Stack) -> None:
     bare = replace(stack, embed=None, final=None)
     assert select_layers(bare, None) == Selection(BLOCKS)
     for layer in ("embed", "final"):
-        with pytest.raises(ValueError, match=f"no layer '{layer}'"):
+        with pytest.raises(ValueError, match=f"'{layer}'"):
             select_layers(bare, layer)
 
 

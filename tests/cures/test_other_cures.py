@@ -78,7 +78,7 @@ def test_pair_norm_keeps_the_pairwise_distance():
     for spread in (0.1, 30.0):
         y = pair_norm(torch.randn(50, 4, dtype=torch.float64) * spread, 2.0, eps=0.0)
         torch.testing.assert_close(torch.cdist(y, y).square().mean(), torch.tensor(8.0, dtype=torch.float64))  # 2·s²
-    with pytest.raises(ValueError, match="mode must be"):
+    with pytest.raises(ValueError, match="mode"):
         pair_norm(torch.randn(3, 2), mode="XX")
 
 
@@ -131,11 +131,11 @@ class TestDropEdge:
     def test_generator_and_errors(self):
         a, b = (drop_edge(self.edges, 0.5, generator=torch.Generator().manual_seed(7))[1] for _ in range(2))
         assert torch.equal(a, b)
-        with pytest.raises(ValueError, match="between 0 and 1"):
+        with pytest.raises(ValueError, match="between"):
             drop_edge(self.edges, 1.5)
-        with pytest.raises(ValueError, match="between 0 and 1"):
+        with pytest.raises(ValueError, match="between"):
             DropEdge(-0.1)
-        with pytest.raises(ValueError, match="edge_index must be"):
+        with pytest.raises(ValueError, match="edge_index"):
             drop_edge(self.edges.T, 0.5)
 
 
@@ -163,9 +163,9 @@ def test_attn_scale_is_the_scaled_map(masked, causal):
 
 
 def test_attn_scale_errors_and_half():
-    with pytest.raises(ValueError, match="context must be"):
+    with pytest.raises(ValueError, match="context"):
         attn_scale(torch.randn(3, 4), torch.randn(3, 4), 0.1)
-    with pytest.raises(ValueError, match="as many keys"):
+    with pytest.raises(ValueError, match="keys"):
         attn_scale(torch.randn(1, 3, 4), torch.randn(1, 5, 4), 0.1, causal=True)
     x = torch.randn(1, 3, 4).bfloat16()
     assert attn_scale(x, x, 0.1).dtype == torch.bfloat16

@@ -45,9 +45,9 @@ def test_intervals_come_back_and_files_without_them_are_read() -> None:
 
 
 def test_a_misspelt_measure_is_an_error_and_one_that_was_not_measured_is_nan(diagnosis: Diagnosis) -> None:
-    with pytest.raises(KeyError, match="Did you mean 'effective_rank'"):
+    with pytest.raises(KeyError, match="'effective_rank'"):
         diagnosis.layers[0]["effectiverank"]
-    with pytest.raises(KeyError, match=r"no measure 'erank'.*effective_rank"):
+    with pytest.raises(KeyError, match="'erank'"):
         diagnosis.layers[0]["erank"]
     assert math.isnan(diagnosis.layers[0]["dirichlet_energy"])
 

@@ -40,7 +40,7 @@ def test_a_saved_model_comes_back_with_its_cure(tmp_path: Path, cure: str) -> No
 
 
 def test_what_timm_does_not_know_is_refused(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="part of timm"):
+    with pytest.warns(UserWarning, match="part"):
         save(tmp_path / "saved", cure="none", talking_heads=True)
-    with pytest.raises(UsageError, match="timm cannot load"):
+    with pytest.raises(UsageError, match="load"):
         models.load_model(str(tmp_path / "saved"), load_cure=uc.load_cure)

@@ -69,7 +69,7 @@ def test_the_command_ends_with_2_and_says_what_to_do(changed: Change, run: Calla
 def test_a_classifier_that_does_not_fit_is_refused(changed: Change) -> None:
     origin = Origin(str(changed(vocab_size=10**11)))
     for random_weights in (True, False):
-        with pytest.raises(UsageError, match="GB of memory"):
+        with pytest.raises(UsageError, match="memory"):
             load_classifier(origin, 2, random_weights=random_weights)
 
 
@@ -88,7 +88,7 @@ def test_sizes_of_a_sentence_model(changed: Change) -> None:
     (folder / "modules.json").write_text(
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
     )
-    with pytest.raises(UsageError, match="GB of memory"):
+    with pytest.raises(UsageError, match="memory"):
         load_model(str(folder))
 
 
@@ -125,7 +125,7 @@ def test_all_files_of_a_folder_are_regular(changed: Change, name: str, kind: str
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="not a regular file"):
+    with pytest.raises(UsageError, match="regular"):
         Origin(str(path.parent if path.parent.name == "bert" else path.parents[1]))
 
 
@@ -168,7 +168,7 @@ def test_no_kernel_of_a_stranger_is_loaded(
     monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda *_: True)
     monkeypatch.setattr(hub_kernels, "get_kernel", kernels.get_kernel)
     for random_weights in (True, False):
-        with pytest.raises(UsageError, match="code on a hub"):
+        with pytest.raises(UsageError, match="code"):
             load_model(str(changed(config=config, **changes)), random_weights=random_weights)
     assert not loaded
 
@@ -182,5 +182,5 @@ def test_configs_on_the_hub_are_checked_too(changed: Change, monkeypatch: pytest
     folder = changed(_attn_implementation=CODE)
     monkeypatch.setattr("uncollapse.io.hf_models.is_on_hub", lambda _: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
-    with pytest.raises(UsageError, match="code on a hub"):
+    with pytest.raises(UsageError, match="code"):
         Origin("stranger/model")

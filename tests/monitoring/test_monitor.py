@@ -183,7 +183,7 @@ def test_rule_compares_with_the_first_measurement(tmp_path: Path) -> None:
     monitor.step(model, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "monitor.jsonl"]
     collapse(model, 1)
-    with pytest.warns(CollapseWarning, match=r"effective_rank of block 1 fell.*→") as told:
+    with pytest.warns(CollapseWarning, match="effective_rank.*fell") as told:
         record = monitor.step(model, 1)
     assert told[0].filename == __file__
     assert record is not None
@@ -210,7 +210,7 @@ def test_compare_reads_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     monitor.step(model, 0)
     collapse(model)
-    with pytest.warns(CollapseWarning, match="block 2 rose"):
+    with pytest.warns(CollapseWarning, match="2 rose"):
         monitor.step(model, 1)
     result = CliRunner().invoke(app, ["compare", "first.json", "collapse.json"])
     assert result.exit_code == 0, result.output
@@ -372,10 +372,10 @@ def test_other_failures_are_no_collapse() -> None:
     model, monitor = encoder(), Monitor([batch()], every=1, rules=[Rule("finite", then="stop")], call=call)
     monitor.step(model, 0)
     broken = True
-    with pytest.warns(CollapseWarning, match="out of memory"):
+    with pytest.warns(CollapseWarning, match="memory"):
         monitor.step(model, 1)
     assert not monitor.should_stop
-    with pytest.raises(RuntimeError, match="out of memory"):  # at the first measurement nothing is lost
+    with pytest.raises(RuntimeError, match="memory"):  # at the first measurement nothing is lost
         Monitor([batch()], call=call).step(model, 0)
 
 
@@ -499,7 +499,7 @@ def test_state_goes_through_a_checkpoint(tmp_path: Path) -> None:
     for folder, kept in ((tmp_path / "a", [0, 1, 2]), (None, [])):
         resumed = Monitor([batch()], every=1, rules=rules, folder=folder)
         resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
-        with pytest.warns(CollapseWarning, match="block 2 fell"):
+        with pytest.warns(CollapseWarning, match="2 fell"):
             resumed.step(model, 2)
         assert resumed.cost.measurements == 3
         assert folder is None or [line["step"] for line in lines(folder)] == kept
@@ -737,7 +737,7 @@ def test_an_early_alarm_stops_a_collapsed_model_in_its_window() -> None:
     healthy, broken = Monitor.early([batch()], steps=100), encoder()
     for _ in range(10):
         collapse(broken)
-    with pytest.warns(CollapseWarning, match="robust_cosine of block 2 is above 0.9999"):
+    with pytest.warns(CollapseWarning, match="robust_cosine.*above"):
         stops = [(monitor.step(broken, step), monitor.should_stop)[1] for step in range(7)]
     assert stops == [False] * 5 + [True] * 2  # it was collapsed from step 0 on
     assert not any((healthy.step(model, step), healthy.should_stop)[1] for step in range(7))

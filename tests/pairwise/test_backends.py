@@ -43,7 +43,7 @@ def test_the_switch_sets_and_restores() -> None:
         assert backends._setting == "torch"
         pairwise.backend("auto")  # for good, until somebody else sets it
         assert backends._setting == "auto"
-    with pytest.raises(UsageError, match="Did you mean 'triton'"):
+    with pytest.raises(UsageError, match="'triton'"):
         pairwise.backend("tritn")  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ def test_tiles_take_over_where_the_kernels_fail(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(backends, "difference", difference)
     x = torch.randn(20, 4).bfloat16()
-    with pytest.warns(UserWarning, match="no such instruction" if failure == "raises" else "doctor --gpu"):
+    with pytest.warns(UserWarning, match="instruction" if failure == "raises" else "doctor --gpu"):
         mean = pairwise.softmax_mean(x, x, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

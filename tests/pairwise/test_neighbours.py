@@ -128,9 +128,9 @@ def test_compiles_without_a_break() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="as many keys"):
+    with pytest.raises(ValueError, match="keys"):
         nearest(rows(3, 2), rows(4, 2), exclude="self")
-    with pytest.raises(ValueError, match="number of features"):
+    with pytest.raises(ValueError, match="features"):
         nearest(rows(3, 2), rows(4, 3))
     with pytest.raises(TypeError, match="bool"):
         pairwise.nearest(rows(3, 2), rows(4, 2), mask=torch.ones(4))

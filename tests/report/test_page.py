@@ -127,7 +127,7 @@ def test_a_large_comparison_stays_below_six_megabytes(make, tmp_path: Path) -> N
 
 
 def test_no_diagnosis_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least"):
         report.write([], tmp_path / "r.html")
 
 

@@ -87,7 +87,7 @@ def test_files_with_another_check_sum_are_never_opened(tmp_path: Path, monkeypat
 def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     offline(monkeypatch)
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(UsageError, match=rf"cache .*{name} .*--data-root"):
+    with pytest.raises(UsageError, match=rf"{name}.*--data-root"):
         image_sets.load_image_set(name, None)
 
 

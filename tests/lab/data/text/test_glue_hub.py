@@ -124,7 +124,7 @@ def test_without_a_connection_it_is_asked_once(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    with pytest.raises(UsageError, match="cannot be fetched") as caught:  # the real load_dataset, which then is offline
+    with pytest.raises(UsageError, match="fetched") as caught:  # the real load_dataset, which then is offline
         glue.load_split(TASKS["rte"], "train", None)
     assert "Offline" in str(caught.value.__cause__)
     assert datasets.config.HF_HUB_OFFLINE is False

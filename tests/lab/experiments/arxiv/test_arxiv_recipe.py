@@ -230,7 +230,7 @@ def test_features_from_a_file(tmp_path: Path, suffix: str) -> None:
     assert torch.equal(graph.edge_index, own.edge_index)
     assert data_fingerprint(config, runtime) == graph.fingerprint() != own.fingerprint()
     assert data_fingerprint(TINY, runtime) is None
-    with pytest.raises(UsageError, match="row per node"):
+    with pytest.raises(UsageError, match="per node"):
         load(replace(config, features=f"missing{suffix}"), runtime)
 
 
