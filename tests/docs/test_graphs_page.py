@@ -50,6 +50,6 @@ def test_lines_of_the_deep_network_are_of_the_runs_in_the_table(monkeypatch: pyt
     "words", ["All of GLUE", "PubMed", "RTE it never learns", "NYU", "--grid brown", "86.0", "ogbn-arxiv"]
 )
 def test_what_was_dropped_is_said_to_be(words: str) -> None:
-    lines = (DOCS / "claims.md").read_text(encoding="utf-8").splitlines()
+    lines = (DOCS / "limits.md").read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in lines if words in line]
     assert row.endswith(("| command only |", "| stand-in |"))
