@@ -17,7 +17,7 @@ release = uncollapse.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx", "sphinx_copybutton"]
 
 # Markdown
-myst_enable_extensions = ["attrs_block"]
+myst_enable_extensions = ["attrs_block", "attrs_inline"]
 myst_heading_anchors = 4
 highlight_language = "bash"  # of indented blocks
 default_role = "literal"  # docstrings have single backticks
@@ -26,6 +26,7 @@ default_role = "literal"  # docstrings have single backticks
 autodoc_member_order = "bysource"
 autodoc_default_options = {"exclude-members": "extra_repr"}
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True  # as in the source: a function has no value that could be shown
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 napoleon_use_rtype = False

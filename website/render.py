@@ -22,6 +22,9 @@ TEXTS = ("CONTRIBUTING.md", "ROADMAP.md", "CHANGELOG.md", "SECURITY.md")  # of t
 TABLE = re.compile(r"<!-- table: (\w+) -->")
 API = re.compile(r"<!-- api: ([\w.,\s]+?) -->")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+PLOT = re.compile(r"!\[[^\]]*\]\((?:\.\./)?images/([\w-]+\.svg)\)")
+WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')
+WIDEST = 480  # points that can still be read when they are scaled down to the width of a phone
 RUN = (
     "**Run it yourself**: in a clone, `python notebooks/{name}.py`, or open that file in VS Code or Jupyter. "
     "{{download}}`Download the notebook <{name}.ipynb>`."
@@ -48,9 +51,16 @@ def pages() -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each Markdown page."""
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").as_posix()
-        yield name, move_links(fill(path.read_text(encoding="utf-8"), name), f"docs/{name}").encode()
+        text = move_links(fill(path.read_text(encoding="utf-8"), name), f"docs/{name}")
+        yield name, PLOT.sub(mark_wide, text).encode()
     for name in TEXTS:
         yield name.lower(), move_links((ROOT / name).read_text(encoding="utf-8"), name).encode()
+
+
+def mark_wide(plot: re.Match[str]) -> str:
+    """Give a plot of several panels the class by which the style sheet scrolls it on a phone; others are scaled."""
+    drawn = WIDTH.search((ROOT / "docs" / "images" / plot[1]).read_text(encoding="utf-8"))
+    return f"{plot[0]}{{.wide}}" if drawn and float(drawn[1]) > WIDEST else plot[0]
 
 
 def images() -> Iterator[tuple[str, bytes]]:

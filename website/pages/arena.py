@@ -82,8 +82,8 @@ def _row(each: Standing) -> Row:
 def _gain(paired: Paired | None) -> str:
     if paired is None:
         return "–"
-    interval = f" ({format_interval(TABLE, paired.interval)})" if paired.interval else ""
-    return f"{signed(TABLE, paired.mean)}{interval}"
+    interval = f"<br>({format_interval(TABLE, paired.interval)})" if paired.interval else ""
+    return f"{signed(TABLE, paired.mean)}{interval}".replace(" ", "\u00a0")  # an interval stays on one line
 
 
 def advice() -> str:
@@ -137,10 +137,11 @@ def demo_sentence() -> str:
     here = best.gain.paired.mean if best.gain else 0.0
     said = (
         f"A plain graph network of {plain.depth} layers fails on a random graph: its test accuracy is "
-        f"{plain.mean:.0f} %. Its diagnosis advises `{best.row}`, which gained {found[best.row].text} on another "
-        f"graph. Here it gains {measured_gains.signed(here)} points, over {len(best.scores)} seeds."
+        f"{plain.mean:.0f} %. The first advice of its diagnosis is `{best.row}`, with a gain of {found[best.row].text} "
+        f"on other graphs. On this one it reaches {best.mean:.0f} %, a gain of {measured_gains.signed(here)} points "
+        f"over {len(best.scores)} seeds."
     )
-    others = ", ".join(f"{row} {rows[row].mean:.0f} %" for row in RIVALS if row in rows)
+    others = ", ".join(f"`{row}` {rows[row].mean:.0f} %" for row in RIVALS if row in rows and row != best.row)
     return f"{said} For comparison: {others} ([Which cure should I try?](which-cure.md))."
 
 

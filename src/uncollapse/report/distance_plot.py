@@ -9,7 +9,7 @@ from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.report.canvas import INK, QUIET, add_legend_below, new_figure, series_colour
 from uncollapse.report.tracks import diagnosis_names
 
-SIZE = (7.2, 3.6)
+SIZE = (5.6, 3.4)  # inches; narrow, so that the plot fits on a phone
 STYLES = {"rows": ("two rows", "-"), "pairs": ("a row and its partner", ":")}
 
 

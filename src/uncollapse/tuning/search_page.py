@@ -11,7 +11,7 @@ from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, add_leg
 from uncollapse.tuning.trial_result import Better, TrialResult, best_trial, format_value
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
-SIZE = (8.4, 3.6)
+SIZE = (5.6, 3.4)  # inches; narrow, so that the plots fit on a phone
 ROW = 0.42  # inches per bar
 LONG_LABEL = 12  # letters from which on labels below an axis are rotated
 GOOD, DASHED = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}

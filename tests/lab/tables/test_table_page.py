@@ -62,14 +62,21 @@ def test_plots_have_names_and_no_bars_of_few_seeds() -> None:
     table = replace(TABLE, names={"cora": "Cora", "contra": "ContraNorm", "test": "test accuracy"})
     five = [*RECORDS, *runs(0.80, 0.81, 0.82, 0.80, 0.83, norm="none", layers=4)]
     axes, title = drawn(table, [*RECORDS])
-    assert title == "Cora (mean over seeds, dots: single seeds)"
+    assert title == "Cora\nmean over seeds, dots: single seeds"
     assert axes.get_ylabel() == "test accuracy, %"
-    assert "ContraNorm" in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "ContraNorm" in [text.get_text() for text in axes.figure.legends[0].get_texts()]
     assert bars(axes) == []
     axes, title = drawn(table, five)
-    assert title == "Cora (mean over seeds, bars: 95 % interval, dots: single seeds)"
+    assert title == "Cora\nmean over seeds, bars: 95 % interval, dots: single seeds"
     low, high = mean_interval(81.2, stdev((80, 81, 82, 80, 83)), 5)
     assert bars(axes) == [pytest.approx((low, high))]
+
+
+def test_points_of_a_single_column_do_not_cover_each_other() -> None:
+    both = [*runs(0.5, 0.6, norm="none", layers=4), *runs(0.5, 0.6, norm="contra", layers=4)]
+    axes, _ = drawn(replace(TABLE, published=()), both)
+    means = [line.get_xdata()[0] for line in axes.get_lines() if line.get_linewidth() == 2 and line.get_ydata() == [55]]
+    assert len(set(means)) == 2
 
 
 def drawn(table: PaperTable, records: list[dict[str, Any]]) -> tuple[Any, str]:
@@ -125,3 +132,5 @@ def test_in_a_browser(tab: Any, tmp_path: Path) -> None:
     for width in (1280, 400):
         tab.set_viewport_size({"width": width, "height": 800})
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    fits = "() => [...document.querySelectorAll('.card:has(svg)')].every(card => card.scrollWidth <= card.clientWidth)"
+    assert tab.evaluate(fits)  # at the width of a phone no plot is scrolled

@@ -14,10 +14,20 @@ from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import mean_interval
 from uncollapse.report import frame
-from uncollapse.report.canvas import INK, LINE, QUIET, new_figure, save_figure, series_colour, series_marker
+from uncollapse.report.canvas import (
+    INK,
+    LINE,
+    QUIET,
+    add_legend_below,
+    new_figure,
+    save_figure,
+    series_colour,
+    series_marker,
+)
 
 BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colours of the style sheet
-SIZE = (8.4, 4.0)
+WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.6, 0.19  # inches: of a plot, and of each line of its legend
+LEGEND_COLUMNS = 3
 SHIFT = 0.03  # columns between our points and the paper's, so that both error bars can be seen
 FEWEST = 5  # seeds from which on an interval is drawn: of fewer it is wider than anything else in the plot
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.2, "markerfacecolor": "none"}  # the paper's
@@ -125,10 +135,13 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
     bars = any(len(cell.figures) >= FEWEST or _paper(cell)[1] for cell in cells)
     dots = any(1 < len(cell.figures) < FEWEST for cell in cells)
     words = ", ".join(["mean over seeds", *["bars: 95 % interval"] * bars, *["dots: single seeds"] * dots])
-    figure, (axes,) = new_figure(f"{group_title(table, group)} ({words})", SIZE)
-    for number, (row, along) in enumerate(rows.items()):
-        _draw_row(axes, number, table.name(row), along)
+    entries = len(rows) + any(cell.published for cell in cells)
+    size = (WIDTH, HEIGHT + LEGEND_LINE * math.ceil(entries / LEGEND_COLUMNS))
+    figure, (axes,) = new_figure(f"{group_title(table, group)}\n{words}", size)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
+    apart = 0.8 / len(rows) if len(columns) == 1 else 0.0  # points of a single column would cover each other
+    for number, (row, along) in enumerate(rows.items()):
+        _draw_row(axes, number, table.name(row), along, apart * (number - (len(rows) - 1) / 2))
     axes.set_xticks(range(len(columns)), columns, parse_math=False)
     if len(columns) == 1:
         axes.set_xlim(-0.5, 0.5)  # keeps the single tick next to its points
@@ -139,16 +152,13 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # an interval may reach below what is possible
     if any(cell.published for cell in cells):
         axes.plot([], [], color=QUIET, marker="o", markersize=5, label="the paper's", **DASHED)
-    lines, labels = axes.get_legend_handles_labels()
-    if labels:
-        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}  # outside: lines may be anywhere inside
-        for text in axes.legend(lines, labels, frameon=False, fontsize=9, labelcolor=INK, **place).get_texts():
-            text.set_parse_math(False)
+    if axes.get_legend_handles_labels()[1]:
+        add_legend_below(figure, axes, LEGEND_COLUMNS)
     return figure
 
 
-def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> None:
-    """Draw one row: our results, and the paper's as a dashed line."""
+def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell], offset: float) -> None:
+    """Draw one row, `offset` columns to the right: our results, and the paper's as a dashed line."""
     colour = series_colour(number)
     look = {"color": colour, "marker": series_marker(number), "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
     for points, shift, style in (
@@ -157,12 +167,12 @@ def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell]) -> 
     ):
         if any(not math.isnan(mean) for mean, _ in points):
             means, halves = zip(*points, strict=True)  # NaN leaves a gap
-            at = [column + shift for column in range(len(points))]
+            at = [column + offset + shift for column in range(len(points))]
             axes.errorbar(at, means, yerr=halves, **look, **style)
     for column, cell in enumerate(along):
         if 1 < len(cell.figures) < FEWEST:
             values = list(cell.figures.values())
-            axes.plot([column - 3 * SHIFT] * len(values), values, "o", color=colour, markersize=4, alpha=0.6)
+            axes.plot([column + offset - 3 * SHIFT] * len(values), values, "o", color=colour, markersize=4, alpha=0.6)
 
 
 def _ours(cell: TableCell) -> tuple[float, float]:

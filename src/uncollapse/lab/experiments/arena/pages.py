@@ -1,5 +1,6 @@
 """Tables of cost, learning rates and missing runs of the arena, and its plots."""
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,8 +140,10 @@ def draw_plots(table: PaperTable, records: Sequence[Record]) -> Iterator[ResultP
 
 def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:
     """Return a figure with one panel per depth; a row has the same colour, marker and dashes in all of them."""
-    figure, panels = new_figure(title, (max(9.5, 5.0 * len(depths)), 5.0), len(depths))
     names = list(dict.fromkeys(each.row for several in depths.values() for each in several))
+    columns = 3 if len(depths) == 1 else 4
+    size = (max(5.6, 5.0 * len(depths)), 4.0 + 0.19 * math.ceil(len(names) / columns))
+    figure, panels = new_figure(title, size, len(depths))
     for axes, (depth, several) in zip(panels, sorted(depths.items()), strict=True):
         for each in several:
             number = names.index(each.row)
@@ -150,7 +153,7 @@ def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str
         axes.set_xlabel(x, color=INK)
         axes.set_ylabel(y, color=INK)
         axes.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend_below(figure, panels[-1], 4)
+    add_legend_below(figure, panels[-1], columns)
     return figure
 
 
