@@ -89,6 +89,14 @@ def test_print_is_a_table_with_every_layer_and_the_verdict(diagnosis: Diagnosis)
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_print_fits_into_a_narrow_terminal(diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = str(diagnosis)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert str(diagnosis) == wide  # a file or a pipe has no width
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert max(map(len, wide.splitlines())) > 80 >= max(map(len, str(diagnosis).splitlines()))
+
+
 def test_frame_has_a_row_a_layer(diagnosis: Diagnosis) -> None:
     pytest.importorskip("pandas")
     frame = diagnosis.to_frame()
@@ -133,4 +141,4 @@ def test_no_number_is_cut_on_a_narrow_terminal() -> None:
         assert "…" not in table
         shown = [short for short in ("robust cosine", "rank share") if short.split()[0] in table]
         assert shown == ["robust cosine", "rank share"], "what the verdict rests on stays"
-        assert ("Too wide for here: dataset rank" in table) == (width < 100)
+        assert ("for lack of width: dataset rank" in table) == (width < 100)

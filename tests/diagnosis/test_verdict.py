@@ -93,7 +93,7 @@ def test_onset_is_where_the_last_run_begins() -> None:
     apart, alike = normal(8, 32, 48), torch.ones(8, 32, 48)
     verdict = judged(apart, alike, alike, apart, apart, alike, alike)
     assert (verdict.kind, verdict.onset) == ("complete", "layer 5")
-    assert any("from layer 1 to layer 2" in caution for caution in verdict.cautions)
+    assert any("From layer 1 to layer 2" in caution for caution in verdict.cautions)
 
 
 def test_a_collapse_that_recovers_is_told_and_not_called() -> None:
@@ -186,7 +186,7 @@ def test_the_outputs_of_a_graph_network_are_not_judged(monkeypatch: pytest.Monke
     model, data = pyg.nn.GCN(16, 32, 12, 4), pyg.data.Data(torch.randn(200, 16), edges)
     verdict = uc.diagnose(model, [data]).verdict
     assert verdict.collapsed
-    assert "block 11 narrows to the outputs; block 10 before it is evaluated." in verdict.cautions
+    assert "block 11 narrows to the outputs, so the verdict is about block 10 before it." in verdict.cautions
     assert 'uc.attach(model, "contra_norm", scale=1.0, preset="gnn", layers="first 11")' in [
         tip.code for tip in verdict.advice
     ]

@@ -54,10 +54,8 @@ def _measured_tip(gain: Gain, measured: Measured) -> Advice:
 
 def _from_papers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
     tips = _for_graphs(subject) if subject.family == "pyg" else _for_transformers(kind, onset, subject)
-    return tuple(
-        Advice(tip.cure, tip.place, f"{tip.reason} (by its paper: nothing was measured on such a model)", tip.code)
-        for tip in tips
-    )
+    source = "suggested by its paper; nothing was measured on such a model"
+    return tuple(Advice(tip.cure, tip.place, f"{tip.reason} ({source})", tip.code) for tip in tips)
 
 
 def follow_causes(causes: tuple[Cause, ...], tips: tuple[Advice, ...], subject: Subject) -> tuple[Advice, ...]:
@@ -91,7 +89,7 @@ def _against(cause: Cause, subject: Subject) -> tuple[Advice, ...]:
             start = "[torch.nn.init.orthogonal_(w) for w in model.parameters() if w.dim() == 2]"
             return (Advice("initialization", "training", "keeps the size of gradients over depth", start),)
         case "vanishing_gradients" if "mlp.output" in subject.places:
-            return (_tip("layer_scale", "mlp.output", "lets branches start small; train again, with a lower rate"),)
+            return (_tip("layer_scale", "mlp.output", "lets branches start small; train again with a lower rate"),)
         case "mixing":
             return _for_graphs(subject) if graph else _against_attention(subject)
         case "norm_growth" if "attention.norm.input" in subject.places:

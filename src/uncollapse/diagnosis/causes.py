@@ -35,7 +35,7 @@ def _no_residual(parts: Parts) -> Cause | None:
     without = [block for block in known if block.residual == 0]
     if not known or 2 * len(without) <= len(known):
         return None
-    says = [f"In {len(without)} of {len(known)} blocks nothing of the input passes by the layer."]
+    says = [f"In {len(without)} of {len(known)} blocks, nothing of the input bypasses the layer."]
     says += _effect(parts, "residual added", "With a residual added to the same weights")
     return Cause("no_residual", "There is no residual connection.", tuple(says))
 
@@ -61,7 +61,7 @@ def _mixing(found: Findings, parts: Parts) -> Cause | None:
     says = [*_effect(parts, "no mixing", ALONE), *_effect(parts, "uniform attention", "With uniform attention")]
     rise = parts.total("convolution" if found.subject.family == "pyg" else "attention")
     if rise is not None and rise.cosine > 0:
-        says.append(f"Over all blocks it raises the cosine by {rise.cosine:.2f} in sum.")
+        says.append(f"Over all blocks together, it raises the cosine by {rise.cosine:.2f}.")
     return Cause("mixing", f"{what} until they are alike.", tuple(says))
 
 

@@ -48,7 +48,7 @@ def _doubts(found: Findings) -> Iterator[tuple[int, str]]:
         narrowing = "Models that were trained on few classes narrow there on purpose"
         yield 1, f"Only the last block shows it. {narrowing}; look at the blocks before it."
     if len(found.layers) > 1 and found.first == 0 and not found.subject.partial:
-        yield 1, f"It is there at {found.layers[0].name} already: the input is alike or narrow, not only the depth."
+        yield 1, f"It is there at {found.layers[0].name} already: the input is alike or narrow, so depth is not the cause."
     for collapse in found.collapses:
         dims, most = _dimensions(found, collapse.evidence[-1])
         if collapse.kind == "dimensional" and most > WIDE and math.log(max(dims, 1)) > STILL * math.log(most):
@@ -65,7 +65,7 @@ def _remarks(found: Findings) -> Iterator[str]:
     if found.subject.idle:
         yield f"These parts did not run on the batches and were not measured: {', '.join(found.subject.idle)}."
     if found.subject.outputs:
-        yield f"{found.subject.outputs} narrows to the outputs; {found.last.name} before it is evaluated."
+        yield f"{found.subject.outputs} narrows to the outputs, so the verdict is about {found.last.name} before it."
     if found.subject.partial:
         yield f"Only some of the {found.subject.blocks} blocks were measured; the verdict is about these."
     if found.subject.passes > 1:
@@ -77,14 +77,14 @@ def _remarks(found: Findings) -> Iterator[str]:
     yield from _outliers(found)
     yield from _recoveries(found)
     if found.subject.one_graph:
-        yield "No batch vector came with the nodes: they count as one graph."
+        yield "The nodes came without a batch vector, so they count as one graph."
     yield from _compared_with_random(found)
 
 
 def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
     seen, dim, noun = found.last.tokens, found.last.dim, found.nouns[0]
     if seen < 64:
-        yield 2, f"Only {seen} {noun} were seen; give at least a few hundred."
+        yield 2, f"Only {seen} {noun} were seen; pass at least a few hundred."
     elif seen < 2 * dim:
         ceiling = f"bound the rank of the dataset by {seen - 1}; it is compared with that ceiling"
         few = ceiling if seen <= dim else "are few: the rank of the dataset comes out too low"
@@ -95,7 +95,7 @@ def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
         yield 1, f"{dim} features are few: a low rank is not far from a full one."
     if found.sequences < 8 and seen < 512 * found.sequences and found.subject.family != "embeddings":
         few = "one set was" if found.sequences == 1 else f"{found.sequences} sets were"
-        yield 1, f"Only {few} seen; how much sets differ is not well known."
+        yield 1, f"Only {few} seen: too few to tell how much sets differ."
     if "rank_share" not in found.last.measures:
         yield 1, f"No set had three {noun}: they are evaluated over the whole dataset, not within {found.nouns[1]}."
 
@@ -157,7 +157,7 @@ def _massive(found: Findings) -> Iterator[str]:
         grown = blocks[-1]["token_norm"] / blocks[0]["token_norm"]
         yield (
             f"Tokens grow {grown:.0f}-fold in length from {blocks[0].name} to {blocks[-1].name}: under pre-norm, later "
-            "blocks change them less and less. For a model that is still to be trained there is layer_norm_scaling."
+            "blocks change them less and less. If you train from scratch, try layer_norm_scaling."
         )
 
 
@@ -170,7 +170,7 @@ def _recoveries(found: Findings) -> Iterator[str]:
         for collapsed, run in groupby(seen, itemgetter(0)):
             names = [name for _, name in run]
             if collapsed and len(names) > 1:
-                yield f"In between, from {names[0]} to {names[-1]}, {found.nouns[0]} are {word}, and recover."
+                yield f"From {names[0]} to {names[-1]}, {found.nouns[0]} are {word}; they recover later."
 
 
 def _compared_with_random(found: Findings) -> Iterator[str]:
@@ -181,6 +181,6 @@ def _compared_with_random(found: Findings) -> Iterator[str]:
         names = ("robust_cosine", *SHARES)
         taken = [name for name in names if name in own.measures and name in random.measures]
         facts = (f"a {MEASURES[name].short} of {random[name]:.2f} (here {own[name]:.2f})" for name in taken[:2])
-        yield f"Randomly initialised, this architecture has at {own.name} {' and '.join(facts)}."
+        yield f"With random weights, this architecture has {' and '.join(facts)} at {own.name}."
     elif found.subject.no_baseline:
         yield f"There is no random model to compare with: {found.subject.no_baseline}"

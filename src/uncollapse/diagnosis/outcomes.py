@@ -47,7 +47,7 @@ def outlook(family: str, kind: str) -> str:
         return ""
     found = read().get(what, {}).get(kind)
     if found is None or found.cases < ENOUGH or found.sources < VARIED:
-        return "" if kind == "none" else f"Whether acting on it helps {what} was measured in too few cases to say."
+        return "" if kind == "none" else f"Too few {what} with this verdict were measured to say whether acting helps."
     counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} data sets, the best cure"
     counts += (
         f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {signed(found.median)})"

@@ -4,6 +4,8 @@ import dataclasses
 import io
 import json
 import math
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ from uncollapse.metrics.bootstrap import Interval
 from uncollapse.registry import RENDERERS
 
 SCHEMA = 1
+WIDEST = 120  # columns of printed text; fewer in a narrower terminal
 SHOWN = (  # columns of the table for a terminal, if they were measured
     "mean_cosine",
     "robust_cosine",
@@ -307,7 +310,7 @@ class Diagnosis:
         for row in rows:
             table.add_row(*map(Text, row))
         if left_out:
-            table.caption, table.caption_justify = Text(f"Too wide for here: {', '.join(left_out)}."), "left"
+            table.caption, table.caption_justify = Text(f"Not shown, for lack of width: {', '.join(left_out)}."), "left"
         return table
 
     def _title(self) -> str:
@@ -346,7 +349,8 @@ class Diagnosis:
         yield from self.others
 
     def __str__(self) -> str:
-        console = Console(width=120, file=io.StringIO(), force_terminal=False, color_system=None)
+        wide = min(WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDEST
+        console = Console(width=wide, file=io.StringIO(), force_terminal=False, color_system=None)
         with console.capture() as captured:
             console.print(self)
         return captured.get().rstrip()

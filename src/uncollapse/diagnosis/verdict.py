@@ -151,7 +151,7 @@ class Findings:
         value = layer["robust_cosine"]
         if not value >= ALIKE:
             return None
-        says = f"{self.nouns[0]} are alike, with a mean cosine of {value:.3f}"
+        says = f"{self.nouns[0]} are alike, with a robust cosine of {value:.3f}"
         return Evidence(layer.name, "robust_cosine", value, ALIKE, says)
 
     def _narrow(self, position: int) -> Evidence | None:
