@@ -48,7 +48,7 @@ def _doubts(found: Findings) -> Iterator[tuple[int, str]]:
         narrowing = "Models that were trained on few classes narrow there on purpose"
         yield 1, f"Only the last block shows it. {narrowing}; look at the blocks before it."
     if len(found.layers) > 1 and found.first == 0 and not found.subject.partial:
-        yield 1, f"It is there at {found.layers[0].name} already: the input is alike or narrow, so depth is not the cause."
+        yield 1, f"It is there at {found.layers[0].name} already: the input itself is alike or narrow."
     for collapse in found.collapses:
         dims, most = _dimensions(found, collapse.evidence[-1])
         if collapse.kind == "dimensional" and most > WIDE and math.log(max(dims, 1)) > STILL * math.log(most):
