@@ -83,7 +83,9 @@ def _gain(paired: Paired | None) -> str:
     if paired is None:
         return "–"
     interval = f"<br>({format_interval(TABLE, paired.interval)})" if paired.interval else ""
-    return f"{signed(TABLE, paired.mean)}{interval}".replace(" ", "\u00a0")  # an interval stays on one line
+    return f"{signed(TABLE, paired.mean)}{interval}".replace(
+        " …", "\u00a0…"
+    )  # an interval is broken before its end at most
 
 
 def advice() -> str:

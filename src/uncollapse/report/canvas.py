@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,12 @@ def add_legend_below(figure: Any, axes: Any, columns: int = 5) -> Any:
     for text in legend.get_texts():
         text.set_parse_math(False)
     return legend
+
+
+def legend_columns(width: float, names: Iterable[str]) -> int:
+    """Return how many columns of names fit below a figure of `width` inches."""
+    longest = max(map(len, names), default=1)
+    return max(1, int(width / (0.5 + 0.066 * longest)))  # a line and its gap, and a letter of 9 points
 
 
 def tick_positions(count: int, limit: int) -> range:

@@ -19,6 +19,7 @@ from uncollapse.report.canvas import (
     LINE,
     QUIET,
     add_legend_below,
+    legend_columns,
     new_figure,
     save_figure,
     series_colour,
@@ -27,7 +28,6 @@ from uncollapse.report.canvas import (
 
 BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colours of the style sheet
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.6, 0.19  # inches: of a plot, and of each line of its legend
-LEGEND_COLUMNS = 3
 SHIFT = 0.03  # columns between our points and the paper's, so that both error bars can be seen
 FEWEST = 5  # seeds from which on an interval is drawn: of fewer it is wider than anything else in the plot
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.2, "markerfacecolor": "none"}  # the paper's
@@ -135,8 +135,9 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
     bars = any(len(cell.figures) >= FEWEST or _paper(cell)[1] for cell in cells)
     dots = any(1 < len(cell.figures) < FEWEST for cell in cells)
     words = ", ".join(["mean over seeds", *["bars: 95 % interval"] * bars, *["dots: single seeds"] * dots])
-    entries = len(rows) + any(cell.published for cell in cells)
-    size = (WIDTH, HEIGHT + LEGEND_LINE * math.ceil(entries / LEGEND_COLUMNS))
+    names = [*map(table.name, rows), *["the paper's"] * any(cell.published for cell in cells)]
+    legend = legend_columns(WIDTH, names)
+    size = (WIDTH, HEIGHT + LEGEND_LINE * math.ceil(len(names) / legend))
     figure, (axes,) = new_figure(f"{group_title(table, group)}\n{words}", size)
     columns = [str(cell.column) for cell in next(iter(rows.values()))]
     apart = 0.8 / len(rows) if len(columns) == 1 else 0.0  # points of a single column would cover each other
@@ -153,7 +154,7 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
     if any(cell.published for cell in cells):
         axes.plot([], [], color=QUIET, marker="o", markersize=5, label="the paper's", **DASHED)
     if axes.get_legend_handles_labels()[1]:
-        add_legend_below(figure, axes, LEGEND_COLUMNS)
+        add_legend_below(figure, axes, legend)
     return figure
 
 

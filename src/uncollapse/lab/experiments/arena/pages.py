@@ -17,7 +17,15 @@ from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.lab.tables.table_page import ResultPlot
-from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_marker, series_style
+from uncollapse.report.canvas import (
+    INK,
+    LINE,
+    add_legend_below,
+    legend_columns,
+    new_figure,
+    series_marker,
+    series_style,
+)
 
 COLUMNS = ("gain over none", "gain at equal time", "seconds", "MB", "rank before → after", "verdict before → after")
 BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
@@ -141,9 +149,9 @@ def draw_plots(table: PaperTable, records: Sequence[Record]) -> Iterator[ResultP
 def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:
     """Return a figure with one panel per depth; a row has the same colour, marker and dashes in all of them."""
     names = list(dict.fromkeys(each.row for several in depths.values() for each in several))
-    columns = 3 if len(depths) == 1 else 4
-    size = (max(5.6, 5.0 * len(depths)), 4.0 + 0.19 * math.ceil(len(names) / columns))
-    figure, panels = new_figure(title, size, len(depths))
+    width = max(5.6, 5.0 * len(depths))
+    columns = legend_columns(width, names)
+    figure, panels = new_figure(title, (width, 4.0 + 0.19 * math.ceil(len(names) / columns)), len(depths))
     for axes, (depth, several) in zip(panels, sorted(depths.items()), strict=True):
         for each in several:
             number = names.index(each.row)
