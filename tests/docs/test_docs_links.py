@@ -58,6 +58,13 @@ def test_links_of_a_file_lead_from_its_page() -> None:
     )
 
 
+def test_plots_of_several_panels_are_marked_for_phones() -> None:
+    text = "![a](images/demo.svg) ![b](images/trust_networks.svg) ![c](images/report.png)"
+    assert render.PLOT.sub(render.mark_wide, text) == (
+        "![a](images/demo.svg){.wide} ![b](images/trust_networks.svg) ![c](images/report.png)"
+    )
+
+
 def test_the_build_fails_on_a_broken_link() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "sphinx-build -W --keep-going " in makefile

@@ -44,3 +44,10 @@ def test_no_two_lines_are_alike_and_markers_differ_in_grey() -> None:
     assert all(one["linestyle"] != next_one["linestyle"] for one, next_one in pairwise(styles[:12]))
     assert len({canvas.series_marker(number) for number in range(18)}) == 18
     assert len({(canvas.series_colour(number), canvas.series_marker(number)) for number in range(108)}) == 108
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"), [((), 9), (("none", "contra_norm"), 4), (("a" * 28,), 2), (("a" * 99,), 1)]
+)
+def test_a_legend_has_as_many_columns_as_fit(names: tuple[str, ...], columns: int) -> None:
+    assert canvas.legend_columns(5.6, names) == columns
