@@ -88,7 +88,7 @@ def test_a_deep_graph_network_lacks_residuals_and_gradients() -> None:
     plain = uc.diagnose(Convolutions(16, residual=False, scale=0.5), [graph()], causes=True, plan=NO_BASELINE)
     assert names(plain) == ["no_residual", "vanishing_gradients"]
     assert [block.residual for block in plain.parts.blocks[1:-1]] == [0.0] * 14  # type: ignore[union-attr]
-    assert [tip.cure for tip in plain.verdict.advice][-2:] == ["residual", "initialization"]
+    assert [tip.cure for tip in plain.verdict.advice][-2:] == ["pre_activation_residual", "initialization"]
     assert "measured: " in plain.verdict.advice[-2].reason
     whole = uc.diagnose(Convolutions(16, residual=True, scale=0.5), [graph()], causes=True, plan=NO_BASELINE)
     assert "no_residual" not in names(whole)

@@ -11,7 +11,9 @@ from uncollapse.diagnosis.verdict import Subject
 
 SHALLOWER = Gain("shallower", "", "model", "# build it with 4 blocks", 40.0, 38.0, 42.0, 6)
 LAYER_NORM = Gain("layer_norm", "", "model", "# add a LayerNorm", 30.0, 25.0, 35.0, 6)
-RESIDUAL = Gain("residual", "residual", "conv.output", 'uc.attach(model, "residual")', 30.0, 20.0, 40.0, 6)
+RESIDUAL = Gain(
+    *["pre_activation_residual"] * 2, "conv.output", 'uc.attach(model, "pre_activation_residual")', 30.0, 20.0, 40.0, 6
+)
 HARMFUL = Gain("drop_edge", "drop_edge", "model", "", -1.0, -3.0, 1.0, 6)
 GCN = Measured("graph network", 16, ("cora",), "complete", 31.5, (SHALLOWER, LAYER_NORM, RESIDUAL, HARMFUL))
 DEEP = replace(GCN, depth=32)
@@ -36,7 +38,11 @@ def test_the_same_cause_counts_before_the_depth() -> None:
 
 def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
     first, second, third = advice.from_measured(GCN)
-    assert (first.cure, second.cure, third.cure) == ("shallower", "layer_norm", "residual")  # one can be attached
+    assert (first.cure, second.cure, third.cure) == (
+        "shallower",
+        "layer_norm",
+        "pre_activation_residual",
+    )  # one can be attached
     assert first.code == SHALLOWER.code
     assert "+40.0 points (95 %: +38.0 to +42.0)" in first.reason
     assert "16 blocks on cora" in first.reason
@@ -77,8 +83,9 @@ def test_tips_against_causes_follow_what_was_measured(monkeypatch: pytest.Monkey
     tips = advice.suggest("complete", "block 3", SUBJECT)
     causes = (Cause("no_residual", "No residual."), Cause("vanishing_gradients", "Small gradients."))
     found = advice.follow_causes(causes, tips, SUBJECT)
-    assert [tip.cure for tip in found] == ["shallower", "residual", "initialization"]
+    assert [tip.cure for tip in found] == ["shallower", "pre_activation_residual", "initialization"]
     assert "measured: +30.0 points (95 %: −5.0 to +40.0)" in found[1].reason
     assert advice.follow_causes((), tips, SUBJECT) == tips
     monkeypatch.setattr(advice, "find_measured", lambda *place: None)
-    assert [tip.cure for tip in advice.follow_causes(causes, tips, SUBJECT)] == ["residual", "initialization"]
+    unmeasured = advice.follow_causes(causes, tips, SUBJECT)
+    assert [tip.cure for tip in unmeasured] == ["pre_activation_residual", "initialization"]
