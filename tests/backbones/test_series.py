@@ -122,3 +122,26 @@ def test_a_part_of_several_lists_has_the_name_that_is_listed() -> None:
     assert [len(stack.blocks) for stack in found] == [4, 4]
     for name in backbones.part_names(found):
         assert len(backbones.find(model, part=name).blocks) == 4
+
+
+class KnownAndUnknown(nn.Module):
+    """A tower that a backbone knows, and one that none knows."""
+
+    def __init__(self, unknown: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.known = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.own = Net(unknown)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.known(x), self.own(x)
+
+
+def test_a_tower_next_to_a_known_one_is_a_part_of_its_own() -> None:
+    d = uc.diagnose(KnownAndUnknown(8).eval(), [torch.randn(4, 6, 8)])
+    assert [one.settings["part"] for one in (d, *d.others)] == ["known", "own.blocks"]
+    assert any("8 × Sequential in own.blocks" in caution for caution in d.others[0].verdict.cautions)
+
+
+def test_a_small_head_next_to_a_known_model_is_not_a_part() -> None:
+    assert [stack.path for stack in backbones.find_all(KnownAndUnknown(2))] == ["known"]

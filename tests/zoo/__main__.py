@@ -41,7 +41,8 @@ def main() -> None:
     torch.set_num_threads(1)
     file, started = ZooFile(given.out), time.monotonic()
     chosen = [e for e in all_entries() if any(fnmatchcase(e.name, pattern) for pattern in given.only.split(","))]
-    for entry in sorted(chosen, key=lambda e: crc32(e.name.encode())):  # any part of a run is a sample of all
+    # The oldest first, so that runs can be continued; among rows of one age, any part of a run is a sample of all.
+    for entry in sorted(chosen, key=lambda e: (file.ran(e.name), crc32(e.name.encode()))):
         known = file.status(entry.name)
         if (known and not given.again) or (given.status and known != given.status):
             continue

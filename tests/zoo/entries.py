@@ -15,6 +15,7 @@ LIBRARIES = {
     "torchvision": "vision_models",
     "torch_geometric": "graph_models",
     "sentence_transformers": "sentence_models",
+    "open_clip": "clip_models",
     "torch": "torch_modules",
 }
 

@@ -3,13 +3,17 @@
 import json
 import re
 from collections import Counter
-from importlib.metadata import version
+from datetime import UTC, datetime
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 from typing import Any
 
 from uncollapse.io import files
 
-LIBRARIES = ("uncollapse", "torch", "transformers", "timm", "torchvision", "torch_geometric", "sentence-transformers")
+LIBRARIES = (
+    *("uncollapse", "torch", "transformers", "timm", "torchvision", "torch_geometric", "sentence-transformers"),
+    "open_clip_torch",
+)
 NOT_BUILT = "not_built"
 STEPS = ("works", "named", "refused", "failed", "silent")  # from best to worst
 
@@ -23,22 +27,27 @@ def describe(error: BaseException, length: int = 300) -> str:
     return re.sub(r"/[^\s'\"]*/site-packages/", "", f"{type(error).__name__}: {error}")[:length]
 
 
+def installed() -> dict[str, str]:
+    """Return the versions of the libraries that are installed."""
+    return {name: distribution(name).version for name in LIBRARIES if list(distributions(name=name))}
+
+
 class ZooFile:
     """Rows by name, in a file that is replaced whole after each change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            self.rows = {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": [], "versions": {}}
+        self.rows: dict[str, dict[str, Any]] = {row["name"]: row for row in stored["rows"]}
+        self.versions: dict[str, str] = stored["versions"]  # of libraries that are not installed here
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add or replace a row, and write the file."""
-        self.rows[row["name"]] = row
+        """Add or replace a row with the time of now, and write the file."""
+        self.rows[row["name"]] = row | {"ran": datetime.now(UTC).isoformat(timespec="minutes")}
         document = {
             "command": "python -m tests.zoo",
             "seed": 0,
-            "versions": {name: version(name) for name in LIBRARIES},
+            "versions": self.versions | installed(),
             "rows": [self.rows[name] for name in sorted(self.rows)],
         }
         files.write(self.path, json.dumps(document, indent=1) + "\n")
@@ -47,6 +56,10 @@ class ZooFile:
         """Return the worst status of the steps of a row; "" if there is no such row."""
         row = self.rows.get(name)
         return "" if row is None else worst(row)
+
+    def ran(self, name: str) -> str:
+        """Return when a row was run, "" if there is none or it does not say; later times sort after earlier ones."""
+        return str(self.rows.get(name, {}).get("ran", ""))
 
     def summary(self) -> str:
         """Return how many rows have each status."""

@@ -40,6 +40,7 @@ BACKBONES = {
             "BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT, ViT, DeiT, DINOv2, CLIP, GPT-2, Llama and others like them",
         ),
         Backbone("timm", "timm", "vision transformers: vit, deit (also distilled), beit, eva"),
+        Backbone("open_clip", "open_clip", "image and text towers of CLIP, CoCa and SigLIP"),
         Backbone("pyg", "torch_geometric", "BasicGNN models and any stack of MessagePassing layers"),
         Backbone(
             "torch", "torch", "nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer, and series of their layers"
@@ -84,7 +85,8 @@ def find_all(
         raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}.{hint}")
     if modules is not None:
         return (named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout),)
-    found = _all_stacks(model) or list(series.stacks(model, layout))
+    known = _all_stacks(model)
+    found = known + list(series.stacks(model, layout, beside=known))
     if part is not None:
         listed = [s for s, name in zip(found, part_names(found), strict=True) if name == part]
         selected = [s for s in found if s.path == part] or listed or [s for s in found if _lies_in(s, part)]
@@ -125,7 +127,8 @@ def _has(model: nn.Module, backbone: Backbone) -> bool:
 def part_names(found: Sequence[Stack]) -> list[str]:
     """Return the name of each stack as `part` takes it: the module that runs it, or the list that holds its blocks."""
     owners = [stack.path for stack in found]
-    return [stack.path if owners.count(stack.path) == 1 else _block_list(stack) for stack in found]
+    own = [owners.count(path) == 1 and bool(path or len(found) == 1) for path in owners]
+    return [stack.path if unique else _block_list(stack) for stack, unique in zip(found, own, strict=True)]
 
 
 def list_parts(found: Sequence[Stack]) -> str:

@@ -6,33 +6,53 @@ its own width. A list of blocks is a series; two lists, such as those of an enco
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from uncollapse.backbones import named
 from uncollapse.backbones.sites import Layout, Stack, join_path
 
 LISTS = (nn.ModuleList, nn.Sequential)
 SMALL = 0.1  # of the parameters of the largest series: what is smaller is a part of something else
+BESIDE = 0.25  # of the parameters of all known blocks: what is smaller next to them is a head or a stem
 
 
-def stacks(model: nn.Module, layout: Layout | None = None) -> tuple[Stack, ...]:
-    """Return the obvious series of blocks as stacks; their `remark` says what was taken."""
+def stacks(model: nn.Module, layout: Layout | None = None, beside: Sequence[Stack] = ()) -> tuple[Stack, ...]:
+    """Return the obvious series of blocks as stacks; their `remark` says what was taken.
+
+    beside: stacks of the model that are known. Next to them, only a series that is a part of its own is taken, such as
+    the second of two towers.
+    """
     modules = dict(model.named_modules())
-    return tuple(named.stack(model, names, layout, remark=_remark(names, modules)) for names in find_series(modules))
+    found = find_series(modules, beside)
+    return tuple(named.stack(model, names, layout, remark=_remark(names, modules)) for names in found)
 
 
-def find_series(modules: Mapping[str, nn.Module]) -> list[list[str]]:
-    """Return the names of the blocks of each obvious series, in the order of the model."""
+def find_series(modules: Mapping[str, nn.Module], beside: Sequence[Stack] = ()) -> list[list[str]]:
+    """Return the names of the blocks of each obvious series, in the order of the model; see `stacks`."""
     found = [names for path, module in modules.items() for names in _series_in(path, module)]
     found = [names for names in found if not any(_is_inside(names[0], other) for other in found if other != names)]
     groups: dict[str, list[list[str]]] = {}  # the lists of several stages, as `stages.0.blocks` and `stages.1.blocks`
     for names in found:
         groups.setdefault(re.sub(r"\d+", "*", names[0]), []).append(names)
     joined = [[name for names in group for name in names] for group in groups.values()]
-    sizes = [sum(p.numel() for name in names for p in modules[name].parameters()) for names in joined]
-    return [names for names, size in zip(joined, sizes, strict=True) if size >= SMALL * max(sizes)]
+    joined = [names for names in joined if not any(_is_near(names[0], stack) for stack in beside)]
+    sizes = [_size(names, modules) for names in joined]
+    known = [block.path for stack in beside for block in stack.blocks]
+    least = BESIDE * _size(known, modules) if beside else SMALL * max(sizes, default=0)
+    return [names for names, size in zip(joined, sizes, strict=True) if size >= least]
+
+
+def _is_near(name: str, stack: Stack) -> bool:
+    """Return whether a module belongs to the tower of a stack: within its owner, or in the same child of the model."""
+    towers = {path.partition(".")[0] for path in (stack.path, stack.blocks[0].path)}
+    return "" in towers or name.partition(".")[0] in towers
+
+
+def _size(names: Sequence[str], modules: Mapping[str, nn.Module]) -> int:
+    return sum(p.numel() for name in names for p in modules[name].parameters() if not is_lazy(p))
 
 
 def _series_in(path: str, module: nn.Module) -> Iterator[list[str]]:
