@@ -52,7 +52,11 @@ def _is_near(name: str, stack: Stack) -> bool:
 
 
 def _size(names: Sequence[str], modules: Mapping[str, nn.Module]) -> int:
-    return sum(p.numel() for name in names for p in modules[name].parameters() if not is_lazy(p))
+    return sum(_numel(modules[name]) for name in names)
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if not is_lazy(p))
 
 
 def _series_in(path: str, module: nn.Module) -> Iterator[list[str]]:
@@ -72,8 +76,7 @@ def _series_in(path: str, module: nn.Module) -> Iterator[list[str]]:
 def _repeats(holder: nn.Module, blocks: list[nn.Module]) -> bool:
     """Return whether classes that occur more than once hold at least half of the parameters."""
     kinds = Counter(map(type, blocks))
-    size = sum(p.numel() for p in holder.parameters())
-    return 2 * sum(p.numel() for b in blocks if kinds[type(b)] > 1 for p in b.parameters()) >= max(1, size)
+    return 2 * sum(_numel(b) for b in blocks if kinds[type(b)] > 1) >= max(1, _numel(holder))
 
 
 def _is_block(module: nn.Module) -> bool:
