@@ -17,6 +17,10 @@ FIGURES = {
     "real_albert_rank": ("rank_share", ["albert"]),
     "real_smollm2_raw": ("effective_rank", ["smollm2"]),
     "real_smollm2_rank": ("rank_share", ["smollm2"]),
+    "real_tiny_vit_cosine": ("robust_cosine", ["tiny_vit"]),
+    "real_tiny_vit_rank": ("rank_share", ["tiny_vit"]),
+    "real_whisper_cosine": ("robust_cosine", ["whisper"]),
+    "real_whisper_rank": ("rank_share", ["whisper"]),
     "real_vit_cosine": ("robust_cosine", ["vit_layer_untrained", "vit_layer_trained", "vit_contra_trained"]),
     "real_vit_rank": ("effective_rank", ["vit_layer_untrained", "vit_layer_trained", "vit_contra_trained"]),
     "real_gcn_cosine": ("robust_cosine", ["gcn32_none", "gcn32_layer", "gcn32_contra"]),
@@ -27,7 +31,8 @@ FIGURES = {
 def main() -> None:
     """Draw each figure."""
     for name, (measure, subjects) in FIGURES.items():
-        diagnoses = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
+        loaded = [Diagnosis.load(RESULTS / f"{subject}.json") for subject in subjects]
+        diagnoses = [part for diagnosis in loaded for part in (diagnosis, *diagnosis.others)]
         print(save(report.plot(diagnoses, measure), IMAGES / f"{name}.svg").relative_to(ROOT))
     drawn = (arena, concepts, graphs, text, vision_plots, hypersphere, trust)
     for path in (path for module in drawn for path in module.draw()):

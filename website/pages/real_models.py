@@ -31,7 +31,7 @@ def found(name: str) -> Diagnosis | None:
 
 
 def overview() -> tuple[Row, Sequence[Row]]:
-    """One line a diagnosis: its verdict and the last block."""
+    """One line per diagnosis or part of a model: its verdict and the last block."""
     head = (
         "model",
         "data",
@@ -46,7 +46,7 @@ def overview() -> tuple[Row, Sequence[Row]]:
         "dataset share",
     )
     names = sorted(p.stem for p in RESULTS.glob("*.json") if p.stem != "false_alarms")
-    return head, [_line(d) for name in names if (d := found(name)) is not None]
+    return head, [_line(part) for name in names if (d := found(name)) is not None for part in (d, *d.others)]
 
 
 def _line(d: Diagnosis) -> Row:
