@@ -38,6 +38,8 @@ class Entry:
             for weight in built.model.parameters():  # heads that start at zero would hide everything before them
                 if weight.dim() > 1 and not weight.any():
                     weight.normal_(std=0.05)
+        built.model.train()  # some models compute attention biases once and save them until their mode changes
+        built.model.eval()
         return built
 
 

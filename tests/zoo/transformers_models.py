@@ -110,7 +110,39 @@ OWN: dict[str, dict[str, Any]] = {
     "transfo-xl": {"max_position_embeddings": None},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4},
     "reformer": {"axial_pos_shape": [4, 16], "axial_pos_embds_dim": [16, 16], "attn_layers": ["local", "local"]},
+    "mobilenet_v2": {"image_size": 48},  # at 32 pixels, features and sides of the first image have the same size
+    "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": HEADS},
+    "vits": {
+        **{"flow_size": WIDTH, "spectrogram_bins": 33, "upsample_initial_channel": WIDTH, "upsample_rates": [2, 2]},
+        **{"upsample_kernel_sizes": [4, 4], "duration_predictor_filter_channels": WIDTH, "window_size": 4},
+        **{"posterior_encoder_num_wavenet_layers": 2, "prior_encoder_num_wavenet_layers": 2},
+        **{"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]]},
+    },
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "mamba2": {"head_dim": 16, "n_groups": 2, "chunk_size": 8},
+    "deepseek_v2": {"num_experts_per_tok": 2, "num_key_value_heads": HEADS, "head_dim": 8},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_key_value_heads": 2,
+        "mamba_chunk_size": 8,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "ministral": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 8, "num_key_value_heads": 2},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_key_value_heads": 2},
+    "hunyuan_vl_text": {"head_dim": 8, "num_key_value_heads": 2},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "full_attention"], "num_dense_layers": 1},
+    "zaya": {"num_experts_per_tok": 1},
+    "lilt": {"hidden_size": 48},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4, "input_size": IMAGE, "visual_embed": False},
+    "prophetnet": {"num_hidden_layers": None},
+    "swin2sr": {"window_size": 4, "patch_size": 1, "embed_dim": WIDTH, "depths": [2, 2], "num_heads": [2, 2]},
 }
+# What takes sound as (samples, 1 channel, time), and what takes texts and images together without two configs inside.
+MONO = ("dac", "mimi_encoder", "pe_audio_encoder")
+TOGETHER = ("vilt", "udop")
 
 
 BINS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", "feature_projection_input_dim")
@@ -209,7 +241,8 @@ def _inputs(model: nn.Module, count: int, length: int, seed: int) -> dict[str, T
         found["decoder_input_ids"] = torch.randint(5, VOCABULARY, (count, length), generator=random)
     if main == "input_values":
         shape = [config[name] for name in ("max_length", "num_mel_bins") if name in config]
-        found[main] = torch.randn(count, *(shape if len(shape) == 2 else [4000 - 320 * seed]), generator=random)
+        mono = [1] if model.config.model_type in MONO else []
+        found[main] = torch.randn(count, *(shape if len(shape) == 2 else [*mono, 4000 - 320 * seed]), generator=random)
     if main == "past_values" and "context_length" in config:
         channels = [config["num_input_channels"]] if "num_input_channels" in config else []
         found[main] = torch.randn(count, config["context_length"], *channels, generator=random)
@@ -249,6 +282,8 @@ def _is_video(model: nn.Module) -> bool:
 
 def _takes_both(model: Any) -> bool:
     """Return whether a model takes both texts and images in one call, as two towers do."""
+    if model.config.model_type in TOGETHER:
+        return True
     subs, fields = set(getattr(model.config, "sub_configs", {})), vars(model.config)
     inserted = ("image_token_id", "image_token_index", "image_token")  # the images replace some of the tokens
     return {"text_config", "vision_config"} <= subs and not any(name in fields for name in inserted)

@@ -8,8 +8,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones.nested import find_tensor, get_nested
-from uncollapse.backbones.sites import Context, ReadContext, is_tokens, without_masks
+from uncollapse.backbones.nested import get_nested
+from uncollapse.backbones.sites import Context, ReadContext, find_tokens, without_masks
 
 _THREADS = (
     "Two threads run {} at the same time, and its cure would mistake the padding of one for that of the other. Give "
@@ -69,7 +69,7 @@ class CallState:
             tensor.forget()
             self.with_gradients = torch.is_grad_enabled()
         if self.finds_pass and not torch.compiler.is_compiling():
-            keys = find_tensor(given := without_masks((args, kwargs)), is_tokens)
+            keys = find_tokens(given := without_masks((args, kwargs)))
             self.address = None if keys is None else get_nested(given, keys).data_ptr()
 
     def close(self, failed: bool) -> None:

@@ -19,6 +19,7 @@ from uncollapse.backbones.sites import (
     CHILD,
     HOOKS,
     Stack,
+    find_tokens,
     fit_mask,
     from_sets,
     is_tokens,
@@ -158,11 +159,11 @@ class _Probe:
         return self.records
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        keys = find_tensor(without_masks((args, kwargs)), is_tokens)
+        keys = find_tokens(without_masks((args, kwargs)))
         return None if keys is None or self.is_changed else self._change((args, kwargs), keys)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        keys = find_tensor(output, is_tokens)
+        keys = find_tokens(output)
         if keys is not None and not self.is_changed:  # the first block takes ids
             output = self._change(output, keys)
         self._record(output)

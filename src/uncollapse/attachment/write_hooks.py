@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from uncollapse.attachment.calls import CallState, EarlierTensor
 from uncollapse.attachment.causality import Causality
 from uncollapse.attachment.writers import Receiver
-from uncollapse.backbones.nested import describe, find_tensor, get_nested, set_nested
+from uncollapse.backbones.nested import describe, get_nested, set_nested
 from uncollapse.backbones.read_hooks import check_one_kind
-from uncollapse.backbones.sites import HOOKS, Side, is_tokens, without_masks
+from uncollapse.backbones.sites import HOOKS, Side, find_tokens, is_tokens, without_masks
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute of transformers' blocks
 NO_SCRIPT = (
@@ -148,7 +148,7 @@ class ModuleHooks:
             return value
         if side == "output":
             check_one_kind(self.name, value)
-        keys = find_tensor(without_masks(value) if side == "input" else value, is_tokens)
+        keys = find_tokens(without_masks(value) if side == "input" else value)
         if keys is None:
             raise RuntimeError(
                 f"There are no tokens at the {side} of {self.name}, where a cure was attached: it is "

@@ -123,6 +123,11 @@ def check_model(model: Any) -> None:
         other = "For activations or embeddings that you have, there are `diagnose_activations` and `diagnose_rows`."
         hint = load if isinstance(model, str | os.PathLike) else other
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}. {hint}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "The layers of a TorchScript module cannot be watched while it runs. Pass the module that was scripted or "
+            "traced; its weights can be loaded with load_state_dict(scripted.state_dict())."
+        )
 
 
 def is_empty(batch: Any) -> bool:

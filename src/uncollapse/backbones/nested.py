@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 FIRST = ("last_hidden_state", "hidden_states")  # fields that hold tokens, whatever stands before them
 
@@ -14,7 +15,14 @@ def find_tensor(value: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, ...] |
     """Return the keys of the first fitting tensor in nested tuples, lists, mappings and dataclasses; None if none fits.
 
     A tensor named `last_hidden_state` or `hidden_states` comes before others. Objects such as caches are not searched.
+    ValueError for sequences of several lengths in one packed or nested tensor.
     """
+    if isinstance(value, PackedSequence) or (isinstance(value, Tensor) and value.is_nested):
+        raise ValueError(
+            f"Expected tokens (batch, n, features), got a {type(value).__name__} of sequences of several lengths, "
+            "whose rows must not be taken for one sequence. Run the model on padded batches with a mask, or on one "
+            "sequence at a time, and use a module that takes these."
+        )
     if isinstance(value, Tensor):
         return () if fits(value) else None
     for key, item in _items(value):

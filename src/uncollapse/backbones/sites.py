@@ -53,7 +53,8 @@ class Axes:
         raise ValueError(
             f"The axes of {self.name}, of shape {tuple(x.shape)}, can be read in two ways, and its modules do not "
             f'decide it ({"; ".join(readings)}). Pass layout="channels_first" or layout="channels_last", '
-            "--layout on the command line."
+            "--layout on the command line. If it is not an image but something else that the module returns before its "
+            "tokens, such as an attention map, name a module inside it with modules=[…] instead."
         )
 
 
@@ -77,18 +78,31 @@ class Site:
     def read(self, given: tuple[tuple[Any, ...], Mapping[str, Any]], output: Any) -> Tensor | None:
         """Return the tensor at this site in one call of the module, or None if there is none."""
         value = without_masks(given) if self.side == "input" else output
-        keys = find_tensor(value, self._fits)
+        keys = find_tensor(value, is_square) if self.what == "attention" else find_tokens(value)
         return None if keys is None else get_nested(value, keys)
-
-    def _fits(self, tensor: Tensor) -> bool:
-        if self.what == "attention":
-            return tensor.is_floating_point() and tensor.dim() == 4 and tensor.shape[-1] == tensor.shape[-2]
-        return is_tokens(tensor)
 
 
 def is_tokens(tensor: Tensor) -> bool:
     """Return whether a tensor may hold tokens, nodes or vectors."""
     return tensor.is_floating_point() and tensor.dim() >= 2
+
+
+def is_square(tensor: Tensor) -> bool:
+    """Return whether a tensor may be an attention map (b, heads, n, n)."""
+    return tensor.is_floating_point() and tensor.dim() == 4 and tensor.shape[-1] == tensor.shape[-2]
+
+
+def find_tokens(value: Any) -> tuple[Any, ...] | None:
+    """Return the keys of the first tensor that may hold tokens, see `find_tensor`; None if there is none.
+
+    An attention map (b, heads, n, n) before the n tokens that it belongs to is passed over.
+    """
+    keys = find_tensor(value, is_tokens)
+    if keys is None or not is_square(first := get_nested(value, keys)):
+        return keys
+    count, length = first.shape[0], first.shape[-1]
+    tokens = find_tensor(value, lambda x: is_tokens(x) and x.dim() == 3 and x.shape[:2] == (count, length))
+    return keys if tokens is None else tokens
 
 
 @dataclass(frozen=True)

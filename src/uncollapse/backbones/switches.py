@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from uncollapse.backbones.introspection import argument_names, bind_arguments
-from uncollapse.backbones.nested import find_tensor, get_nested, set_nested
+from uncollapse.backbones.nested import get_nested, set_nested
 from uncollapse.backbones.sites import (
     Block,
     Context,
     Site,
     Stack,
     Values,
+    find_tokens,
     fit_mask,
     from_sets,
-    is_tokens,
     to_sets,
     without_masks,
 )
@@ -248,11 +248,11 @@ def _hook(model: nn.Module, site: Site, change: Change) -> RemovableHandle:
     module = model.get_submodule(site.path)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        keys = find_tensor(without_masks((args, kwargs)), is_tokens)
+        keys = find_tokens(without_masks((args, kwargs)))
         return (args, kwargs) if keys is None else _set((args, kwargs), keys, change)
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        keys = find_tensor(output, is_tokens)
+        keys = find_tokens(output)
         return output if keys is None else _set(output, keys, change)
 
     if site.side == "input":

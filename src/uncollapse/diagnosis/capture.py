@@ -79,9 +79,14 @@ class Capture:
     def layers(self) -> tuple[Layer, ...]:
         """Return what was measured, place by place, in the order of the stack; `modules` in the order they ran."""
         places = sorted(dict.fromkeys(place for _, place, _ in self.stats), key=lambda place: place != OUTPUT)
-        keys = list(self.stats) if self.stack.family == "named" else sorted(self.stats, key=self._order)
+        keys = self._as_they_ran() if self.stack.family == "named" else sorted(self.stats, key=self._order)
         shown = [key for place in places for key in keys if key[1] == place]
         return tuple(run_side_by_side(partial(self._layer, key) for key in shown))
+
+    def _as_they_ran(self) -> list[Key]:
+        """Return the layers in the order in which they ran; what enters a block that is not the first is no "embed"."""
+        keys = list(self.stats)
+        return [key for key in keys if key[0] != "embed" or key is keys[0]]
 
     def _order(self, key: Key) -> int:
         """Return the position of a layer in its stack."""

@@ -412,8 +412,8 @@ def _graphs(batch: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _check_all_ran(target: Target, capture: Capture) -> None:
-    """Raise ValueError if a block that the user named did not run: the verdict would be about the others alone."""
+def _blocks_that_did_not_run(target: Target, capture: Capture) -> tuple[str, ...]:
+    """Return their names; ValueError if the user named them: the verdict would be about the others alone."""
     measured = {name for name, _, _ in capture.stats}
     names = [target.stack.blocks[number].name for number in target.selection.blocks]
     missing = [name for name in names if name not in measured]
@@ -422,6 +422,7 @@ def _check_all_ran(target: Target, capture: Capture) -> None:
             f"{', '.join(missing)} did not run in any batch, so there is nothing to measure there. Leave it out of "
             f"modules; these ran: {', '.join(name for name in names if name in measured) or 'none'}."
         )
+    return tuple(missing)
 
 
 def _build(
@@ -440,7 +441,7 @@ def _build(
     layers = capture.layers()
     if not layers:
         raise ValueError(f"No layer of {stack.architecture} was measured in {batches} batches: give batches to run it.")
-    _check_all_ran(target, capture)
+    idle += _blocks_that_did_not_run(target, capture)
     check_enough(layers[-1].tokens)
     subject = Subject(
         stack.family,
