@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # MobileSAM's names of the parts of its image encoder -> timm's. A stage of timm begins where one of MobileSAM ends.
 TINY_VIT: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -47,13 +47,13 @@ ENDS = {"gamma": "weight", "beta": "bias", "encodings": "weight"}
 DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)  # by CTranslate2's number
 
 
-def load_tiny_vit(file: Path) -> nn.Module:
+def load_tiny_vit(file: Path) -> Any:
     """Return the image encoder of a MobileSAM checkpoint as timm's TinyViT, without the neck that SAM adds to it."""
     import timm
 
     weights = torch.load(file, map_location="cpu", weights_only=True)
     names = [name for name in weights if name.startswith("image_encoder.") and ".neck." not in name]
-    model = timm.create_model("tiny_vit_5m_224", num_classes=1000)
+    model: Any = timm.create_model("tiny_vit_5m_224", num_classes=1000)
     model.stages[3].downsample.conv2.conv.stride = (1, 1)  # as in MobileSAM: the last stage keeps the resolution
     model.load_state_dict({rename_tiny_vit(name): weights[name] for name in names})
     return model.eval()
@@ -81,7 +81,9 @@ def load_whisper(file: Path) -> Any:
         part: len({n.split("/")[1] for n in arrays if n.startswith(f"{part}/layer_")} - {"layer_norm"})
         for part in ("encoder", "decoder")
     }
-    config = WhisperConfig(
+    config: Any = WhisperConfig  # the types of its arguments do not fit numbers by name
+    whisper: Any = WhisperModel  # it has no types
+    sizes = config(
         vocab_size=vocabulary,
         d_model=width,
         num_mel_bins=bins,
@@ -95,8 +97,7 @@ def load_whisper(file: Path) -> Any:
         max_target_positions=len(arrays["decoder/position_encodings/encodings"]),
         **{f"{name}_token_id": vocabulary - 1 for name in ("pad", "bos", "eos", "decoder_start")},
     )
-    whisper: Any = WhisperModel  # it has no types
-    model = whisper(config).eval()
+    model = whisper(sizes).eval()
     model.load_state_dict(dict(_whisper_tensors(arrays)))
     return model
 

@@ -207,7 +207,7 @@ def sre(data: Path, save: Saver, out: Path) -> None:
 def tiny_vit(data: Path, save: Saver, out: Path) -> None:
     """TinyViT of MobileSAM, four stages of convolutions and of attention in windows, on photographs."""
     model = load_tiny_vit(data / "mobile_sam.pt")
-    images = photographs(data / "tinyimagenet20" / "val.npz", 256)
+    images: Any = photographs(data / "tinyimagenet20" / "val.npz", 256)
     blocks = [f"stages.{stage}.blocks.{block}" for stage, count in enumerate((2, 2, 6, 2)) for block in range(count)]
     labels = uc.Labels("TinyViT-5M of MobileSAM", f"{len(images)} photographs of Tiny ImageNet")
     save("tiny_vit", uc.diagnose(model, images.split(16), modules=blocks, labels=labels))

@@ -145,3 +145,16 @@ def test_a_tower_next_to_a_known_one_is_a_part_of_its_own() -> None:
 
 def test_a_small_head_next_to_a_known_model_is_not_a_part() -> None:
     assert [stack.path for stack in backbones.find_all(KnownAndUnknown(2))] == ["known"]
+
+
+def test_a_large_series_after_the_blocks_of_a_known_model_is_named() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes))
+    assert backbones.find(bert).remark == ""
+    vits = transformers.VitsConfig(
+        **{"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16, "flow_size": 8},
+        **{"spectrogram_bins": 9, "upsample_initial_channel": 16, "duration_predictor_filter_channels": 8},
+        **{"posterior_encoder_num_wavenet_layers": 2},
+    )
+    assert "4 × VitsResidualCouplingLayer in flow.flows" in backbones.find(transformers.VitsModel(vits)).remark

@@ -81,8 +81,8 @@ def to_sequences(a: Tensor, axis: int, count: int) -> Tensor:
 def mean_cosine(x: Tensor) -> float:
     """Return the mean cosine of two different rows of (n, d)."""
     u = x / x.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    n = len(u)
-    return float(((u @ u.T).sum() - (u * u).sum()) / (n * (n - 1)))
+    n, total = len(u), u.sum(0)  # all pairs at once: a video has too many tokens for a matrix of them
+    return float((total @ total - (u * u).sum()) / (n * (n - 1)))
 
 
 def effective_rank(x: Tensor) -> float:

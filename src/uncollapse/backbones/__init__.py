@@ -6,7 +6,7 @@ or in a part of it. A new backbone needs that function and one line below.
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from torch import nn
@@ -87,6 +87,8 @@ def find_all(
         return (named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout),)
     known = _all_stacks(model)
     found = known + list(series.stacks(model, layout, beside=known))
+    if len(found) == 1 and known and not known[0].remark:
+        found = [replace(known[0], remark=series.left_out(model, known[0]))]
     if part is not None:
         listed = [s for s, name in zip(found, part_names(found), strict=True) if name == part]
         selected = [s for s in found if s.path == part] or listed or [s for s in found if _lies_in(s, part)]

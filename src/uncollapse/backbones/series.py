@@ -7,6 +7,7 @@ its own width. A list of blocks is a series; two lists, such as those of an enco
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -43,6 +44,19 @@ def find_series(modules: Mapping[str, nn.Module], beside: Sequence[Stack] = ()) 
     known = [block.path for stack in beside for block in stack.blocks]
     least = BESIDE * _size(known, modules) if beside else SMALL * max(sizes, default=0)
     return [names for names, size in zip(joined, sizes, strict=True) if size >= least]
+
+
+def left_out(model: nn.Module, stack: Stack) -> str:
+    """Return a remark on large series in other children of a model whose only stack is known; "" if there are none.
+
+    They may be no tower of their own, such as the flows after the text encoder of VITS, but hold many of its weights.
+    """
+    if stack.path or stack.layout == "nodes":
+        return ""
+    modules = dict(model.named_modules())
+    found = find_series(modules, [replace(stack, path=stack.blocks[0].path)])
+    listed = ", ".join(f"{len(names)} × {type(modules[names[0]]).__name__} in {_common(names)}" for names in found)
+    return f"Not among the blocks: {listed}. Name them with modules=[…] to use them." if found else ""
 
 
 def _is_near(name: str, stack: Stack) -> bool:
