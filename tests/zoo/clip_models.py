@@ -45,6 +45,8 @@ def build(library: str, kind: str) -> Built:
     name, images, texts = KINDS[kind]
     more = {"multimodal_cfg": DECODER} if name == "CoCa" else {}
     model = getattr(open_clip, name)(32, vision_cfg=images, text_cfg=texts, **more)
+    if name == "CoCa":
+        torch.nn.init.normal_(model.text_decoder.text_projection, std=0.1)  # open_clip leaves it uninitialised
     side = images.get("image_size", IMAGE)
     return Built(model.eval(), [_inputs(3, side, 0), _inputs(2, side, 1)])
 

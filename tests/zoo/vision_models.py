@@ -116,8 +116,6 @@ def _torchvision(kind: str, side: int) -> Any:
         given |= {"init_weights": False, "aux_logits": False}
     if kind.startswith(("fcn", "deeplab", "lraspp")):
         given["weights_backbone"] = None
-    if kind.startswith("mvit"):
-        given |= {"spatial_size": (side, side), "temporal_size": 16}
     model = torchvision.models.get_model(kind, weights=None, **given)
     if kind == "s3d":  # its pool takes no images below 224 pixels, of which one pass takes many seconds
         model.avgpool = nn.AdaptiveAvgPool3d((1, 1, 1))

@@ -62,7 +62,7 @@ def _statuses(row: dict[str, Any]) -> list[str]:
 
 def architectures() -> tuple[Row, Sequence[Row]]:
     """Every architecture: how its layers are found, where a cure goes, what has to be named."""
-    head = ("architecture", "class", "diagnosis", "layers from", "places of a cure", "to name")
+    head = ("architecture", "class", "diagnosis", "layers from", "places of a cure", "to name", "run")
     return head, [_architecture(row) for row in rows()]
 
 
@@ -75,7 +75,8 @@ def _architecture(row: dict[str, Any]) -> Row:
     needs = "; ".join(filter(None, (diagnose.get("needs"), _of_attach(row))))
     said = WORDS[diagnose["status"]] + parts
     kind = f"`{row['class']}`" if "class" in row else "–"
-    return f"`{row['name']}`", kind, said, source, f"{len(works)} of {len(places)}", needs or "nothing"
+    ran = row.get("ran") or f"before {row.get('ran_before', '–')}"
+    return f"`{row['name']}`", kind, said, source, f"{len(works)} of {len(places)}", needs or "nothing", ran
 
 
 def _of_attach(row: dict[str, Any]) -> str:
@@ -104,8 +105,17 @@ def cost() -> str:
     return (
         f"A pass with ContraNorm in every block took {statistics.median(factors):.1f} times as long as one without "
         f"(the median over {len(factors)} of these tiny models; real ones are in [What it costs](costs.md)). "
-        f"Run with {versions}, seed {document()['seed']}, by `make zoo`."
+        f"Run with {versions}, seed {document()['seed']}, by `make zoo`. {_when()}"
     )
+
+
+def _when() -> str:
+    """Return in which time the rows were run; `ran_before` is when a row of unknown time was first stored."""
+    every = document()["rows"]
+    dated = sorted(row["ran"] for row in every if "ran" in row)
+    older = sorted(row["ran_before"] for row in every if "ran_before" in row)
+    rest = f"; the other {len(older)} before {older[-1]}" if older else ""
+    return f"{len(dated)} of {len(every)} rows were run from {dated[0]} to {dated[-1]}{rest}." if dated else ""
 
 
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
