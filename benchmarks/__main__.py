@@ -1,4 +1,8 @@
-"""Measure targets, print the table, write results/benchmarks*.json. Run it on an idle machine: `make bench`."""
+"""Measure targets, print the table, write results/benchmarks*.json. Run it on an idle machine: `make bench`.
+
+The file is written after each row, so that a run that was stopped keeps what it measured; `complete` says whether it
+was not.
+"""
 
 import argparse
 import datetime
@@ -6,6 +10,7 @@ import json
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,11 +18,24 @@ from rich.console import Console
 from rich.table import Table
 
 import uncollapse as uc
-from benchmarks import attaching, diagnosing, gathering, graphs, hypersphere, mending, streaming, targets, text, vision
+from benchmarks import (
+    attaching,
+    diagnosing,
+    gathering,
+    graphs,
+    hypersphere,
+    mending,
+    peers,
+    streaming,
+    targets,
+    text,
+    vision,
+)
 from benchmarks.targets import Result
 
 GROUPS = {
     "kernel": targets.kernel,
+    "neighbour": targets.neighbour,
     "kernel_memory": targets.kernel_memory,
     "metrics": targets.metrics,
     "losses": targets.losses,
@@ -29,20 +47,19 @@ GROUPS = {
     "vision": vision.training,
     "hypersphere": hypersphere.training,
     "gather": gathering.training,
+    "peers": peers.beside_peers,
     "streaming": streaming.reading,
     "mending": mending.files,
 }
 
-WHOLE = (  # kept apart
-    *("start", "diagnose", "attach", "graphs", "text", "vision", "hypersphere", "gather", "streaming", "mending"),
-)
-KERNEL = [x for x in GROUPS if x not in WHOLE]
+KERNEL = ["kernel", "neighbour", "kernel_memory", "metrics", "losses"]  # in one file; the others have their own
+ONE_THREAD = ("text", "vision", "hypersphere")  # as their recipes train
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=KERNEL)
-    parser.add_argument("--out", type=Path, help="default for the default groups: results/benchmarks.json")
+    parser.add_argument("--out", type=Path, help="default: results/benchmarks.json, or that of the one group named")
     parser.add_argument(
         "--rows", type=int, default=streaming.ROWS, help="of the file that `streaming` and `mending` read"
     )
@@ -54,23 +71,37 @@ def main() -> None:
         "streaming": lambda: streaming.reading(args.rows),
         "mending": lambda: mending.files(args.rows),
     }
-    usual = Path("results/benchmarks.json" if args.device == "cpu" else "results/benchmarks_cuda.json")
-    out = args.out or (usual if args.only == KERNEL else None)
-    if args.only in (["text"], ["vision"], ["hypersphere"]):
-        torch.set_num_threads(1)  # as their recipes train
+    out = args.out or usual_file(args.only, args.device)
+    if all(group in ONE_THREAD for group in args.only):
+        torch.set_num_threads(1)
     results: list[Result] = []
-    console = Console()
+    console, started = Console(), time.perf_counter()
     for group in args.only:
         for result in groups[group]():
             results.append(result)
             console.print(f"{result.name}: {result.measured:.3g} {result.unit}", highlight=False)
+            if out is not None:
+                write(out, record(results, args.only, started, complete=False))
     console.print(table(results))
     if out is not None:
-        out.parent.mkdir(exist_ok=True)
-        temporary = out.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record(results, args.only), indent=1, ensure_ascii=False) + "\n")
-        temporary.replace(out)
+        write(out, record(results, args.only, started, complete=True))
         console.print(f"Written to {out}.")
+
+
+def usual_file(groups: list[str], device: str) -> Path | None:
+    """Return where the results of these groups are stored; nowhere if they are neither all of a file nor one group."""
+    if groups == KERNEL:
+        return Path("results/benchmarks.json" if device == "cpu" else "results/benchmarks_cuda.json")
+    if len(groups) == 1 and groups[0] not in KERNEL:
+        return Path(f"results/benchmarks_{groups[0]}.json")
+    return None
+
+
+def write(out: Path, found: dict[str, object]) -> None:
+    out.parent.mkdir(exist_ok=True)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(out)
 
 
 def use_gpu(parser: argparse.ArgumentParser, groups: list[str]) -> None:
@@ -90,7 +121,7 @@ def table(results: list[Result]) -> Table:
     return shown
 
 
-def record(results: list[Result], groups: list[str]) -> dict[str, object]:
+def record(results: list[Result], groups: list[str], started: float, complete: bool) -> dict[str, object]:
     return {
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "config": {
@@ -104,6 +135,8 @@ def record(results: list[Result], groups: list[str]) -> dict[str, object]:
         "versions": {"uncollapse": uc.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "processor": _processor(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "minutes": round((time.perf_counter() - started) / 60, 1),
+        "complete": complete,
         "targets": [
             {
                 "name": r.name,

@@ -24,7 +24,7 @@ def cost() -> Iterator[Result]:
 
 
 def _model(name: str, model: nn.Module, loss: Callable[[], Tensor]) -> Iterator[Result]:
-    step, rounds = training(model, loss), 7
+    step, rounds = training(model, loss), 5
 
     def with_cure(cure: str, at: str | None = None) -> Callable[[], object]:
         """Attaching takes milliseconds, a step seconds."""

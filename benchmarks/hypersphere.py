@@ -19,9 +19,8 @@ from torch import Tensor
 import uncollapse as uc
 from benchmarks import contrasting, plain
 from benchmarks.measure import peak_memory, training_step
+from benchmarks.peers import load
 from benchmarks.targets import SETUP, Result, faster
-from uncollapse.backbones import torchvision_ops
-from uncollapse.errors import import_optional
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ROUNDS = {1024: 15, 4096: 3}  # by batch
@@ -45,8 +44,11 @@ def training() -> Iterator[Result]:
 def nt_xent(batch: int) -> Iterator[Result]:
     """All of them divide rows by their length first."""
     name = f"NT-Xent {batch}×{DIM}"
+    if load("pytorch_metric_learning.losses") is not None:
+        yield from beside(f"{name}, pytorch-metric-learning's SupConLoss, the same for two views", both, metric, batch)
+    if load("lightly.loss") is None:
+        return
     yield from beside(f"{name}, lightly", both, lightly, batch)
-    yield from beside(f"{name}, pytorch-metric-learning's SupConLoss, the same for two views", both, metric, batch)
     unit = [F.normalize(x, dim=-1) for x in pairs(batch)]
     steps = training_step(lightly, *unit), training_step(already_unit, *unit)
     yield _theirs(faster(f"{name}, lightly, rows of length one and normalize=False", None, *steps, ROUNDS[batch]))
@@ -75,6 +77,8 @@ def _theirs(result: Result) -> Result:
 
 def beside_cubic() -> Iterator[Result]:
     """NTXentLoss of pytorch-metric-learning holds a matrix of all positive by all negative pairs of the batch."""
+    if load("pytorch_metric_learning.losses") is None:
+        return
     name = f"NT-Xent {CUBIC}×{DIM}, pytorch-metric-learning's NTXentLoss"
     yield from beside(name, both, cubic, CUBIC)
     for batch in ROUNDS:
@@ -177,9 +181,8 @@ def cubic(x: Tensor, y: Tensor) -> Tensor:
 
 @cache
 def _peer(module: str, name: str) -> Loss:
-    """The loss of a library, for two views; says what to install where it is missing."""
-    torchvision_ops.declare()
-    losses: Any = import_optional(module, "bench")
+    """The loss of a library, for two views."""
+    losses = load(module)
     made: Any = getattr(losses, name)(temperature=TEMPERATURE)
     loss: Loss = made if module.startswith("lightly") else losses.SelfSupervisedLoss(made)
     return loss

@@ -4,7 +4,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -43,6 +44,17 @@ def speed_ratio(plain: Callable[[], object], ours: Callable[[], object], rounds:
     return ratio, statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
 
 
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """Let another process compute all the time, as other users of a machine do."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
 def best(work: Callable[[], object], times: int = 9) -> float:
     """The least time of a few: what the machine does besides only ever adds to it."""
     found = []
@@ -74,7 +86,13 @@ def training_step(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[
 
 def peak_memory(setup: str, body: str, small: int, large: int) -> float:
     """MiB by which run(large) raises the peak of a fresh process over that of run(small). Linux only."""
+    return printed_and_peak(setup, body, small, large)[-1]
+
+
+def printed_and_peak(setup: str, body: str, small: int, large: int) -> list[float]:
+    """The numbers that run(small) and run(large) print in that process, and last, the peak of the memory."""
     lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
     device = torch.get_default_device().type
     code = MEMORY.format(device=device, setup=setup, body=lines, small=small, large=large)
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.split()]

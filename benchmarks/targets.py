@@ -16,9 +16,10 @@ from torch import Tensor
 
 import uncollapse as uc
 from benchmarks import plain
-from benchmarks.measure import best, peak_memory, speed_ratio, training_step
+from benchmarks.measure import best, busy_neighbour, peak_memory, speed_ratio, training_step
 
 SETUP = "import uncollapse as uc; from benchmarks import plain; torch.manual_seed(0)"
+BATCHED = ((64, 197, 192), (64, 197, 384), (32, 128, 768))  # sequences, tokens, features
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def start() -> Iterator[Result]:
 
 def kernel() -> Iterator[Result]:
     torch.manual_seed(0)
-    for batch, n, d in ((64, 197, 192), (64, 197, 384), (32, 128, 768)):
+    for batch, n, d in BATCHED:
         x = torch.randn(batch, n, d)
         yield faster(f"contra_norm {batch}×{n}×{d}", 1.4, *_contra_norm(x), rounds=21)
     x, edges, source = torch.randn(2708, 32), *graph()
@@ -85,6 +86,15 @@ def kernel() -> Iterator[Result]:
     yield faster(f"contra_norm 2708×32, neighbours excluded ({source})", 2.5, base, ours, rounds=21)
     yield faster("contra_norm 8192×64", 3.3, *_contra_norm(torch.randn(8192, 64)), rounds=7)
     yield faster("contra_norm 19717×32", 6.0, *_contra_norm(torch.randn(19717, 32)), rounds=3)
+
+
+def neighbour() -> Iterator[Result]:
+    """The same with one other process that wants a core."""
+    torch.manual_seed(0)
+    with busy_neighbour():
+        for batch, n, d in BATCHED:
+            name = f"contra_norm {batch}×{n}×{d}, beside a busy process"
+            yield faster(name, 1.0, *_contra_norm(torch.randn(batch, n, d)), rounds=41)
 
 
 def kernel_memory() -> Iterator[Result]:
