@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from uncollapse.cures.feature_means import feature_means
 from uncollapse.cures.groups import Groups, neighbours
 from uncollapse.errors import did_you_mean
 from uncollapse.pairwise import Pairs, backends, check_pairs, column_mean, log_weight, numerics, row_mean
@@ -137,6 +138,8 @@ def _features_mean(
         parts = zip(groups.split(unit), groups.split(value), strict=True)
         return groups.unsort(torch.cat([_features_mean(u, v, temperature, dual, None) for u, v in parts]))
     with torch.autocast(unit.device.type, enabled=False):
+        if not dual and not isinstance(temperature, Tensor):
+            return feature_means(unit, value, temperature)
         logits = unit.mT @ (unit / temperature)  # (..., d, d), much larger than unit for short sequences
         return value @ (logits.softmax(-1) + logits.softmax(-2) if dual else logits.softmax(-1))
 
