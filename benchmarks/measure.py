@@ -26,6 +26,13 @@ run({large})
 print(peak() - before)
 """
 
+NEIGHBOUR = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # it must not outlive a run that was killed
+    pass
+"""
+
 
 def speed_ratio(plain: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[float, float, float]:
     """Median of plain/ours over rounds that run both, and the medians of both in seconds."""
@@ -47,7 +54,7 @@ def speed_ratio(plain: Callable[[], object], ours: Callable[[], object], rounds:
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
     """Let another process compute all the time, as other users of a machine do."""
-    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR])
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ def _beside_vanilla(length: int, like: str, precision: str, rounds: int) -> Iter
     yield slower(f"steps with ContraNorm, {where}", 1.15, base, made(cure="contra_norm"), rounds)
     yield slower("  before the residual", None, base, made(cure="contra_norm", at="attention.output"), 2)
     features = made(cure="contra_norm", axis="features")
-    yield slower(f"  over features (v2), {where}", 1.2, base, features, rounds)
+    yield slower("  over features (v2)", 1.2, base, features, rounds)
     yield slower("  the uniformity loss instead", None, base, made(cure="uniform_loss"), 2)
 
 

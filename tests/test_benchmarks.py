@@ -1,15 +1,18 @@
-"""The benchmarks' command: a device that is not there is refused, and groups that need the CPU; mending a file."""
+"""The benchmarks' command: devices, groups, rows stored at once, missing libraries; mending a file."""
 
 import argparse
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import mending
-from benchmarks.measure import peak_memory, speed_ratio
+from benchmarks import mending, peers
+from benchmarks.measure import busy_neighbour, peak_memory, speed_ratio
+from benchmarks.targets import Result
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,3 +52,41 @@ def test_mending_measures_a_file_that_has_something_to_mend() -> None:
     assert 100 < peak.measured < 1024
     assert "3,000 × 384" in peak.detail
     assert time.detail.startswith("all_but_the_top, mean cosine 0.5")
+
+
+def test_a_run_that_is_stopped_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Iterator[Result]:
+        yield Result("first", 1.0, 2.0, "s", False, "")
+        raise KeyboardInterrupt
+
+    out = tmp_path / "found.json"
+    monkeypatch.setitem(command.GROUPS, "start", rows)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "start", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert [row["name"] for row in found["targets"]] == ["first"]
+    assert not found["complete"]
+
+
+def test_groups_have_files_of_their_own() -> None:
+    assert command.usual_file(command.KERNEL, "cpu") == Path("results/benchmarks.json")
+    assert command.usual_file(["peers"], "cpu") == Path("results/benchmarks_peers.json")
+    assert command.usual_file(["kernel"], "cpu") is None
+
+
+def test_a_library_that_is_not_installed_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "PEERS", {"no_such_library": peers.nnsight})
+    assert list(peers.beside_peers()) == []
+    assert "Skipped no_such_library" in capsys.readouterr().err
+
+
+def test_the_neighbour_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args: started.append(popen(*args)) or started[0])
+    with busy_neighbour():
+        assert started[0].poll() is None
+    assert started[0].poll() is not None

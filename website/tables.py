@@ -145,10 +145,14 @@ def targets() -> str:
     """Every target of the benchmarks next to what was measured; those that were missed as well."""
     rows = []
     for file in sorted(RESULTS.glob("benchmarks*.json")):
-        result = json.loads(file.read_text(encoding="utf-8"))
-        for t in (t for t in result["targets"] if t["reached"] is not None):
-            measured = f"{t['measured']:,.0f}" if t["measured"] >= 1000 else f"{t['measured']:.3g}"
-            rows.append((t["name"].strip(), f"{t['target']} {t['unit']}", measured, "yes" if t["reached"] else "no"))
+        above = ""
+        for t in json.loads(file.read_text(encoding="utf-8"))["targets"]:
+            indented = t["name"].startswith(" ")  # a variant of the one above
+            name = f"{above}: {t['name'].strip()}" if indented else t["name"]
+            above = above if indented else t["name"]
+            if t["reached"] is not None:
+                measured = f"{t['measured']:,.0f}" if t["measured"] >= 1000 else f"{t['measured']:.3g}"
+                rows.append((name, f"{t['target']} {t['unit']}", measured, "yes" if t["reached"] else "no"))
     return reference.table(("work", "target", "measured", "reached"), rows) if rows else results.NOT_RUN
 
 

@@ -48,3 +48,15 @@ def test_benchmark_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "",
         "Measured on 2026-01-02 with torch 2.13, on some CPU, 2 threads, by `make bench`.",
     ]
+
+
+def test_a_target_below_another_is_shown_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    speed = {"name": "speed", "target": "≥ 2", "measured": 2.3456, "unit": "x", "reached": True}
+    memory = {"name": "  its memory", "target": "≤ 1", "measured": 1234.0, "unit": "MiB", "reached": False}
+    other = {"name": "other", "target": "–", "measured": 1.0, "unit": "s", "reached": None}
+    (tmp_path / "benchmarks_some.json").write_text(json.dumps({"targets": [speed, memory, other]}), encoding="utf-8")
+    assert tables.targets().splitlines()[2:] == [
+        "| speed | ≥ 2 x | 2.35 | yes |",
+        "| speed: its memory | ≤ 1 MiB | 1,234 | no |",
+    ]
