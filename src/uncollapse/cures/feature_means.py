@@ -1,7 +1,8 @@
 """Softmax means over features: m = x P with P = softmax(uᵀu/τ) of each set, d×d instead of n×n.
 
 The weights of a batch of sentences are larger than its tokens. They are computed a few sets at a time, while they are
-in the cache, and kept for the backward pass. With G = P ∘ (xᵀg − t), where t_i = Σ_j P_ij (xᵀg)_ij = Σ_n (x ∘ gPᵀ)_ni,
+in the cache. They are kept for the backward pass, unless sequences are so short that to compute them again is faster.
+With G = P ∘ (xᵀg − t), where t_i = Σ_j P_ij (xᵀg)_ij = Σ_n (x ∘ gPᵀ)_ni,
 
     dx = g Pᵀ      du = u (G + Gᵀ)/τ
 
@@ -18,7 +19,7 @@ from uncollapse.pairwise.chunk_threads import for_each_chunk
 from uncollapse.pairwise.grid import LOG2E, Grid, Inputs, Pairs, memory
 from uncollapse.pairwise.products import accumulate
 
-SHORT = 32  # tokens below which two products with G and Gᵀ take less time than adding these
+SHORT = 32  # tokens below which a product takes less time than new memory for d×d, or than adding a transpose
 
 
 def feature_means(unit: Tensor, value: Tensor, temperature: float) -> Tensor:
@@ -41,33 +42,33 @@ class _FeatureMeans(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit: Tensor, value: Tensor, temperature: float) -> Tensor:
         batch, _, dim = unit.shape
-        kept = unit.new_empty(batch, dim, dim) if any(ctx.needs_input_grad) else None
-        mean = torch.empty_like(value)
+        keep = any(ctx.needs_input_grad) and unit.shape[1] >= SHORT
+        kept = unit.new_empty(batch, *((dim, dim) if keep else (0, 0)))
+        mean, log2sum = torch.empty_like(value), unit.new_empty(batch, dim, 1)
 
         def work(c: slice) -> None:
-            columns = unit[c].mT
-            into = None if kept is None else kept[c]
-            weight = memory.product("weight", columns, columns, LOG2E / temperature, into)
-            weight.sub_(weight.amax(-1, keepdim=True)).exp2_()
-            weight.div_(weight.sum(-1, keepdim=True))
-            accumulate(mean[c], value[c], weight, 0.0)
+            weight = _logits(unit[c], temperature, kept[c] if keep else None)
+            highest = weight.amax(-1, keepdim=True)
+            total = weight.sub_(highest).exp2_().sum(-1, keepdim=True)
+            accumulate(mean[c], value[c], weight.div_(total), 0.0)
+            torch.add(highest, total.log2(), out=log2sum[c])
 
         _for_each_chunk(work, unit, value, temperature)
-        if kept is not None:
-            ctx.save_for_backward(unit, value, kept)
-            ctx.temperature = temperature
+        ctx.save_for_backward(unit, value, kept, log2sum)
+        ctx.temperature = temperature
         return mean
 
     @staticmethod
     def backward(ctx: Any, d_mean: Tensor) -> tuple[Tensor, Tensor, None]:
-        unit, value, kept = ctx.saved_tensors
+        unit, value, kept, log2sum = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted
             found = torch.autograd.grad(_plain(unit, value, ctx.temperature), (unit, value), d_mean, create_graph=True)
             return found[0], found[1], None
         d_mean, d_unit, d_value = d_mean.contiguous(), torch.empty_like(unit), torch.empty_like(value)
 
         def work(c: slice) -> None:
-            weight, x, g = kept[c], value[c], d_mean[c]
+            x, g = value[c], d_mean[c]
+            weight = kept[c] if kept.numel() else _logits(unit[c], ctx.temperature).sub_(log2sum[c]).exp2_()
             accumulate(d_value[c], g, weight.mT, 0.0)
             level = (x * d_value[c]).sum(-2)
             push = memory.product("push", x.mT, g.mT).sub_(level[..., None]).mul_(weight)  # G
@@ -79,6 +80,11 @@ class _FeatureMeans(torch.autograd.Function):
 
         _for_each_chunk(work, unit, value, ctx.temperature)
         return d_unit, d_value, None
+
+
+def _logits(unit: Tensor, temperature: float, into: Tensor | None = None) -> Tensor:
+    """Return uᵀu/τ · log₂e, in the tensor `into` if the weights are kept."""
+    return memory.product("weight", unit.mT, unit.mT, LOG2E / temperature, into)
 
 
 def _for_each_chunk(work: Callable[[slice], None], unit: Tensor, value: Tensor, temperature: float) -> None:
