@@ -1,7 +1,7 @@
 """Measure targets, print the table, write results/benchmarks*.json. Run it on an idle machine: `make bench`.
 
-The file is written after each row, so that a run that was stopped keeps what it measured; `complete` says whether it
-was not.
+The file is written after each row, so that a run that was stopped keeps what it measured; `complete` says whether all
+rows are there.
 """
 
 import argparse
