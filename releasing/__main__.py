@@ -35,7 +35,7 @@ def main() -> int:
 def _release(release: Release, *, rehearsal: bool, without_trial: bool) -> None:
     if not rehearsal:
         _check_git(release)
-    edits = release.files(ROOT)
+    edits = {} if rehearsal and release.is_made(ROOT) else release.files(ROOT)
     with tempfile.TemporaryDirectory(prefix="uncollapse-release-") as name:
         copy, out, folder = (Path(name) / part for part in ("source", "dist", "trial"))
         packages.copied(ROOT, copy)

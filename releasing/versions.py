@@ -30,6 +30,11 @@ class Release:
         """Its name in git."""
         return f"v{self.version}"
 
+    def is_made(self, root: Path) -> bool:
+        """Whether the tree is that of the release already, as it is where its tag is."""
+        changelog = (root / CHANGELOG).read_text(encoding="utf-8")
+        return current(root) == self.version in [found[1] for found in SECTION.finditer(changelog)]
+
     def files(self, root: Path) -> dict[Path, str]:
         """What the files say after it, by their paths. ReleaseError if one of them is not ready."""
         edits = {SOURCE: self.bumped, CHANGELOG: self.dated, CITATION: self.cited}

@@ -254,6 +254,15 @@ def test_a_rehearsal_changes_nothing(repository: Callable[..., str], monkeypatch
     assert repository("tag") == ""
 
 
+def test_a_tagged_tree_can_be_built_again(repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "0.2.0") == 0
+    (command.ROOT / "dist/it.whl").unlink()
+    assert run(monkeypatch, "--dry-run") == 0  # as the release workflow does
+    assert (command.ROOT / "dist/it.whl").is_file()
+    assert repository("status", "--porcelain") == ""
+    assert run(monkeypatch, "0.1.0", "--dry-run") == 1
+
+
 def test_nothing_is_changed_when_the_trial_fails(
     repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
