@@ -43,11 +43,11 @@ def reinitialize(model: nn.Module, initialize: Callable[[nn.Module], None] = res
             of its layers.
     """
     device = _device(model)
-    fresh = copy.deepcopy(model).cpu()  # one generator, so the same weights for every device
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.fill_(torch.nan)  # what is still NaN afterwards was not initialized
     with torch.random.fork_rng(devices=[]):
+        fresh = copy.deepcopy(model).cpu()  # one generator, so the same weights for every device; some copies draw too
+        with torch.no_grad():
+            for parameter in fresh.parameters():
+                parameter.fill_(torch.nan)  # what is still NaN afterwards was not initialized
         torch.default_generator.manual_seed(SEED)  # torch.manual_seed would seed the GPUs too
         fresh.apply(initialize)
     missed = [name for name, parameter in fresh.named_parameters() if bool(parameter.isnan().any())]
