@@ -9,12 +9,14 @@ from typing import Any
 import numpy
 import pytest
 from tests.lab import slope
+from typer.main import get_command
 from typer.testing import Result
 
-from uncollapse.cli import demo
+from uncollapse.cli import app, demo
 from uncollapse.lab.experiments.arena.config import Config
 from uncollapse.lab.recipe import RECIPES
 
+MAIN: Any = get_command(app)
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 Run = Callable[..., Result]
 
@@ -38,6 +40,14 @@ def printed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         return json.loads(result.stdout)
 
     return printed
+
+
+@pytest.mark.parametrize("name", sorted(MAIN.commands))
+def test_every_command_has_json_with_documented_keys(name: str) -> None:
+    command = MAIN.commands[name]
+    recipes = [command.get_command(None, recipe) for recipe in RECIPES] if name in ("train", "tune") else [command]
+    assert all("--json" in [flag for part in recipe.params for flag in part.opts] for recipe in recipes)
+    assert documented(name)
 
 
 def test_diagnoses(printed: Callable[..., Any], tmp_path: Path) -> None:
