@@ -69,3 +69,45 @@ def test_cures_of_single_tokens(name, dtype):
     assert (out.shape, out.dtype) == (x.shape, dtype)
     assert not torch.equal(out, x)
     assert torch.equal(layer(x[:, 3:4], **{n: other[:, 3:4] for n, other in others.items()}), out[:, 3:4])
+
+
+@pytest.mark.parametrize("name", [n for n, c in CURES.items() if "scale" in inspect.signature(c.layer).parameters])
+@pytest.mark.parametrize("learnable", [False, True])
+def test_a_scale_may_be_a_whole_number(name, learnable):
+    parameters = inspect.signature(CURES[name].layer).parameters
+    needed = {n: NEEDED[n] for n, p in parameters.items() if p.default is p.empty and n != "scale"}
+    options = {"learnable": True} if learnable and "learnable" in parameters else {}
+    layers = [CURES[name].layer(**needed, scale=scale, **options) for scale in (1, 1.0)]
+    for whole, exact in zip(*(layer.state_dict().values() for layer in layers), strict=True):
+        assert (whole.shape, whole.dtype) == (exact.shape, exact.dtype)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CURES.items() if c.takes("first") or c.takes("inputs")])
+def test_the_result_has_the_dtype_of_the_first_argument(name):
+    """Under autocast, what a layer computes is in half precision, and what entered it in single precision."""
+    shape = (2, 2, 9, 3) if CURES[name].acts_on == "attention" else (2, 9, 6)
+    others = {n: torch.randn(shape) for n in ("v", "first", "inputs") if CURES[name].takes(n)}
+    others = others | ({"inputs": torch.randn(2, 9, 6)} if "inputs" in others else {})
+    own = list(inspect.signature(CURES[name].layer.forward).parameters)[1]
+    out = make(name)(**{**others, own: torch.randn(shape).bfloat16()})
+    assert out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [n for n, c in TOKENS.items() if c.takes("batch")])
+def test_graphs_need_a_matrix_of_nodes_without_an_order(name):
+    arguments = {**ARGUMENTS.get(name, {}), "batch": torch.tensor([0, 0, 1])}
+    with pytest.raises(ValueError, match=r"batch needs nodes \(n, d\)"):
+        CURES[name].function(torch.randn(3, 4, 6), **arguments)
+    if CURES[name].takes("causal"):
+        with pytest.raises(ValueError, match="no causal"):
+            CURES[name].function(torch.randn(3, 6), causal=True, **arguments)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_no_tokens_leave_the_layer_as_it_is(name):
+    layer = make(name).train()
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    others = {n: torch.empty(0, 6) for n in ("inputs", "first") if CURES[name].takes(n)}
+    assert layer(torch.empty(0, 6), **others).shape == (0, 6)
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.cures.feature_means import feature_means
-from uncollapse.cures.groups import Groups, neighbours
+from uncollapse.cures.groups import Groups, check_graphs, neighbours
 from uncollapse.errors import did_you_mean
 from uncollapse.pairwise import Pairs, backends, check_pairs, column_mean, log_weight, numerics, row_mean
 from uncollapse.pairwise.sampling import sampled_mean
@@ -77,8 +77,8 @@ def contra_norm(
     check_options(axis, average, identity, dual, causal, exclude_self or edge_index is not None, sample)
     numerics.check_tokens(x, mask)
     numerics.check_temperature(temperature)
-    if batch is not None and (x.dim() != 2 or causal):
-        raise ValueError(f"batch needs nodes (n, d) and no causal, got x of shape {tuple(x.shape)}.")
+    if batch is not None:
+        check_graphs(x, causal)
     if not isinstance(scale, Tensor) and scale == 0 and identity != "scale":
         return x
     given, x = x, numerics.prepare(x, mask)

@@ -64,9 +64,10 @@ def _grouped(x: Tensor, assign: Tensor) -> Tensor:
 
 def group_statistics(grouped: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return mean and variance (groups, d) of nodes (..., n, groups, d), over the real ones of all sets."""
-    if mask is None:
+    if mask is None and grouped.numel():
         rows = grouped.flatten(0, -3)
         return rows.mean(0), rows.var(0, correction=0)
+    mask = grouped.new_ones(grouped.shape[:-2], dtype=torch.bool) if mask is None else mask
     real = mask.expand(grouped.shape[:-2])[..., None, None].to(grouped.dtype)
     dims = tuple(range(grouped.dim() - 2))
     number = real.sum().clamp(min=1)

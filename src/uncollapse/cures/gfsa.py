@@ -78,8 +78,8 @@ class GFSA(nn.Module):
         super().__init__()
         if order < 2:
             raise ValueError(f"order must be at least 2, got {order}.")
-        self.start, self.order, self.low = scale, order, low
-        self.scale = nn.Parameter(torch.full((heads,), scale))
+        self.start, self.order, self.low = float(scale), order, low
+        self.scale = nn.Parameter(torch.full((heads,), self.start))
 
     def reset_parameters(self) -> None:
         """Set all w_K to their start; 0 is plain attention."""

@@ -51,12 +51,19 @@ class Groups:
         return (total / number.clamp(min=1))[group]
 
 
+def check_graphs(x: Tensor, causal: bool) -> None:
+    """Raise unless x is one matrix of nodes, which have no order, as `batch` requires."""
+    if x.dim() != 2 or causal:
+        raise ValueError(f"batch needs nodes (n, d) and no causal, got x of shape {tuple(x.shape)}, causal={causal}.")
+
+
 def token_mean(x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None, causal: bool = False) -> Tensor:
     """Return the mean over the real tokens of x (..., n, d): (..., 1, d), or (..., n, d) with `batch` or `causal`.
 
     Masked rows must be zero. `causal`: the mean over the tokens up to each one.
     """
     if batch is not None:
+        check_graphs(x, causal)
         return Groups(batch, x.shape[0]).mean(x, mask)
     if causal:
         real = x.new_ones(x.shape[-2], 1) if mask is None else mask.unsqueeze(-1).to(x.dtype)

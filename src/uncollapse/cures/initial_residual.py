@@ -65,10 +65,10 @@ class InitialResidual(nn.Module):
 
     def __init__(self, scale: float = 0.1, *, learnable: bool = False) -> None:
         super().__init__()
-        self.fixed_scale, self.learnable = scale, learnable
+        self.fixed_scale, self.learnable = float(scale), learnable
         if learnable:
-            self.scale_param = nn.Parameter(torch.full((), scale))
-            self.identity_param = nn.Parameter(torch.full((), 1 - scale))
+            self.scale_param = nn.Parameter(torch.full((), self.fixed_scale))
+            self.identity_param = nn.Parameter(torch.full((), 1 - self.fixed_scale))
 
     def reset_parameters(self) -> None:
         """Set λ and μ to their start."""

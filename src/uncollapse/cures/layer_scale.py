@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int, scale: float | None = None, *, blocks: int = 12) -> None:
         super().__init__()
-        self.start = initial_gamma(blocks) if scale is None else scale
+        self.start = initial_gamma(blocks) if scale is None else float(scale)
         self.gamma = nn.Parameter(torch.full((dim,), self.start))
 
     def reset_parameters(self) -> None:

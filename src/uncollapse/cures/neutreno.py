@@ -32,7 +32,7 @@ def neutreno(context: Tensor, v: Tensor, first: Tensor, scale: float = 0.6) -> T
     if not context.shape == v.shape == first.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (context, v, first))
         raise ValueError(f"context, v and first must have the same shape, got {shapes}.")
-    return context + scale * (first - v)
+    return (context + scale * (first - v)).to(context.dtype)
 
 
 @cure(

@@ -27,7 +27,7 @@ def residual(x: Tensor, inputs: Tensor, scale: float = 1.0) -> Tensor:
     """
     if x.shape != inputs.shape:
         raise ValueError(f"x and inputs must have the same shape, got {tuple(x.shape)} and {tuple(inputs.shape)}.")
-    return x + scale * inputs
+    return (x + scale * inputs).to(x.dtype)
 
 
 @cure(

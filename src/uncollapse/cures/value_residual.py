@@ -60,10 +60,10 @@ class ValueResidual(nn.Module):
 
     def __init__(self, scale: float = 0.5, *, learnable: bool = False, detach: bool = False) -> None:
         super().__init__()
-        self.fixed_scale, self.learnable, self.detach = scale, learnable, detach
+        self.fixed_scale, self.learnable, self.detach = float(scale), learnable, detach
         if learnable:
-            self.scale_param = nn.Parameter(torch.full((), scale))
-            self.identity_param = nn.Parameter(torch.full((), 1 - scale))
+            self.scale_param = nn.Parameter(torch.full((), self.fixed_scale))
+            self.identity_param = nn.Parameter(torch.full((), 1 - self.fixed_scale))
 
     def reset_parameters(self) -> None:
         """Set λ₁ and λ₂ to their start."""
