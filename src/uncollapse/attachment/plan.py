@@ -202,25 +202,19 @@ def _create_cure(model: nn.Module, request: Request, site: Site, block: Block) -
         new: nn.Module = cure.layer(**given)
     except (ValueError, TypeError) as error:
         where = site.path or "the model"
-        guess = block_width(module, site.side) if "dim" in given and given["dim"] is None else None
-        if guess is not None:  # what the modules in a block agree on
-            new = cure.layer(**{**given, "dim": guess})
-        elif "dim" in given and given["dim"] is None:
+        if "dim" in given and given["dim"] is None:
             raise ValueError(
                 f"{cure.name} must know the number of features, which {where} does not show before it runs: pass dim=…"
             ) from error
-        else:
-            raise ValueError(f"{cure.name} at {where}: {error}") from error
+        raise ValueError(f"{cure.name} at {where}: {error}") from error
     return _match_weights(new, module, model.get_submodule(block.path), model).train(module.training)
 
 
 def _supply(model: nn.Module, request: Request, site: Site, block: Block) -> dict[str, Any]:
     """Return the arguments of a cure's module that its place determines."""
-    stack, values = request.stack, block.values
+    stack, values, module = request.stack, block.values, model.get_submodule(site.path)
     found: dict[str, Any] = {
-        "dim": width(model.get_submodule(site.path), site.side)
-        or stack.width
-        or block_width(model.get_submodule(site.path), site.side),
+        "dim": width(module, site.side) or stack.width or block_width(module, site.side),
         "depth": stack.blocks.index(block) + 1,
         "blocks": len(stack.blocks),
     }
