@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import uncollapse as uc
 from uncollapse.backbones.sites import Context
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.result import Layer
@@ -117,3 +118,20 @@ def test_the_first_token_of_a_decoder_does_not_count_as_one_of_them() -> None:
         assert found[False][name] != pytest.approx(expected, rel=1e-2)
     assert found[True]["first_token_norm"] > 100
     assert "first_token_norm" not in found[False].measures
+
+
+def test_sets_without_a_real_token_do_not_count() -> None:
+    """A blank line has no tokens: with a tokenizer that adds none, its row of a batch is all padding."""
+    blank = torch.randn(1, 9, 5), torch.zeros(1, 9, dtype=torch.bool), torch.randn(1, 9, 5)
+    with_blank = [tuple(torch.cat([part, none]) for part, none in zip(data, blank, strict=True)) for data in batches()]
+    found, expected = stats_of(with_blank, 0), stats_of(batches(), 0)
+    assert found.sets == expected.sets
+    for name in OF_ALL:
+        assert layer(found)[name] == pytest.approx(layer(expected)[name], rel=1e-6), name
+
+
+def test_means_that_are_zero_have_no_direction() -> None:
+    stats = LayerStats(StatsConfig())
+    x = torch.cat([torch.ones(2, 4, 3), torch.zeros(2, 4, 3)])
+    stats.update(x, None, Context())
+    assert layer(stats)["pooled_cosine"] == pytest.approx(float(uc.mean_cosine(x.mean(1))))

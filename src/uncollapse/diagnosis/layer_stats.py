@@ -21,7 +21,7 @@ from uncollapse.errors import NotFiniteError
 from uncollapse.metrics import robust
 from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
-from uncollapse.pairwise.pair_means import SetSums
+from uncollapse.pairwise.pair_means import SetSums, mean_from_sum
 
 WIDEST = 1536  # features up to which moments of all tokens are kept: 36 MiB per layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch used for measures of the dataset, or twice the features if that is more
@@ -80,11 +80,11 @@ class LayerStats:
         self._scalars: dict[str, ScalarStats] = {}
         self._moments: Moments | None = None
         self._sample: Reservoir | None = None
-        self._pooled: Tensor | None = None  # of the last batch, until its second view comes
+        self._pooled: SetSums | None = None  # of the last batch, until its second view comes
         self._views: Reservoir | None = None
         self._distances = ScalarStats(config.seed)  # of the two views of a set
         self._means: CompensatedSum | None = None  # of the mean tokens of sets, normalised
-        self._mean_count = 0
+        self._mean_counts = 0, 0  # how many of them are not zero, and how many there are
         self._chooser = torch.Generator().manual_seed(config.seed)
         self._ranked = False  # a set of at least two tokens was among those whose ranks are taken
 
@@ -102,12 +102,12 @@ class LayerStats:
         self._prepare_samples(x)
         if self._heatmap is None:
             self._heatmap = self.config.seed, cosine_map(x[0], None if mask is None else mask[0])
-        self.sets += len(x)
+        self.sets += len(x) if mask is None else int((sums.count > 0).sum())
         self.tokens += x.shape[:-1].numel() if mask is None else int(mask.sum())
         if mask is not None or x.shape[1] > 1:  # one token has no cosine
             self._add("mean_cosine", sums.mean_cosine().clamp(-1, 1), mask)
         if means:
-            self._add_means(sums.means())
+            self._add_means(sums.means()[sums.count > 0])
         return Samples(self._sample_tokens(x, mask), *self._sample_sets(x, mask), context.causal)
 
     def finish_update(self, samples: "Samples") -> None:
@@ -126,7 +126,8 @@ class LayerStats:
         unit = numerics.unit_rows(means.double())
         self._means = self._means or CompensatedSum.zero(unit.shape[-1], device=unit.device)
         self._means.add(unit.sum(0))
-        self._mean_count += len(unit)
+        pointing, count = self._mean_counts
+        self._mean_counts = pointing + int((unit != 0).any(-1).sum()), count + len(unit)
 
     def update_graph(self, nodes: Tensor, edge_index: Tensor) -> None:
         """Add the nodes (N, d) of a batch of graphs, for measures along edges."""
@@ -151,14 +152,16 @@ class LayerStats:
 
     def pool(self, x: Tensor, mask: Tensor | None) -> None:
         """Remember the mean token of each set until its second view comes."""
-        self._pooled = mean_tokens(x.detach(), mask)
+        self._pooled = SetSums.of(x.detach(), mask)
 
     def pair(self, x: Tensor, mask: Tensor | None) -> None:
-        """Compare the second views x (b, n, d) with the sets that `pool` was given last."""
-        first, second = self._pooled, mean_tokens(x.detach(), mask)
-        if first is None or first.shape != second.shape:
-            shape = None if first is None else tuple(first.shape)
-            raise ValueError(f"a batch of pairs must match its batch, got {tuple(second.shape)} and {shape}.")
+        """Compare the second views x (b, n, d) with the sets that `pool` was given last; empty sets have no pair."""
+        pooled, views = self._pooled, SetSums.of(x.detach(), mask)
+        if pooled is None or pooled.plain.shape != views.plain.shape:
+            shape = None if pooled is None else tuple(pooled.plain.shape)
+            raise ValueError(f"a batch of pairs must match its batch, got {tuple(views.plain.shape)} and {shape}.")
+        both = (pooled.count > 0) & (views.count > 0)
+        first, second = pooled.means()[both], views.means()[both]
         self._views = self._views or Reservoir(sample_size(first.shape[-1]), first.shape[-1], self.config.seed)
         self._views.update(first)
         squares = (numerics.unit_rows(first.double()) - numerics.unit_rows(second.double())).square().sum(-1)
@@ -189,10 +192,9 @@ class LayerStats:
             _merge_optional(first._views, second._views),
         )
         merged._distances = first._distances.merge(second._distances)
-        merged._means, merged._mean_count = (
-            _merge_optional(first._means, second._means),
-            first._mean_count + second._mean_count,
-        )
+        merged._means = _merge_optional(first._means, second._means)
+        (pointing, count), (others_pointing, others) = first._mean_counts, second._mean_counts
+        merged._mean_counts = pointing + others_pointing, count + others
         merged._chooser.set_state(first._chooser.get_state())
         merged._ranked = first._ranked or second._ranked
         return merged
@@ -212,9 +214,9 @@ class LayerStats:
         """Return measures of all tokens, of their pairs and of the means of sets."""
         assert self._sample is not None
         found = dataset_measures(self._moments, self._sample.rows, sigma, self.config.t)
-        if self._means is not None and self._mean_count > 1:
-            n = self._mean_count  # the closed form of the mean cosine, see `metrics.mean_cosine`
-            found["pooled_cosine"] = ((self._means.value.square().sum() - n) / (n * (n - 1))).clamp(-1, 1)
+        if self._means is not None and self._mean_counts[1] > 1:
+            pointing, count = self._means.value.new_tensor(self._mean_counts)
+            found["pooled_cosine"] = mean_from_sum(self._means.value, pointing, count).clamp(-1, 1)
         if self._views is not None:
             found["alignment"] = torch.tensor(self._distances.summary().mean, dtype=torch.float64)
             found["pooled_uniformity"] = metrics.uniformity(self._views.rows, self.config.t)
@@ -278,11 +280,6 @@ def metric_function(name: str) -> Callable[..., Tensor]:
     """Return the metric function of this name."""
     function: Callable[..., Tensor] = getattr(metrics, name)
     return function
-
-
-def mean_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean real token of each set, (b, n, d) -> (b, d)."""
-    return SetSums.of(x, mask).means()
 
 
 def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:
