@@ -17,6 +17,21 @@ _THREADS = (
 )
 
 
+class Override:
+    """An attribute of a module that has another value while cures need it.
+
+    users: how many cures do, where they share it.
+    """
+
+    def __init__(self, module: nn.Module, attribute: str, value: Any) -> None:
+        self.module, self.attribute, self.before, self.users = module, attribute, getattr(module, attribute), 0
+        setattr(module, attribute, value)
+
+    def restore(self) -> None:
+        """Set the attribute to what it was."""
+        setattr(self.module, self.attribute, self.before)
+
+
 class CallState:
     """What is known of one call of a block, or of a module around all blocks (its owner).
 
@@ -36,7 +51,8 @@ class CallState:
         self.finds_pass = False  # a cure in this block needs a tensor of an earlier block
         self.users = 0
         self.inner: list[CallState] = []
-        self.overridden: list[tuple[nn.Module, str, Any]] = []  # attributes that were set, with their old values
+        self.overrides: list[Override] = []  # for as long as this state is used
+        self.twice: Override | None = None  # what lets the attention of a block apply its map twice
         self.warned = False
         self.warns_if_unreached = False  # warns if no inner state runs: the user named those modules
         self.running = self.reached = False  # reached: an inner state ran
@@ -92,13 +108,13 @@ class CallState:
 
     def retire(self) -> None:
         """Restore overridden attributes and cut all links, when nobody uses this state any more."""
-        for module, attribute, before in self.overridden:
-            setattr(module, attribute, before)
+        for override in self.overrides:
+            override.restore()
         for state in self.inner:
             state.owners.remove(self)
         for owner in self.owners:
             owner.inner.remove(self)
-        self.overridden, self.inner, self.owners, self.earlier = [], [], [], []
+        self.overrides, self.inner, self.owners, self.earlier = [], [], [], []
 
     def current_context(self, inside: bool) -> Context:
         """Return the context of the call that is running, or (not `inside`) that has just ended."""

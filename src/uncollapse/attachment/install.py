@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.attachment.calls import CallState, EarlierTensor
+from uncollapse.attachment.calls import CallState, EarlierTensor, Override
 from uncollapse.attachment.plan import PlannedCure, context_names
 from uncollapse.attachment.write_hooks import (
     NO_SCRIPT,
@@ -58,10 +58,9 @@ class Installed:
     side: Side
     states: list[CallState] = field(default_factory=list)
     counters: list[CallState] = field(default_factory=list)
-    shared: list[Receiver | EarlierTensor] = field(default_factory=list)
+    shared: list[Receiver | EarlierTensor | Override] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     writers: list[Any] = field(default_factory=list)
-    overridden: list[tuple[nn.Module, str, Any]] = field(default_factory=list)  # attributes, with their old values
 
     def undo(self) -> None:
         """Take it out again."""
@@ -74,12 +73,12 @@ class Installed:
                 state.retire()
         for state in self.counters:
             state.counters -= 1
-        for writer in self.shared:
-            writer.users -= 1
-            if isinstance(writer, EarlierTensor) and not writer.users:
-                writer.owner.earlier = [tensor for tensor in writer.owner.earlier if tensor is not writer]
-        for module, attribute, before in self.overridden:
-            setattr(module, attribute, before)
+        for shared in self.shared:
+            shared.users -= 1
+            if isinstance(shared, EarlierTensor) and not shared.users:
+                shared.owner.earlier = [tensor for tensor in shared.owner.earlier if tensor is not shared]
+            if isinstance(shared, Override) and not shared.users:
+                shared.restore()
         for module in self.modules:
             remove_if_idle(module)
         cures: Any = self.host._modules[CHILD]
@@ -165,10 +164,12 @@ def _create_scope(model: nn.Module, planned: PlannedCure, state: CallState, insi
 
 
 def _attend_twice(model: nn.Module, second: Second, state: CallState, new: Installed) -> None:
-    """Let the attention of a block apply its map twice, or show it."""
+    """Let the attention of a block apply its map twice, or show it: once for all cures of the block that need it."""
     module, receive = model.get_submodule(second.path), Holder(state, SECOND)
-    new.overridden.append((module, second.attribute, getattr(module, second.attribute)))
-    setattr(module, second.attribute, second.change(module, receive))
+    if state.twice is None or not state.twice.users:
+        state.twice = Override(module, second.attribute, second.change(module, receive))
+    state.twice.users += 1
+    new.shared.append(state.twice)
     if second.map is not None:
         _add_writer(model, second.map, READ, receive, new)
 
@@ -248,11 +249,8 @@ def _use_state(model: nn.Module, key: str, path: str, read: ReadContext, new: In
 def _use_owner_state(model: nn.Module, stack: Stack, new: Installed) -> CallState:
     read = stack.context if stack.needs_owner else stack.refusal
     state = _use_state(model, f"{stack.family} owner", stack.path, read, new)
-    if not state.overridden:
-        for path, attribute, value in stack.overrides:
-            module = model.get_submodule(path)
-            state.overridden.append((module, attribute, getattr(module, attribute)))
-            setattr(module, attribute, value)
+    if not state.overrides:
+        state.overrides += [Override(model.get_submodule(path), *changed) for path, *changed in stack.overrides]
     if stack.outer is not None:
         _link(state, _use_state(model, f"{stack.family} outer", *stack.outer, new), needs_owner=True)
     return state
