@@ -237,3 +237,15 @@ def test_rules_name_what_was_measured_and_nothing_else() -> None:
     assert name_causes(findings("none"), parts((0.1, 0.8), (0.1, 0.8), 0.0)) == ()
     nothing = Parts("block 1", (BlockParts("block 0"),), (Switch("nothing", 0.99, 0.5),))
     assert name_causes(findings("complete"), nothing)[0].name == "unknown"
+
+
+def test_a_loss_that_is_not_finite_is_left_out() -> None:
+    """As of a batch without any label that counts; the rest of the diagnosis can be stored."""
+    model = nn.Sequential(encoder(), nn.Flatten(), nn.Linear(8 * 32, 3))
+    batch = torch.randn(4, 8, 32), torch.full((4,), -100)
+    d = uc.diagnose(model, [batch], causes=True, plan=NO_BASELINE)
+    assert d.parts is not None
+    assert {switch.loss for switch in d.parts.switches} == {None}
+    assert d.parts.missing["loss"] == "not finite, got nan"
+    assert "gradients" in d.parts.missing
+    assert uc.Diagnosis.from_json(d.to_json()) == d

@@ -10,6 +10,8 @@ from tests.diagnosis.tiny_sentences_model import TEXTS, make
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.sentence_models import group_texts
+from uncollapse.diagnosis.result import Cause, Verdict
+from uncollapse.diagnosis.sentences import join_verdicts
 
 torchvision_ops.declare()
 pytest.importorskip("sentence_transformers")
@@ -89,3 +91,12 @@ def test_texts_one_by_one_are_grouped() -> None:
     assert list(group_texts(["a"] * 33)) == [["a"] * 32, ["a"]]
     assert list(group_texts(["a", {"x": 1}, "b"])) == [["a"], {"x": 1}, ["b"]]
     assert list(group_texts([["a", "b"]])) == [["a", "b"]]
+
+
+@pytest.mark.parametrize("which", ["tokens", "embeddings"])
+def test_causes_and_outlook_are_those_of_what_is_collapsed(which: str) -> None:
+    cause = Cause("mixing", "Attention averages tokens until they are alike.")
+    verdict = Verdict("complete", "block 1", "high", "Complete collapse.", outlook="It helps.", causes=(cause,))
+    healthy = Verdict("none", None, "high", "No collapse.")
+    joined = join_verdicts(*((verdict, healthy) if which == "tokens" else (healthy, verdict)))
+    assert (joined.kind, joined.outlook, joined.causes) == ("complete", "It helps.", (cause,))

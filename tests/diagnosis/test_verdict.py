@@ -192,3 +192,14 @@ def test_the_outputs_of_a_graph_network_are_not_judged(monkeypatch: pytest.Monke
     ]
     verdict = uc.diagnose(pyg.nn.GCN(16, 32, 12), [data]).verdict
     assert not any("outputs" in caution for caution in verdict.cautions)
+
+
+def test_a_layer_without_sets_comes_before_the_others() -> None:
+    """Vectors of one token have no rank share: it must not hide what happens to the layers after them."""
+    layers = [spread(rank, rank) for rank in (64, 48, 40, 30, 20, 16)]
+    rogue = normal(8, 64, 64)
+    rogue[..., 3] += 100
+    verdict = judged(normal(512, 1, 64), rogue, *layers)
+    assert verdict.kind == "dimensional"
+    assert verdict.onset == "layer 6"
+    assert any("Rogue features: at layer 1" in caution for caution in verdict.cautions)

@@ -127,11 +127,12 @@ def _close_calls(found: Findings) -> list[Evidence]:
 
 def _outliers(found: Findings) -> Iterator[str]:
     """Yield what looks like collapse but is not."""
-    rogue = max(found.layers, key=lambda layer: layer["mean_cosine"] - layer["robust_cosine"])
-    if rogue["mean_cosine"] - rogue["robust_cosine"] > ROGUE:
+    rogue = [layer for layer in found.layers if layer["mean_cosine"] - layer["robust_cosine"] > ROGUE]
+    if rogue:
+        worst = max(rogue, key=lambda layer: layer["mean_cosine"] - layer["robust_cosine"])
         yield (
-            f"Rogue features: at {rogue.name} the mean cosine of {found.nouns[0]} is {rogue['mean_cosine']:.2f}, "
-            f"and {rogue['robust_cosine']:.2f} without the three largest features. This is not collapse."
+            f"Rogue features: at {worst.name} the mean cosine of {found.nouns[0]} is {worst['mean_cosine']:.2f}, "
+            f"and {worst['robust_cosine']:.2f} without the three largest features. This is not collapse."
         )
     sinks = [layer for layer in found.layers if layer["first_token_norm"] > SINK]
     if sinks:

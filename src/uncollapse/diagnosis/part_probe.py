@@ -1,5 +1,6 @@
 """Measure the parts of all blocks on one batch: at their sites, by gradients of a loss, and by switching them off."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -131,7 +132,7 @@ class PartProbe:
                 found[key] = self._summarize(*self._sets(reader, key[0], x))
 
         loss = self._loss_of(self._run(sites, receive, flip))
-        return found, None if loss is None else float(loss)
+        return found, self._finite("loss", loss)
 
     def _sets(self, reader: SiteReader, site: Site, x: Tensor) -> tuple[Tensor, Tensor]:
         layout = self.stack.layout_at(site, x)
@@ -178,6 +179,13 @@ class PartProbe:
             raise ValueError(f"loss must return a tensor with one number, got {type(value).__name__}.")
         return value.reshape(())
 
+    def _finite(self, name: str, number: Tensor | None) -> float | None:
+        """Return a number; None if there is none, and with a note if it is not finite, as without any label."""
+        value = math.nan if number is None else float(number.detach())
+        if number is not None and not math.isfinite(value):
+            self.missing[name] = f"not finite, got {value}"
+        return value if math.isfinite(value) else None
+
     def _gradients(self) -> dict[Key, float]:
         """Return the norm of the gradient of the loss after each block."""
         tensors: dict[Key, Tensor] = {}
@@ -189,11 +197,12 @@ class PartProbe:
         with torch.enable_grad():
             output = self._run({site for site, _ in self._outputs()}, receive)
             loss = self._loss_of(output)
-            if loss is None or not loss.requires_grad or not tensors:
-                self.missing["gradients"] = NO_LOSS if loss is None else "no weight requires a gradient"
+            if loss is None or self._finite("loss", loss) is None or not loss.requires_grad or not tensors:
+                unusable = "no weight requires a gradient" if "loss" not in self.missing else "the loss is not finite"
+                self.missing["gradients"] = NO_LOSS if loss is None else unusable
                 return {}
             found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-        norms = (None if g is None else float(g.double().norm()) for g in found)
+        norms = (self._finite("gradients", None if g is None else g.double().norm()) for g in found)
         return {key: norm for key, norm in zip(tensors, norms, strict=True) if norm is not None}
 
     def _outputs(self) -> Iterator[Key]:

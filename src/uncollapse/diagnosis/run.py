@@ -27,6 +27,7 @@ from uncollapse.diagnosis.sentences import SentenceRows
 from uncollapse.diagnosis.stats.streaming import next_view
 from uncollapse.diagnosis.verdict import Subject
 from uncollapse.errors import NotFiniteError
+from uncollapse.pairwise import numerics
 
 
 @dataclass(frozen=True)
@@ -300,6 +301,7 @@ def diagnose_activations(
     context = Context(mask, causal=causal)
     layers, sequences = [], 0
     for name, x in activations.items():
+        numerics.check_rows(x, name=f"The tensor of {name}")
         stats = LayerStats(config)
         sets, real = sets_with_mask(x, "tokens", context, prefix=True)
         stats.update(sets, real, context)

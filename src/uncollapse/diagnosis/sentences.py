@@ -48,14 +48,14 @@ class SentenceRows:
         layer = replace(rows.layers[0], name=NAME, place=PLACE)
         ends = sum(each.place == OUTPUT for each in tokens.layers)
         layers = (*tokens.layers[:ends], layer, *tokens.layers[ends:])
-        return replace(tokens, layers=layers, verdict=_join(tokens.verdict, rows.verdict))
+        return replace(tokens, layers=layers, verdict=join_verdicts(tokens.verdict, rows.verdict))
 
 
 def _on_cpu(rows: Tensor | None) -> Tensor | None:
     return None if rows is None else rows.detach().float().cpu()
 
 
-def _join(tokens: Verdict, rows: Verdict) -> Verdict:
+def join_verdicts(tokens: Verdict, rows: Verdict) -> Verdict:
     """Return one verdict: that on the tokens first, and that on the embeddings if only they are collapsed."""
     only_rows = rows.collapsed and not tokens.collapsed
     doubts = (rows.certainty if only_rows else tokens.certainty, rows.certainty)
@@ -67,4 +67,6 @@ def _join(tokens: Verdict, rows: Verdict) -> Verdict:
         (*tokens.evidence, *rows.evidence),
         (*tokens.cautions, *(f"Embeddings: {each}" for each in rows.cautions if each != NO_PAIRS)),
         (*tokens.advice, *rows.advice),
+        rows.outlook if only_rows else tokens.outlook,
+        rows.causes if only_rows else tokens.causes,
     )

@@ -5,7 +5,7 @@ dimensions available to them. Both are decided on the residual stream after each
 features and first tokens (`metrics.robust`). A collapse counts if it lasts until the last block. The bounds were set
 between healthy and collapsed models; docs/real-models.md has the numbers.
 
-`evaluate` gives the findings. `cautions` and `advice` read them; `run.conclude` puts the three together.
+`evaluate` gives the findings. `cautions` and `advice` read them; `build.conclude` puts the three together.
 """
 
 from dataclasses import dataclass, replace
@@ -160,7 +160,8 @@ class Findings:
         if 1 - layer["robust_cosine"] <= NOISE:  # NaN if no set has two tokens; the dataset is still evaluated
             return None
         for name in SHARES:
-            share, peak = layer[name], max(earlier[name] for earlier in self.layers[: position + 1])
+            until_here = (each[name] for each in self.layers[: position + 1] if name in each.measures)
+            share, peak = layer[name], max(until_here, default=0.0)  # max of NaN would depend on its position
             bound = max(NARROW, min(FALLEN[0] * peak, FALLEN[1]))
             if share < bound:
                 whose = self.nouns[1] if name == "rank_share" else "the dataset"
