@@ -181,6 +181,8 @@ def test_any_shape(n: int, d: int, t: float, seed: int) -> None:
         (lambda: align_loss(rows(5, 3), rows(5, 3), 0.0), ValueError, "alpha must be positive"),
         (lambda: align_loss(rows(5), rows(5)), ValueError, r"\(\.\.\., n, d\)"),
         (lambda: uniform_loss(rows(5, 3), 0.0), ValueError, "t must be positive"),
+        (lambda: uniform_loss(rows(5, 3), rows(5, 3)), TypeError, "a second view as y="),
+        (lambda: align_loss(rows(5, 3), rows(5, 3), torch.ones(5)), TypeError, "alpha must be a number"),
         (lambda: uniform_loss(rows(5, 3), y=rows(6, 3)), ValueError, "same shape"),
         (lambda: uniform_loss(torch.ones(5, 3, dtype=torch.int)), TypeError, "floating-point"),
         (lambda: uniform_loss(rows(5, 3), queue=rows(4, 2)), ValueError, r"queue must be a float tensor \(K, 3\)"),

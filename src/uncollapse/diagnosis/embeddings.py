@@ -47,7 +47,7 @@ from uncollapse.diagnosis.verdict import Subject
 from uncollapse.io import files
 from uncollapse.metrics import robust
 from uncollapse.metrics.bootstrap import Bootstrap, Interval, check_exponent
-from uncollapse.metrics.hypersphere import SHARPEST, check_sharpness, uniformity_gap
+from uncollapse.metrics.hypersphere import SHARPEST, uniformity_gap
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.numerics import check_positive
 
@@ -95,7 +95,7 @@ class RowStatistics:
     """
 
     def __init__(self, dim: int, *, t: float = 2.0, alpha: float = 2.0, seed: int = 0) -> None:
-        check_sharpness(t)
+        numerics.check_positive_number(t, "t")
         if t > SHARPEST:
             raise ValueError(f"t must be at most {SHARPEST:g}, up to which the optimum is known, got {t}.")
         check_exponent(alpha)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import Pairs, all_pairs, all_ranks
-from uncollapse.pairwise.numerics import check_pair, check_rows, to_full, unit_rows
+from uncollapse.pairwise.numerics import check_pair, check_positive_number, check_rows, to_full, unit_rows
 from uncollapse.pairwise.pair_means import log_potential, pair_distances
 from uncollapse.registry import loss
 
@@ -38,8 +38,7 @@ def align_loss(x: Tensor, y: Tensor, alpha: float = 2.0, *, normalize: bool = Tr
     tensor(2.)
     """
     check_pair(x, y, gather=gather)
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}.")
+    check_positive_number(alpha, "alpha")
     return all_ranks.mean(pair_distances(x, y, alpha, None, normalize), gather)
 
 
@@ -84,8 +83,7 @@ def uniform_loss(
     >>> uniform_loss(torch.eye(2), queue=-torch.eye(2), within=False)  # distances are 2 and √2
     tensor(-4.6750)
     """
-    if not t > 0:
-        raise ValueError(f"t must be positive, got {t}.")
+    check_positive_number(t, "t")
     if y is None:
         check_rows(x, gather=gather)
     else:

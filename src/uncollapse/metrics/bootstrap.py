@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uncollapse.metrics.hypersphere import alignment, check_sharpness, uniformity
+from uncollapse.metrics.hypersphere import alignment, uniformity
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.numerics import check_positive
 
@@ -158,7 +158,7 @@ def uniformity_interval(
     '-3.05 from -3.09 to -3.02'
     """
     bootstrap = Bootstrap(level, draws, seed)
-    check_sharpness(t)
+    numerics.check_positive_number(t, "t")
     _check_rows(x, "x")
     value, n, bounds = float(uniformity(x.detach(), t)), len(x), (-4.0 * t, 0.0)
     if n < 3:

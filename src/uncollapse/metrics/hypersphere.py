@@ -52,8 +52,7 @@ def alignment(
     numerics.check_tokens(y, mask, "y")
     if x.shape != y.shape:
         raise ValueError(f"x and y must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}.")
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}.")
+    numerics.check_positive_number(alpha, "alpha")
     numerics.check_finite(numerics.prepare(x, mask), "x")
     numerics.check_finite(numerics.prepare(y, mask), "y")
     each = pair_distances(x, y, alpha, mask, normalize)
@@ -93,7 +92,7 @@ def uniformity(
     >>> uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))
     tensor(-8.)
     """
-    check_sharpness(t)
+    numerics.check_positive_number(t, "t")
     all_ranks.check_one_set(x, gather)
     return log_potential(numerics.prepare_tokens(x, mask), t, mask, exclude_self, normalize, gather)
 
@@ -147,16 +146,6 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
     peak = int(log_terms.argmax())
     others = np.exp(np.delete(log_terms, peak) - log_terms[peak])
     return float(-2 * t + log_terms[peak] + math.log1p(others.sum()))
-
-
-def check_sharpness(t: float) -> None:
-    """Raise unless t is a positive, finite number."""
-    if isinstance(t, Tensor):
-        raise TypeError(
-            "t, the sharpness of the potential, must be a number, got a tensor. Pass a mask as mask=, a view as y=."
-        )
-    if not 0 < t < math.inf:
-        raise ValueError(f"t must be positive and finite, got {t}.")
 
 
 def uniformity_gap(value: float | Tensor, d: int, t: float = 2.0) -> float:

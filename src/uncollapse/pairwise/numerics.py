@@ -180,6 +180,14 @@ def check_positive(value: int, name: str) -> None:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
+def check_positive_number(value: float, name: str) -> None:
+    """Raise unless value is a positive, finite number: a tensor in its place is meant for another argument."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a number, got a tensor. Pass a mask as mask=, a second view as y=.")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
+
+
 def csr_matrix(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return a sparse matrix whose row i has the values start[i] … start[i + 1], without torch's beta warning."""
     with warnings.catch_warnings():
