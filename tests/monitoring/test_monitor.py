@@ -274,6 +274,30 @@ def test_a_logger_that_fails_loses_nothing(tmp_path: Path) -> None:
     assert seen == [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
 
 
+def test_an_alert_that_fails_is_reported_although_a_table_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first measurement sends a table where a later one sends an alert."""
+
+    class Tracker:
+        def log(self, values: dict[str, Any], step: int) -> None:
+            if "collapse/layers" in values:
+                raise ConnectionError("no network for tables")
+
+        def alert(self, title: str, text: str) -> None:
+            raise ConnectionError("no network for alerts")
+
+    library = ModuleType("trackio")
+    monkeypatch.setattr(library, "Table", lambda columns, data: data, raising=False)
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    monkeypatch.setattr(Tracker, "__module__", "trackio.run")
+    rules = [Rule("mean_cosine", above=0.9)]
+    model, monitor = encoder(), Monitor([batch()], every=1, rules=rules, log=Tracker())
+    with pytest.warns(CollapseWarning, match="table 1 of 1 failed. ConnectionError: no network for tables"):
+        monitor.step(model, 0)
+    collapse(model)
+    with pytest.warns(CollapseWarning, match="mean_cosine"), pytest.warns(match="alert 1 of 1 failed"):
+        monitor.step(model, 1)
+
+
 def test_a_save_that_fails_is_called_again(tmp_path: Path) -> None:
     called: list[int] = []
 

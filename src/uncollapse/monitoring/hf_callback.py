@@ -63,11 +63,6 @@ def _trackers(trainer: Any) -> list[Any]:
     return [library for library in found if library is not None]
 
 
-def make_callback(monitor: "Monitor", trainer: Any) -> MonitorCallback:
-    """Return the callback for a trainer."""
-    return MonitorCallback(monitor, trainer)
-
-
 class EvaluatorCallback(TrainerCallback):
     """Evaluates at the start and every so many steps, and logs to where the trainer reports."""
 

@@ -106,7 +106,7 @@ class Monitor:
         self._fits = False  # whether rules and measures are known to fit the model
         self._failing = False
         self._owed = False  # a rule asks for a checkpoint that could not be saved so far
-        self._broken: set[int] = set()  # positions of loggers that failed; each is reported once
+        self._broken: set[tuple[str, int]] = set()  # loggers, tables and alerts that failed; each is reported once
         self._problems: list[str] = []  # of loggers and `save`, still to be reported
 
     @classmethod
@@ -161,7 +161,7 @@ class Monitor:
 
         if self.folder is None:
             self.folder = Path(trainer.args.output_dir) / "collapse"
-        trainer.add_callback(hf_callback.make_callback(self, trainer))
+        trainer.add_callback(hf_callback.MonitorCallback(self, trainer))
 
     def lightning(self) -> Any:
         """Return a callback for `lightning.pytorch.Trainer(callbacks=[…])`; it logs to the trainer's loggers."""
@@ -304,18 +304,19 @@ class Monitor:
         """
         named = {} if record.diagnosis is None else scalars(record.diagnosis, record.curves)
         values = named | {"collapse/rules_met": float(len(self._state.met))}
-        calls: list[Callable[[], None]] = [partial(sink, record.step, values) for sink in loggers]
+        calls: dict[str, list[Callable[[], None]]] = {}
+        calls["logger"] = [partial(sink, record.step, values) for sink in loggers]
         if record.diagnosis is not None and (record.met or self._state.measured == 1):
-            calls += [partial(table, record.step, record.diagnosis) for table in make_tables(trackers)]
-        calls += [partial(alert, ALERT, sentence) for alert in make_alerts(trackers) for sentence in record.met]
-        for place, call in enumerate(calls):
+            calls["table"] = [partial(table, record.step, record.diagnosis) for table in make_tables(trackers)]
+        calls["alert"] = [partial(alert, ALERT, each) for alert in make_alerts(trackers) for each in record.met]
+        for kind, number, call in ((kind, n, call) for kind, some in calls.items() for n, call in enumerate(some, 1)):
             try:
                 call()
             except Exception as error:
-                if place not in self._broken:
-                    problem = f"logger {place + 1} of {len(calls)} failed. {type(error).__name__}: {error}"
-                    self._problems.append(problem)
-                self._broken.add(place)
+                if (kind, number) not in self._broken:
+                    where = f"{kind} {number} of {len(calls[kind])}"
+                    self._problems.append(f"{where} failed. {type(error).__name__}: {error}")
+                self._broken.add((kind, number))
 
     def _save(self, record: Record) -> None:
         """Save the checkpoint that a rule asks for, now or at an earlier measurement at which saving failed."""
