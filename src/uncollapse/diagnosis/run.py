@@ -437,47 +437,56 @@ def _build(
     idle: tuple[str, ...] = (),
     parts: Parts | None = None,
 ) -> Diagnosis:
-    stack, model, (batches, skipped) = target.stack, target.model, counts
+    model, (batches, skipped) = target.model, counts
     if skipped and not batches:
         raise ValueError(f"Nothing was measured: all batches ({skipped}) are empty or only padding. Check their masks.")
     layers = capture.layers()
     if not layers:
-        raise ValueError(f"No layer of {stack.architecture} was measured in {batches} batches: give batches to run it.")
+        ran = f"No layer of {target.stack.architecture} was measured in {batches} batches"
+        raise ValueError(f"{ran}: give batches to run it.")
     idle += _blocks_that_did_not_run(target, capture)
     check_enough(layers[-1].tokens)
-    subject = Subject(
-        stack.family,
-        stack.architecture,
-        capture.context.causal,
-        stack.places(),
-        one_graph=stack.layout == "nodes" and capture.context.batch is None,
-        no_baseline=baseline.missing,
-        modules=target.modules,
-        blocks=len(stack.blocks),
-        partial=target.partial,
-        unknown=labels.unknown,
-        skipped=skipped,
-        remark=stack.remark,
-        part=target.part,
-        idle=idle,
-        passes=capture.passes,
-    )
-    settings = settings_of(target.config, target.places)
-    settings |= {"part": target.part} if target.part else {}
-    settings["baseline_batches"] = baseline.batches if baseline.layers else 0
-    if target.partial:
-        settings["layers"] = [stack.blocks[number].name for number in target.selection.blocks]
-    cures = [str(attachment) for attachment in attachments(model)]
-    settings |= ({"cures": cures} if cures else {}) | dict(stack.facts)
+    doubts: dict[str, Any] = {"no_baseline": baseline.missing, "unknown": labels.unknown, "skipped": skipped}
+    subject = replace(_subject(target, capture), idle=idle, **doubts)
     measured = Measured(
         layers,
         baseline.layers,
         sequences=capture.sequences(),
         batches=batches,
         parameters=sum(p.numel() for p in model.parameters()),
-        settings=settings,
+        settings=_settings(target, baseline),
         seconds=seconds,
         parts=parts,
     )
     name = labels.model or type(model).__name__
     return build(measured, subject, replace(labels, model=f"{name} {target.part}".rstrip()))
+
+
+def _subject(target: Target, capture: Capture) -> Subject:
+    """Return what is known of the model that was measured."""
+    stack = target.stack
+    return Subject(
+        stack.family,
+        stack.architecture,
+        capture.context.causal,
+        stack.places(),
+        one_graph=stack.layout == "nodes" and capture.context.batch is None,
+        modules=target.modules,
+        blocks=len(stack.blocks),
+        partial=target.partial,
+        remark=stack.remark,
+        part=target.part,
+        passes=capture.passes,
+    )
+
+
+def _settings(target: Target, baseline: _Baseline) -> dict[str, Any]:
+    """Return how a model was measured, as a diagnosis stores it."""
+    stack = target.stack
+    settings = settings_of(target.config, target.places)
+    settings |= {"part": target.part} if target.part else {}
+    settings["baseline_batches"] = baseline.batches if baseline.layers else 0
+    if target.partial:
+        settings["layers"] = [stack.blocks[number].name for number in target.selection.blocks]
+    cures = [str(attachment) for attachment in attachments(target.model)]
+    return settings | ({"cures": cures} if cures else {}) | dict(stack.facts)
