@@ -33,7 +33,7 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
     """
     own, name = _format(modules[path]), f"the {side} of {path}"
     end = _end(modules[path], side)
-    own = _permuted(end, side) or (own if side == "output" else None)
+    own = _permute_layout(end, side) or (own if side == "output" else None)
     if own is not None:
         return Axes(name, layout=own)
     found = _evidence(end) or _neighbours(modules, path)
@@ -43,7 +43,7 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
         layout = "channels_first"
     widths = tuple(dict.fromkeys(size for _, sizes in found for size in sizes))
     features = _features(modules, path) if side == "output" else _enters(end)
-    return Axes(name, widths, layout, _declared(modules, path), features)
+    return Axes(name, widths, layout, _find_declared(modules, path), features)
 
 
 def _end(module: nn.Module, side: Side) -> nn.Module:
@@ -67,7 +67,7 @@ def _of_part(part: Any) -> Iterator[Evidence]:
     """Yield what a linear layer, a convolution, a norm or a permutation says about the axes of an image."""
     widths = tuple(size for size in (width(part, "input"), width(part, "output")) if size)
     kind = type(part).__name__
-    if _permuted(part, "output"):
+    if _permute_layout(part, "output"):
         yield None, ()
     elif isinstance(part, FIRST) or ("Norm" in kind and "2d" in kind):  # a LayerNorm2d is a LayerNorm
         yield "channels_first", widths
@@ -79,7 +79,7 @@ def _of_part(part: Any) -> Iterator[Evidence]:
         yield None, widths
 
 
-def _permuted(part: Any, side: Side) -> Layout | None:
+def _permute_layout(part: Any, side: Side) -> Layout | None:
     """Return the layout at one side of torchvision's `Permute`, None for other modules."""
     dims = tuple(part.dims) if type(part).__name__ == "Permute" and hasattr(part, "dims") else ()
     if dims not in (TO_FIRST, TO_LAST):
@@ -140,7 +140,7 @@ def _around(path: str) -> Iterator[str]:
         yield path
 
 
-def _declared(modules: Mapping[str, nn.Module], path: str) -> Layout | None:
+def _find_declared(modules: Mapping[str, nn.Module], path: str) -> Layout | None:
     """Return what timm says about the images of the nearest module around a path."""
     return next((found for outer in _around(path) if (found := _format(modules[outer])) is not None), None)
 

@@ -328,7 +328,7 @@ def numbers(found: Mapping[str, Site], model_type: str) -> Mapping[int, str]:
 
 def kind_of(block: nn.Module) -> Kind | None:
     """Return the kind of a block, if it is known."""
-    uses, names = _acting(block), {name for name, _ in block.named_modules()}
+    uses, names = _parts_in_use(block), {name for name, _ in block.named_modules()}
     known = (k for k in KINDS if k.uses == uses and all(site.path in names for site in k.places.values()))
     return next(known, None)
 
@@ -338,7 +338,7 @@ def order_of_use(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in introspection.code_names(module) if name in module._modules)
 
 
-def _acting(block: nn.Module) -> tuple[str, ...]:
+def _parts_in_use(block: nn.Module) -> tuple[str, ...]:
     """Return what acts on the tokens in a block's own forward pass: children and scales, without dropout."""
     acting = (nn.Module, nn.Parameter, float)
     return tuple(

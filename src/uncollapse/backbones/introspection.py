@@ -105,11 +105,11 @@ def hides_some_later(mask: Any) -> bool:
     """Return whether an `nn.MultiheadAttention` mask (..., n, n), True = hidden, hides later tokens only."""
     if not isinstance(mask, Tensor) or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
         return False
-    hidden = _hidden(mask)
+    hidden = _hides(mask)
     return bool(hidden.triu(1).any()) and not bool(hidden.tril(-1).any())
 
 
-def _hidden(mask: Tensor) -> Tensor:
+def _hides(mask: Tensor) -> Tensor:
     return mask <= HIDDEN if mask.is_floating_point() else mask.bool()
 
 
@@ -122,9 +122,9 @@ def is_causal(mask: Tensor | None) -> bool:
     """Return whether an `nn.MultiheadAttention` mask (..., n, n), True = hidden, hides every later token."""
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] == 1:
         return False
-    if not _hidden(mask[..., 0, 1]).all():  # the first token sees the second: no need to check all pairs
+    if not _hides(mask[..., 0, 1]).all():  # the first token sees the second: no need to check all pairs
         return False
-    hidden = _hidden(mask)
+    hidden = _hides(mask)
     later = hidden.new_ones(mask.shape[-2:]).triu(1)
     return bool((hidden | ~later).all())
 

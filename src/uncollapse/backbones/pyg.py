@@ -88,7 +88,7 @@ def _stack(owner: str, units: list[str], convs: list[str], modules: Modules) -> 
         architecture=type(model).__name__,
         blocks=tuple(blocks),
         embed=Site(units[0], "input"),
-        final=Site(join_path(owner, "lin"), "input") if _jumping(model) not in (None, "last") else None,
+        final=Site(join_path(owner, "lin"), "input") if _jump_mode(model) not in (None, "last") else None,
         layout="nodes",
         context=partial(_context, _names(model)),
         needs_owner=True,
@@ -119,14 +119,14 @@ def _takes_data(model: nn.Module) -> bool:
     return "data" in names or len(names) == 1 or any(issubclass(kind, pyg.data.Data) for kind in kinds)
 
 
-def _jumping(model: nn.Module) -> str | None:
+def _jump_mode(model: nn.Module) -> str | None:
     """Return how a BasicGNN joins its layers; None if its last convolution is its output."""
     return model.jk_mode if isinstance(model, pyg.nn.models.basic_gnn.BasicGNN) else None
 
 
 def _last(owner: str, unit: str, modules: Modules) -> Site:
     """Return the site of the output of the last layer."""
-    match _jumping(modules[owner]):
+    match _jump_mode(modules[owner]):
         case None:
             return Site(unit)
         case "last":

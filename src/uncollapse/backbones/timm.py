@@ -85,7 +85,9 @@ def _stack(path: str, module: Any) -> Stack:
         final=Site(join_path(path, "norm")) if has_norm else None,
         context=partial(_context, module.num_prefix_tokens, introspection.argument_names(module)),
         width=module.embed_dim,
-        expose_attention=partial(_unfused, join_path(path, "blocks")) if any(b.attention for b in blocks) else None,
+        expose_attention=partial(_without_fused, join_path(path, "blocks"))
+        if any(b.attention for b in blocks)
+        else None,
         reinitialize=partial(random_weights.reinitialize, initialize=_initialize),
         facts=_facts(module),
     )
@@ -154,7 +156,7 @@ def _with_prefix(valid: Tensor | None, prefix: int) -> Tensor | None:
 
 
 @contextmanager
-def _unfused(path: str, model: nn.Module) -> Iterator[None]:
+def _without_fused(path: str, model: nn.Module) -> Iterator[None]:
     """Switch fused attention off, so that attention maps pass through `attn_drop`."""
     modules: list[Any] = [m for m in model.get_submodule(path).modules() if hasattr(m, "fused_attn")]
     fused = [(module, module.fused_attn) for module in modules]

@@ -113,7 +113,7 @@ def _measure(
     done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())
     try:
         parts = count_steps(prefetch(own.parts()), done)
-        given = parts if transform is None else prefetch(_fitted(parts, transform))
+        given = parts if transform is None else prefetch(_fit_each(parts, transform))
         with _one_thread_per_operation() as workers:
             return diagnose_rows(given, pairs=pairs, labels=labels, gather=True, workers=workers, **asked)
     except ValueError as error:  # the content of the file cannot be measured
@@ -253,7 +253,7 @@ def _describe(outcome: dict[str, Any], how: Mending) -> str:
     return f"{used} is advised, because {reason}.{like} {FOR_COSINE} Nothing was written."
 
 
-def _fitted(parts: "Iterable[Tensor]", transform: "EmbeddingTransform") -> "Iterator[Tensor]":
+def _fit_each(parts: "Iterable[Tensor]", transform: "EmbeddingTransform") -> "Iterator[Tensor]":
     """Yield the parts, and fit a transform to each."""
     for part in parts:
         transform.partial_fit(part)

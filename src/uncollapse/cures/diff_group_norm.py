@@ -47,7 +47,7 @@ def diff_group_norm(
     """
     numerics.check_tokens(x, mask)
     full = numerics.prepare(x, mask)
-    grouped = _grouped(full, assign)
+    grouped = _assign_groups(full, assign)
     mean, variance = group_statistics(grouped, mask) if statistics is None else statistics
     normal = (grouped - mean) / (variance.to(full.dtype) + eps).sqrt()
     normal = normal if gain is None else normal * gain
@@ -56,7 +56,7 @@ def diff_group_norm(
     return out if mask is None else torch.where(mask.unsqueeze(-1), out, x)
 
 
-def _grouped(x: Tensor, assign: Tensor) -> Tensor:
+def _assign_groups(x: Tensor, assign: Tensor) -> Tensor:
     """Return S_g ⊙ x (..., n, groups, d)."""
     shares = (x @ assign.to(x.dtype).mT).softmax(-1)
     return shares.unsqueeze(-1) * x.unsqueeze(-2)
@@ -129,7 +129,7 @@ class DiffGroupNorm(nn.Module):
         options: dict[str, Any] = {"gain": self.gain, "bias": self.bias, "mask": mask, "eps": self.eps}
         if not self.training:
             return diff_group_norm(x, self.assign, self.scale, statistics=(self.mean, self.variance), **options)
-        statistics = group_statistics(_grouped(numerics.prepare(x, mask), self.assign), mask)
+        statistics = group_statistics(_assign_groups(numerics.prepare(x, mask), self.assign), mask)
         self._average(*statistics, torch.tensor(x.shape[:-1].numel(), device=x.device) if mask is None else mask.sum())
         return diff_group_norm(x, self.assign, self.scale, statistics=statistics, **options)
 

@@ -92,7 +92,7 @@ class Parts:
 
     def table(self) -> Table:
         """Return the blocks as a table for a terminal, at most twelve of them."""
-        shown = _spaced(self.blocks)
+        shown = _select_shown(self.blocks)
         few = "" if len(shown) == len(self.blocks) else f" ({len(shown)} of {len(self.blocks)} blocks)"
         title = f"Change of cosine / rank share by each part{few}"
         table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -123,7 +123,7 @@ class Parts:
             yield f"Not measured: {what} ({reason})."
 
 
-def _spaced(blocks: Sequence[BlockParts]) -> list[BlockParts]:
+def _select_shown(blocks: Sequence[BlockParts]) -> list[BlockParts]:
     if len(blocks) <= ROWS:
         return list(blocks)
     return [blocks[round(number * (len(blocks) - 1) / (ROWS - 1))] for number in range(ROWS)]

@@ -120,7 +120,7 @@ def _arrow_batches(path: Path, columns: list[str] | None, first: int, last: int,
             yield row, batch
 
 
-def _delimited(path: Path) -> TableFile:
+def _open_text_table(path: Path) -> TableFile:
     """Open a file of comma- or tab-separated values. Lists may be texts such as "[0.1, 0.2]"."""
     arrow: Any = import_optional("pyarrow", "data")
     with file_errors(path, f"{path.suffix} file"):
@@ -243,6 +243,6 @@ KINDS: dict[str, Callable[[Path], TableFile]] = {
     ".parquet": _parquet,
     ".arrow": _arrow,
     ".feather": _arrow,
-    ".csv": _delimited,
-    ".tsv": _delimited,
+    ".csv": _open_text_table,
+    ".tsv": _open_text_table,
 }

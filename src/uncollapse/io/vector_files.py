@@ -34,7 +34,7 @@ def read_lines(path: Path, key: str | None) -> Rows:
     dim = len(_vector(words, 0, head, key, None)) if head is not None else 0
 
     def read(begin: int, end: int) -> Iterator[Any]:
-        for row, values in _parsed(path, begin, end, part_size(dim)):
+        for row, values in _parse_rows(path, begin, end, part_size(dim)):
             vectors = [_vector(words, row + number, value, key, dim) for number, value in enumerate(values)]
             yield numpy.array(vectors, numpy.float64)
 
@@ -50,7 +50,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                 yield line
 
 
-def _parsed(path: Path, begin: int, end: int, size: int) -> Iterator[tuple[int, list[Any]]]:
+def _parse_rows(path: Path, begin: int, end: int, size: int) -> Iterator[tuple[int, list[Any]]]:
     """Yield parsed lines from one row to before another, at most `size` at a time, with the number of the first."""
     values: list[Any] = []
     with file_errors(path, f"{path.suffix} file"):
@@ -80,7 +80,7 @@ def _vector(words: str, row: int, value: Any, key: str | None, dim: int | None) 
 
 def write_lines(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
     """Write the lines with changed embeddings; the other entries of each object stay."""
-    for row, values in _parsed(source.paths[0], 0, source.count, part_size(source.dim)):
+    for row, values in _parse_rows(source.paths[0], 0, source.count, part_size(source.dim)):
         given = [_vector(source.words, row + n, value, source.key, source.dim) for n, value in enumerate(values)]
         for value, vector in zip(values, change(torch.tensor(given, dtype=torch.float64)).tolist(), strict=True):
             changed = vector if source.key is None else value | {source.key: vector}

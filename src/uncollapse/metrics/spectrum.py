@@ -116,7 +116,7 @@ def participation_ratio(x: Tensor, mask: Tensor | None = None, *, center: bool =
     >>> participation_ratio(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     tensor(2.)
     """
-    gram = _gram(_scaled(x, mask, center, gather)[0], gather)
+    gram = _gram(_rescale(x, mask, center, gather)[0], gather)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     return _ratio(trace.square(), gram.square().sum((-2, -1))).to(numerics.full_dtype(x))
 
@@ -187,7 +187,7 @@ def _matrix(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> Tenso
     return all_ranks.center(x, mask, gather) if center else x
 
 
-def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
+def _rescale(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
     """Return `_matrix` divided by a scale (...), so that squares of float64 inputs do not under- or overflow."""
     matrix = _matrix(x, mask, center, gather)
     if x.dtype != torch.float64 or (x.numel() == 0 and not gather):
@@ -200,7 +200,7 @@ def _scaled(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple
 
 def _spectrum(x: Tensor, mask: Tensor | None, center: bool, gather: bool) -> tuple[Tensor, Tensor]:
     """Return the singular values (..., min(n, d)) of the scaled matrix, largest first, and the scale (...)."""
-    matrix, scale = _scaled(x, mask, center, gather)
+    matrix, scale = _rescale(x, mask, center, gather)
     return gram_spectrum(matrix, gather), scale
 
 
