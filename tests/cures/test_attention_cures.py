@@ -132,3 +132,18 @@ def test_one_token_and_equal_tokens():
         assert uc.centered_attention(v, v).abs().max() < 1e-12
         torch.testing.assert_close(uc.neutreno(v, v, v), v)
         torch.testing.assert_close(uc.gfsa(v, v, v, 0.5), 1.5 * v)
+
+
+def test_a_scale_of_other_heads_is_refused():
+    """It would broadcast one head to several, or several values to each token."""
+    context, scales = torch.randn(1, 5, 4), [torch.ones(3), torch.ones(5, 1)]
+    for scale in scales:
+        with pytest.raises(ValueError, match=r"one per head, \(1,\)"):
+            uc.attn_scale(context, context, scale)
+        with pytest.raises(ValueError, match=r"one per head, \(1,\)"):
+            uc.gfsa(context, context, context, scale)
+
+
+def test_a_gate_needs_heads():
+    with pytest.raises(ValueError, match=r"context must be \(..., heads, n, d\)"):
+        uc.output_gate(torch.ones(5, 4), torch.ones(5, 8), torch.ones(1, 8))

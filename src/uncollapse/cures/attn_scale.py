@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from uncollapse.cures.groups import visible_mean
+from uncollapse.cures.groups import scale_per_head, visible_mean
 from uncollapse.pairwise import numerics
 from uncollapse.registry import cure
 
@@ -33,8 +33,7 @@ def attn_scale(
              [4.]]])
     """
     mean = visible_mean(context, v, mask, causal)
-    if isinstance(scale, Tensor) and scale.dim() == 1:
-        scale = scale[:, None, None]  # (heads, 1, 1)
+    scale = scale_per_head(scale, context)
     full = numerics.to_full(context)
     return (full + scale * (full - mean)).to(context.dtype)
 

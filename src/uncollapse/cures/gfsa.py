@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from uncollapse.cures.groups import scale_per_head
 from uncollapse.registry import cure
 
 
@@ -38,8 +39,7 @@ def gfsa(
         raise ValueError(f"context, v and second must have the same shape (..., heads, n, d), got {shapes}.")
     if order < 2:
         raise ValueError(f"order must be at least 2, got {order}.")
-    if isinstance(scale, Tensor) and scale.dim() == 1:
-        scale = scale[:, None, None]  # (heads, 1, 1)
+    scale = scale_per_head(scale, context)
     high = context + (order - 1) * (second - context)
     return (low * v + context + scale * high).to(context.dtype)
 

@@ -90,6 +90,16 @@ def visible_mean(context: Tensor, v: Tensor, mask: Tensor | None, causal: bool) 
     return token_mean(numerics.prepare(v, mask), mask, causal=causal)
 
 
+def scale_per_head(scale: float | Tensor, context: Tensor) -> float | Tensor:
+    """Return a scale, a number or one per head (heads,), so that it multiplies a context (..., heads, n, d)."""
+    if not isinstance(scale, Tensor) or scale.dim() == 0:
+        return scale
+    if scale.shape != context.shape[-3:-2]:
+        shape = tuple(scale.shape)
+        raise ValueError(f"scale must be a number or one per head, ({context.shape[-3]},), got shape {shape}.")
+    return scale[:, None, None]
+
+
 _last: tuple["weakref.ref[Tensor]", int, int, Tensor] | None = None  # edges, their version, number of nodes, result
 
 

@@ -27,6 +27,9 @@ def output_gate(context: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
     tensor([[[0.5000, 0.5000, 0.5000],
              [0.5000, 0.5000, 0.5000]]])
     """
+    if context.dim() < 3 or inputs.dim() < 2 or weight.dim() != 2:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (context, inputs, weight))
+        raise ValueError(f"context must be (..., heads, n, d), inputs (..., n, e), weight 2-dimensional, got {shapes}.")
     heads, n, d = context.shape[-3:]
     if inputs.shape[-2] != n or weight.shape[0] not in (heads, heads * d) or weight.shape[1] != inputs.shape[-1]:
         raise ValueError(
