@@ -63,7 +63,7 @@ def test_cures_that_mix_tokens(name, dtype):
 def test_cures_of_single_tokens(name, dtype):
     torch.manual_seed(0)
     entry, x = CURES[name], torch.randn(2, 9, 6).to(dtype)
-    others = {n: torch.randn(2, 9, 6).to(dtype) for n in ("inputs", "first") if entry.takes(n)}
+    others = {n: torch.randn(2, 9, 6).to(dtype) for n in ("inputs", "first", "previous") if entry.takes(n)}
     layer = make(name).to(dtype)
     out = layer(x, **others)
     assert (out.shape, out.dtype) == (x.shape, dtype)
@@ -82,11 +82,14 @@ def test_a_scale_may_be_a_whole_number(name, learnable):
         assert (whole.shape, whole.dtype) == (exact.shape, exact.dtype)
 
 
-@pytest.mark.parametrize("name", [n for n, c in CURES.items() if c.takes("first") or c.takes("inputs")])
+OTHERS = ("first", "inputs", "previous")  # tensors of other places
+
+
+@pytest.mark.parametrize("name", [n for n, c in CURES.items() if any(map(c.takes, OTHERS))])
 def test_the_result_has_the_dtype_of_the_first_argument(name):
     """Under autocast, what a layer computes is in half precision, and what entered it in single precision."""
     shape = (2, 2, 9, 3) if CURES[name].acts_on == "attention" else (2, 9, 6)
-    others = {n: torch.randn(shape) for n in ("v", "first", "inputs") if CURES[name].takes(n)}
+    others = {n: torch.randn(shape) for n in ("v", "first", "inputs", "previous") if CURES[name].takes(n)}
     others = others | ({"inputs": torch.randn(2, 9, 6)} if "inputs" in others else {})
     own = list(inspect.signature(CURES[name].layer.forward).parameters)[1]
     out = make(name)(**{**others, own: torch.randn(shape).bfloat16()})
@@ -108,6 +111,6 @@ def test_graphs_need_a_matrix_of_nodes_without_an_order(name):
 def test_no_tokens_leave_the_layer_as_it_is(name):
     layer = make(name).train()
     before = {key: value.clone() for key, value in layer.state_dict().items()}
-    others = {n: torch.empty(0, 6) for n in ("inputs", "first") if CURES[name].takes(n)}
+    others = {n: torch.empty(0, 6) for n in ("inputs", "first", "previous") if CURES[name].takes(n)}
     assert layer(torch.empty(0, 6), **others).shape == (0, 6)
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
