@@ -424,7 +424,7 @@ def test_an_early_alarm_ends_with_code_3_and_advice(run: Run) -> None:
     alarm = json.loads(result.stdout)["alarm"]
     assert (alarm["seed"], alarm["step"], alarm["steps"]) == (0, 2, 40)
     assert alarm["causes"] == ["no_residual"]
-    assert any(code.startswith('uc.attach(model, "residual"') for code in alarm["advice"])
+    assert any(code.startswith('uc.attach(model, "pre_activation_residual"') for code in alarm["advice"])
     assert "rank_share of block 14 is below 0.25" in alarm["met"][0]
     assert "Early alarm at step 2 of 40" in run(*plain).stdout
     healthy = run("train", "gcn-depth", "--norm", "none", "--layers", 2, "--epochs", 20, "--early-alarm")
