@@ -59,6 +59,7 @@ def test_only_float32_in_full_precision_goes_to_one_dnn(monkeypatch: pytest.Monk
     assert products.pays(large, 64)
     assert not products.pays(large.to(dtype), 64)
     assert not products.pays(large[:, :8], 8)
+    assert not products.pays(large.repeat(2, 1, 1), 64)  # a batch is one call of the BLAS
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")

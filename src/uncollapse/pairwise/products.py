@@ -1,8 +1,9 @@
 """Matrix products of tiles in full float32: by torch's BLAS or, where that is slower, by oneDNN, which torch also has.
 
-torch multiplies float32 with Intel's MKL, which uses half of the vector width on processors of other makers that have
-AVX-512. oneDNN uses all of it, and is about twice as fast there. It is chosen for such processors only, and only if it
-gives the same product as MKL when it is first used.
+torch multiplies float32 with Intel's MKL, which may use half of the vector width on processors of other makers that
+have AVX-512. oneDNN uses all of it, and multiplies large matrices faster there. It is chosen for such processors only,
+and only if it gives the same product as MKL when it is first used. A batch of matrices is left to MKL, which takes
+it in one call.
 """
 
 import functools
@@ -19,8 +20,7 @@ def multiply(left: Tensor, right: Tensor, scale: float, out: Tensor) -> Tensor:
     """Return scale · left (b, r, d) times right (b, m, d) transposed, in `out`."""
     if not pays(left, right.shape[1]):
         return torch.baddbmm(out, left, right.mT, beta=0, alpha=scale, out=out)
-    for each, a, b in zip(out, left * scale, right, strict=True):
-        each.copy_(linear(a, b))
+    out[0].copy_(linear(left[0] * scale, right[0]))
     return out
 
 
@@ -29,12 +29,12 @@ def accumulate(out: Tensor, left: Tensor, right: Tensor, beta: float = 1.0, alph
     if not pays(left, out.shape[-1]) or not (_is_dense(left) or _is_dense(left.mT)):
         out.baddbmm_(left, right, beta=beta, alpha=alpha)
         return
-    for each, a, b in zip(out, left, right, strict=True):
-        product = linear(a, b.mT) if a.is_contiguous() else linear(b.mT, a).mT
-        if beta == 0:
-            torch.mul(product, alpha, out=each)
-        else:
-            each.add_(product, alpha=alpha)
+    a, b = left[0], right[0]
+    product = linear(a, b.mT) if a.is_contiguous() else linear(b.mT, a).mT
+    if beta == 0:
+        torch.mul(product, alpha, out=out[0])
+    else:
+        out[0].add_(product, alpha=alpha)
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -43,9 +43,10 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def pays(x: Tensor, columns: int) -> bool:
-    """Return whether oneDNN multiplies matrices x (b, r, d) with so many columns faster, in full precision."""
+    """Return whether oneDNN multiplies x (b, r, d) with so many columns faster, in full precision."""
     if (
-        x.shape[1:].numel() * columns < LEAST
+        len(x) != 1
+        or x.shape[1:].numel() * columns < LEAST
         or x.dtype != torch.float32
         or x.device.type != "cpu"
         or type(x) is not Tensor

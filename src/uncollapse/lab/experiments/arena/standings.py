@@ -135,7 +135,7 @@ def measured_gains(table: PaperTable, records: Sequence[Record]) -> dict[str, An
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
     left out, and so are rows that are not on all that remain: means over different datasets cannot be compared. Advice
-    names single changes, so combinations are left out too.
+    names single changes, so combinations are left out too. A task on which no cure was run yet says nothing of cures.
     """
     found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
     known = [record for record in records if not record["config"]["draw"]]  # the demo's graph is new to advice
@@ -154,7 +154,9 @@ def _measured(task: str, depth: int, groups: Mapping[str, Mapping[str, Standing]
         return None
     first, *others = full.values()
     common = [row for row in first if row != NONE and all(row in rows for rows in others)]
-    gains = [_gain([rows[row] for rows in full.values()]) for row in common]
+    gains = [gain for row in common if (gain := _gain([rows[row] for rows in full.values()]))]
+    if not any(gain["cure"] for gain in gains):
+        return None
     plain = [rows[NONE] for rows in full.values()]
     return {
         "kind": KINDS[task],
@@ -162,7 +164,7 @@ def _measured(task: str, depth: int, groups: Mapping[str, Mapping[str, Standing]
         "data": [group.partition(", ")[2] or group.partition("-")[2] or group for group in full],
         "cause": Counter(each.verdicts[1] for each in plain).most_common(1)[0][0],
         "score": round(statistics.fmean(each.mean for each in plain), 2),
-        "gains": sorted((gain for gain in gains if gain), key=lambda gain: -gain["low"]),
+        "gains": sorted(gains, key=lambda gain: -gain["low"]),
     }
 
 
