@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import axes, introspection
-from uncollapse.backbones.attend_twice import IMPLEMENTATION, attend_twice, implementation_of
+from uncollapse.backbones.attention_calls import IMPLEMENTATION, attend_twice, implementation_of
 from uncollapse.backbones.huggingface_blocks import (
     Run,
     ancestors,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.backbones import nonfinite
-from uncollapse.backbones.attention_tiles import TileReader, Tiles
+from uncollapse.backbones.attention_calls import TileReader, Tiles
 from uncollapse.backbones.read_hooks import SiteReader
 from uncollapse.backbones.select import Selection
 from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, sets_with_mask

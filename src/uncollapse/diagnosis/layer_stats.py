@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from uncollapse import metrics
-from uncollapse.backbones.attention_tiles import Tiles
+from uncollapse.backbones.attention_calls import Tiles
 from uncollapse.backbones.sites import Context
 from uncollapse.diagnosis.result import Layer, Summary
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from uncollapse.backbones.attention_tiles import Tile, Tiles
+from uncollapse.backbones.attention_calls import Tile, Tiles
 from uncollapse.diagnosis.side_by_side import run_side_by_side
 from uncollapse.metrics.attention import RowSums
 from uncollapse.pairwise import numerics
