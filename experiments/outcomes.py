@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.diagnosis import outcomes
-from uncollapse.embeddings.choice import advise
+from uncollapse.embeddings.geometry import advise
 from uncollapse.io import files
 from uncollapse.lab.experiments.calibration import model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Case, cases

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from uncollapse.diagnosis.measured_gains import signed
 from uncollapse.diagnosis.verdict import ALIKE
-from uncollapse.embeddings.choice import ALIKE as ACT_FROM
+from uncollapse.embeddings.geometry import ALIKE as ACT_FROM
 from uncollapse.lab.experiments.calibration import analysis, model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate
 from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES

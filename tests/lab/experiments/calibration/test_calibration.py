@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from uncollapse.embeddings.choice import Geometry
+from uncollapse.embeddings.geometry import Geometry
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.calibration import analysis, training
