@@ -157,8 +157,7 @@ class Mending:
 
 def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mending) -> None:
     """Fit a transform while the rows are measured; write the changed rows, and compare both."""
-    from uncollapse.io.embedding_files import open_rows
-    from uncollapse.io.embedding_writer import check_target, write_changed
+    from uncollapse.io.embedding_files import check_target, open_rows, write_changed
 
     if distributed.launch_size() > 1:
         raise UsageError("--mend runs in one process; start it without a launcher.")

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.io.embedding_files import open_rows
-from uncollapse.io.embedding_writer import write_changed
+from uncollapse.io.embedding_files import open_rows, write_changed
 
 ROWS = numpy.random.default_rng(0).normal(size=(9000, 5))  # more than one part
 
