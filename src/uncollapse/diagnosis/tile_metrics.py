@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from uncollapse.backbones.attention_calls import Tile, Tiles
-from uncollapse.diagnosis.side_by_side import run_side_by_side
 from uncollapse.metrics.attention import RowSums
 from uncollapse.pairwise import numerics
+from uncollapse.pairwise.threads import run_side_by_side
 
 
 def measure_tiles(tiles: Tiles, mask: Tensor | None, prefix: int) -> dict[str, Tensor]:

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from uncollapse.pairwise import rows, symmetric
-from uncollapse.pairwise.chunk_threads import for_each_chunk
 from uncollapse.pairwise.grid import (
     ABSENT,
     LOG2E,
@@ -41,6 +40,7 @@ from uncollapse.pairwise.grid import (
     Pairs,
 )
 from uncollapse.pairwise.products import accumulate
+from uncollapse.pairwise.threads import for_each_chunk
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
