@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from uncollapse.cli import demo
-from uncollapse.diagnosis.measured_gains import Gain
+from uncollapse.diagnosis.reference_data import Gain
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.lab.experiments.arena.config import Config, row_of
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from uncollapse.diagnosis.measured_gains import signed
+from uncollapse.diagnosis.reference_data import signed
 from uncollapse.diagnosis.verdict import ALIKE
 from uncollapse.embeddings.geometry import ALIKE as ACT_FROM
 from uncollapse.lab.experiments.calibration import analysis, model_outcomes

@@ -25,7 +25,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io import files
 
 if TYPE_CHECKING:  # what trains is imported when something is trained
-    from uncollapse.diagnosis.measured_gains import Gain
+    from uncollapse.diagnosis.reference_data import Gain
     from uncollapse.diagnosis.result import Diagnosis
     from uncollapse.lab.experiments.arena.config import Config
 
@@ -177,7 +177,7 @@ def _train_and_measure(config: "Config", bar: ProgressBar) -> TrainedModel:
 
 def predicted_gains(plain: "Diagnosis") -> "dict[str, Gain]":
     """Return the gains that other graphs predict, by row."""
-    from uncollapse.diagnosis.measured_gains import find_measured
+    from uncollapse.diagnosis.reference_data import find_measured
 
     blocks = sum(layer.name.startswith("block") for layer in plain.layers)
     measured = find_measured("graph network", blocks, plain.verdict.kind)
@@ -213,7 +213,7 @@ def _compare(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> list
 
 def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
     """Show what came of each row, the best first, next to its prediction; it fits into 80 columns."""
-    from uncollapse.diagnosis.measured_gains import signed
+    from uncollapse.diagnosis.reference_data import signed
 
     table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
     table.add_column("", no_wrap=True)

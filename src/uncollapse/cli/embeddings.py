@@ -239,7 +239,7 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
 
 
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
-    from uncollapse.diagnosis.outcomes import embedding_outlook
+    from uncollapse.diagnosis.reference_data import embedding_outlook
 
     used, counts, reason = outcome["method"], embedding_outlook(outcome["advice"] != "none"), outcome["reason"]
     like = f" {counts[0].upper()}{counts[1:]}." if counts else ""

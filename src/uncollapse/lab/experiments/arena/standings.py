@@ -131,7 +131,7 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
 
 
 def measured_gains(table: PaperTable, records: Sequence[Record]) -> dict[str, Any]:
-    """Return what advice is taken from, as `uncollapse.diagnosis.measured_gains` reads it.
+    """Return what advice is taken from, as `uncollapse.diagnosis.reference_data` reads it.
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
     left out, and so are rows that are not on all that remain: means over different datasets cannot be compared. Advice
