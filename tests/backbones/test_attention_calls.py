@@ -13,7 +13,7 @@ import uncollapse as uc
 from uncollapse.backbones import attention_calls, find
 from uncollapse.backbones.attention_calls import TileReader, Tiles
 from uncollapse.backbones.sites import Site
-from uncollapse.diagnosis.tile_metrics import measure_tiles
+from uncollapse.diagnosis.layer_measures import measure_tiles
 
 NAMES = ("attention_similarity", "attention_std", "attention_entropy")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}

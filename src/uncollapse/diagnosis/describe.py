@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from uncollapse.diagnosis.layer_stats import sample_size
+from uncollapse.diagnosis.layer_measures import sample_size
 from uncollapse.diagnosis.result import Layer
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.metrics.hypersphere import uniformity_optimum

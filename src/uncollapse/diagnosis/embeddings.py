@@ -19,7 +19,7 @@ from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis import describe
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough
 from uncollapse.diagnosis.describe import bin_shares, row_distances, uniform_distances
-from uncollapse.diagnosis.layer_stats import (
+from uncollapse.diagnosis.layer_measures import (
     WIDEST,
     cosine_map,
     dataset_measures,
