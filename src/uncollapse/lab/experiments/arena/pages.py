@@ -12,8 +12,7 @@ from uncollapse.lab.experiments.arena.standings import WORKS, Standing, build_st
 from uncollapse.lab.runs.grids import Grid, GridCell
 from uncollapse.lab.tables.contrasts import NONE as NOTHING
 from uncollapse.lab.tables.contrasts import format_interval, signed
-from uncollapse.lab.tables.details import Details
-from uncollapse.lab.tables.paper_table import PaperTable
+from uncollapse.lab.tables.paper_table import Details, PaperTable
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.lab.tables.table_page import ResultPlot
