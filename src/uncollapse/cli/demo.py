@@ -163,7 +163,7 @@ def _train_and_measure(config: "Config", bar: ProgressBar) -> TrainedModel:
     from uncollapse.diagnosis.run import diagnose
     from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.experiments.arena.config import row_of
-    from uncollapse.lab.experiments.arena.training import build_problem, train
+    from uncollapse.lab.experiments.arena.recipe import build_problem, train
 
     row = row_of(vars(config))
     problem = build_problem(config, Runtime())
