@@ -14,7 +14,7 @@ from uncollapse.embeddings.geometry import advise
 from uncollapse.io import files
 from uncollapse.lab.experiments.calibration import model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Case, cases
-from uncollapse.lab.experiments.calibration.config import PAIRS
+from uncollapse.lab.experiments.calibration.recipe import PAIRS
 
 RESULTS = Path(__file__).parents[1] / "results"
 TARGET = Path(reference_data.__file__).with_name(reference_data.OUTCOMES_FILE)

@@ -10,8 +10,8 @@ from uncollapse.diagnosis.verdict import ALIKE
 from uncollapse.embeddings.geometry import ALIKE as ACT_FROM
 from uncollapse.lab.experiments.calibration import analysis, model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate
-from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
+from uncollapse.lab.experiments.calibration.recipe import PAIRS, PROBES
 from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series_colour, series_marker
 from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save

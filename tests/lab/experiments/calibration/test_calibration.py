@@ -22,8 +22,7 @@ from uncollapse.lab.experiments.calibration.analysis import (
     fit_rule,
     leave_one_out,
 )
-from uncollapse.lab.experiments.calibration.config import Config, Sentences, load_sentences, pool
-from uncollapse.lab.experiments.calibration.recipe import RECIPE
+from uncollapse.lab.experiments.calibration.recipe import RECIPE, Config, Sentences, load_sentences, pool
 
 for library in ("sklearn", "scipy"):
     pytest.importorskip(library)
