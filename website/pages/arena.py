@@ -18,7 +18,7 @@ from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_
 from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
 from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
 from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
-from uncollapse.lab.tables.contrasts import format_interval, signed
+from uncollapse.lab.tables.contrasts import format_interval, format_signed
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.report.canvas import (
     INK,
@@ -83,7 +83,7 @@ def _gain(paired: Paired | None) -> str:
     if paired is None:
         return "–"
     interval = f"<br>({format_interval(TABLE, paired.interval)})" if paired.interval else ""
-    return f"{signed(TABLE, paired.mean)}{interval}".replace(
+    return f"{format_signed(TABLE, paired.mean)}{interval}".replace(
         " …", "\u00a0…"
     )  # an interval is broken before its end at most
 
@@ -140,8 +140,8 @@ def demo_sentence() -> str:
     said = (
         f"A plain graph network of {plain.depth} layers fails on a random graph: its test accuracy is "
         f"{plain.mean:.0f} %. The first advice of its diagnosis is `{best.row}`, with a gain of {found[best.row].text} "
-        f"on other graphs. On this one it reaches {best.mean:.0f} %, a gain of {reference_data.signed(here)} points "
-        f"over {len(best.scores)} seeds."
+        f"on other graphs. On this one it reaches {best.mean:.0f} %, a gain of {reference_data.format_points(here)} "
+        f"points over {len(best.scores)} seeds."
     )
     others = ", ".join(f"`{row}` {rows[row].mean:.0f} %" for row in RIVALS if row in rows and row != best.row)
     return f"{said} For comparison: {others} ([Which cure should I try?](which-cure.md))."

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from uncollapse.diagnosis.reference_data import signed
+from uncollapse.diagnosis.reference_data import format_points
 from uncollapse.diagnosis.verdict import ALIKE
 from uncollapse.embeddings.geometry import ALIKE as ACT_FROM
 from uncollapse.lab.experiments.calibration import analysis, model_outcomes
@@ -50,7 +50,7 @@ def network_verdicts() -> tuple[Row, Sequence[Row]]:
     for family, kinds in model_outcomes.summarize(networks()).items():
         for kind, of in kinds.items():
             counts = (f"{of[name]:.0f}" for name in ("cases", "sources", "helped", "hurt"))
-            rows.append((family, VERDICTS[kind], *counts, signed(of["median"])))
+            rows.append((family, VERDICTS[kind], *counts, format_points(of["median"])))
     return head, rows
 
 

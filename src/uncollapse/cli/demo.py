@@ -213,7 +213,7 @@ def _compare(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> list
 
 def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
     """Show what came of each row, the best first, next to its prediction; it fits into 80 columns."""
-    from uncollapse.diagnosis.reference_data import signed
+    from uncollapse.diagnosis.reference_data import format_points
 
     table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
     table.add_column("", no_wrap=True)
@@ -225,8 +225,8 @@ def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             f"{fact['row']}{' *' if fact['advised'] else ''}",
             f"{fact['test']:.1f} %",
-            "" if fact["gain"] is None else signed(fact["gain"]),
-            " to ".join(map(signed, fact["predicted"] or ())),
+            "" if fact["gain"] is None else format_points(fact["gain"]),
+            " to ".join(map(format_points, fact["predicted"] or ())),
             fact["came_true"],
             f"{fact['seconds']:.0f} s",
         )

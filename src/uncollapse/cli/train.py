@@ -216,7 +216,7 @@ def _run(
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
-        runtime = dataclasses.replace(runtime, progress=bar.training(words), on_stage=bar.substage(words))
+        runtime = dataclasses.replace(runtime, progress=bar.start_training(words), on_stage=bar.substage(words))
         try:
             done = _run_locked(recipe, config, results, runtime, asked.again)
         except AlarmError as alarm:

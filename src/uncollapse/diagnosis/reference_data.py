@@ -29,7 +29,7 @@ HEALTHY_STEPS = 20  # between the first layer and the last
 HEALTHY_MEASURES = ("mean_cosine", "robust_cosine", "rank_share", "dataset_rank_share")  # do not depend on the width
 
 
-def signed(points: float) -> str:
+def format_points(points: float) -> str:
     """Return a difference in points with its sign: "+1.5", "−0.3"."""
     return f"{points:+.1f}".replace("-", "−")
 
@@ -53,7 +53,7 @@ class Gain:
     @property
     def text(self) -> str:
         """The number in words."""
-        return f"{signed(self.mean)} points (95 %: {signed(self.low)} to {signed(self.high)})"
+        return f"{format_points(self.mean)} points (95 %: {format_points(self.low)} to {format_points(self.high)})"
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,8 @@ def outlook(family: str, kind: str) -> str:
     if found is None or found.cases < ENOUGH or found.sources < VARIED:
         return "" if kind == "none" else f"Too few {what} with this verdict were measured to say whether acting helps."
     counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} data sets, the best cure"
-    counts += (
-        f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {signed(found.median)})"
-    )
+    median = format_points(found.median)
+    counts += f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {median})"
     likely = found.helped > 2 * max(found.hurt, found.cases - found.helped)
     return f"{'Acting is likely to help' if likely else 'Whether acting helps is open'}: {counts}."
 
@@ -154,7 +153,7 @@ def embedding_outlook(acts: bool) -> str:
     if found is None or found.cases < ENOUGH:
         return ""
     who = f"of {found.cases} such layers of {found.sources} encoders"
-    helped = f"{found.helped} and lowered that of {found.hurt} (median {signed(found.median)} points)"
+    helped = f"{found.helped} and lowered that of {found.hurt} (median {format_points(found.median)} points)"
     return f"{who}, acting raised the score of {helped}"
 
 

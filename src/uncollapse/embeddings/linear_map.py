@@ -79,14 +79,14 @@ def load_map(folder: Path) -> tuple[LinearMap, dict[str, Any]]:
         tensors = load_file(folder / WEIGHTS)
         if config["type"] != KIND:
             raise ValueError(f"its type is {config['type']!r}")
-        return _checked(config, tensors), dict(config["arguments"])
+        return _build_map(config, tensors), dict(config["arguments"])
     except OSError as error:
         raise UsageError(f"{folder} has no embedding transform: {error.strerror} ({error.filename}).") from error
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UsageError(f"{folder} is not a valid embedding transform: {error}.") from error
 
 
-def _checked(config: dict[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
+def _build_map(config: dict[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
     mean = tensors["mean"]
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float64 or not bool(tensor.isfinite().all()):

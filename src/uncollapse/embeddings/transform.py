@@ -115,7 +115,7 @@ class EmbeddingTransform:
 
     def transform(self, X: Rows) -> Rows:
         """Return rows (..., d) transformed, of the same kind and type; half precision is computed in float32."""
-        mapped: Rows = self._solved().apply(X)
+        mapped: Rows = self._fitted_map().apply(X)
         return mapped
 
     __call__ = transform
@@ -123,27 +123,27 @@ class EmbeddingTransform:
     @property
     def method_(self) -> str:
         """Return the method in use: what "auto" chose."""
-        return self._solved().method
+        return self._fitted_map().method
 
     @property
     def n_features_in_(self) -> int:
         """Return the number of features of a row."""
-        return self._solved().mean.shape[0]
+        return self._fitted_map().mean.shape[0]
 
     @property
     def n_features_out_(self) -> int:
         """Return the number of features of a transformed row."""
-        return self._solved().out_dim
+        return self._fitted_map().out_dim
 
     @property
     def mean_(self) -> Tensor:
         """Return the mean of the rows (d,), in float64."""
-        return self._solved().mean
+        return self._fitted_map().mean
 
     @property
     def shrinkage_(self) -> float | None:
         """Return the shrinkage in use; None unless whitening."""
-        return self._solved().shrinkage
+        return self._fitted_map().shrinkage
 
     @property
     def geometry_(self) -> Geometry:
@@ -157,11 +157,11 @@ class EmbeddingTransform:
 
     def as_module(self) -> TransformModule:
         """Return a module for a sentence-transformers model: `SentenceTransformer(modules=[*model, module])`."""
-        return TransformModule(self._solved(), self.get_params())
+        return TransformModule(self._fitted_map(), self.get_params())
 
     def save(self, folder: str | Path) -> Path:
         """Write a folder with config.json and model.safetensors, which `load` reads back."""
-        return save_map(self._solved(), self.get_params(), Path(folder))
+        return save_map(self._fitted_map(), self.get_params(), Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -185,7 +185,7 @@ class EmbeddingTransform:
             raise ValueError(f"This transform {why}. Call fit first.")
         return self._scatter
 
-    def _solved(self) -> LinearMap:
+    def _fitted_map(self) -> LinearMap:
         if self._map is None:
             self._map = self._solve(self._sums())
         return self._map

@@ -20,7 +20,7 @@ from uncollapse.backbones.random_weights import reset_cures
 from uncollapse.errors import UsageError, did_you_mean, import_optional
 from uncollapse.io import DTYPES, hf_models, tensor_files, timm_models
 from uncollapse.io.files import CURE_FILE, expand_user, read_config
-from uncollapse.io.hf_models import Origin, loading
+from uncollapse.io.hf_models import Origin, quiet_loading
 from uncollapse.io.loading import fixed_seed
 from uncollapse.io.untrusted_models import bounded_size
 
@@ -228,7 +228,7 @@ def load_sentence_model(origin: Origin, modules: Path, dtype: torch.dtype | None
     _check_modules(origin, modules)
     if importlib.util.find_spec("sentence_transformers") is None:
         return None
-    with loading(origin), fixed_seed(), bounded_size(origin.place):
+    with quiet_loading(origin), fixed_seed(), bounded_size(origin.place):
         library: Any = import_optional("sentence_transformers", "st")
         options = {"device": "cpu", "trust_remote_code": False, "local_files_only": _is_local(origin)}
         model: nn.Module = library.SentenceTransformer(origin.place, model_kwargs={"dtype": dtype or "auto"}, **options)

@@ -165,7 +165,7 @@ def column_mean(
         v = v.masked_fill(~mask.unsqueeze(-1), 0)
     bias = log_weight(query_mask, q)
     if pairs.offset is None:
-        return _columns(k, q, v, temperature, pairs.transposed(), bias)
+        return _columns(k, q, v, temperature, pairs.transpose(), bias)
     # a key is seen by its own query and later ones: with both reversed, that is causal again
     n, m = q.shape[-2], k.shape[-2]
     excluded = pairs.excluded

@@ -38,7 +38,7 @@ class Pairs:
     row_group: Tensor | None = None
     key_group: Tensor | None = None
 
-    def transposed(self) -> "Pairs":
+    def transpose(self) -> "Pairs":
         """Return the same pairs with queries and keys swapped; not for causal pairs."""
         excluded = None if self.excluded is None else sort_by_query(self.excluded.flip(0))
         return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)
