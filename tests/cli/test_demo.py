@@ -100,7 +100,7 @@ def test_outcomes_of_predictions(low: float, high: float, gain: float, words: st
 def test_a_file_in_the_way_is_found_before_training(tmp_path: Path) -> None:
     there = tmp_path / "demo"
     there.write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(ValueError, match="a file"):
         demo.run_demo(there, TINY)
 
 

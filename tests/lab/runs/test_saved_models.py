@@ -207,7 +207,7 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="other files"), atomic_folder(tmp_path / "thesis"):
         pass
     with (
-        pytest.raises(UsageError, match="is a file"),
+        pytest.raises(UsageError, match="a file"),
         atomic_folder(tmp_path / "file"),
     ):
         pass
