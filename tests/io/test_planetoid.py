@@ -13,7 +13,8 @@ import pytest
 import torch
 from tests.io import raw_planetoid as raw
 
-from uncollapse.io import UsageError, planetoid
+from uncollapse.errors import UsageError
+from uncollapse.io import planetoid
 
 FOLDER = os.environ.get("UNCOLLAPSE_DATA")
 

@@ -10,9 +10,9 @@ import pytest
 from tests.diagnosis.tiny_sentences_model import TEXTS, make
 from typer.testing import Result
 
-from uncollapse.io import UsageError, load_model
+from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
-from uncollapse.io.models import find_modules
+from uncollapse.io.models import find_modules, load_model
 
 pytest.importorskip("sentence_transformers")
 

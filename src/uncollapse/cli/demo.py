@@ -104,16 +104,18 @@ def minilm_folder() -> Path | None:
 
 def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> dict[str, Any]:
     """Diagnose MiniLM on the built-in sentences, and return its verdict and where it is written."""
-    from uncollapse import io, report
+    from uncollapse import report
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.run import find_target, measure
+    from uncollapse.io.batches import DataRequest, load_data
+    from uncollapse.io.models import load_model
 
     print_paragraph(terminal, "A real model, all-MiniLM-L6-v2, reads the built-in sentences.")
     with ProgressBar() as bar:
         bar.stage("Loading MiniLM")
-        loaded = io.load_model(str(folder))
+        loaded = load_model(str(folder))
         target = find_target(loaded.model, attention=True)
-        data = io.load_data(loaded, target.stack, io.DataRequest())
+        data = load_data(loaded, target.stack, DataRequest())
         done = bar.stage("Measuring MiniLM", data.total)
         labels = Labels("all-MiniLM-L6-v2", data.words, data.example)
         found = measure(target, count_steps(data.batches, done), labels=labels)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph.splits import SPLITS, OwnSplits, Split, choose_split, split_by_class, split_by_count
 
 Y = torch.arange(100) % 3

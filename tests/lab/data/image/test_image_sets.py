@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.lab.data.image.made_up_images import COLOURS, content, folder, pack, put
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_source import Images, UnreadableError, split_images
 
