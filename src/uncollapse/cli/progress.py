@@ -21,7 +21,7 @@ from rich.table import Column
 
 from uncollapse import distributed
 from uncollapse.cli.console import print_note
-from uncollapse.cli.outcomes import ACCURACIES, format_duration, format_metric, format_rate
+from uncollapse.cli.run_tables import ACCURACIES, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
     from uncollapse.lab.runs.sweep import Sweep

@@ -13,7 +13,7 @@ import typer
 from uncollapse.cli import console
 from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, complete_recipe, flag, option
-from uncollapse.cli.outcomes import MISSING, PlannedRun, format_duration, format_metric, plan_table
+from uncollapse.cli.run_tables import MISSING, PlannedRun, format_duration, format_metric, plan_table
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.config.field_types import as_text
