@@ -284,7 +284,7 @@ def test_progress_is_told_to_the_bar(run: Run, monkeypatch: pytest.MonkeyPatch) 
     def watched(self: waiting.ProgressBar, words: str) -> Callable[..., None]:
         return lambda *progress: seen.append((words, *progress[:2]))
 
-    monkeypatch.setattr(waiting.ProgressBar, "training", watched)
+    monkeypatch.setattr(waiting.ProgressBar, "start_training", watched)
     run("train", "slope", "--seeds", 2, "--epochs", 2)
     assert seen == [
         ("Seed 0 (1 of 2)", 1, 2),
