@@ -59,9 +59,9 @@ def table(
         if path is not None and path.is_dir():
             raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
     chosen = _recipe(recipe)
-    laid_out, records = _find_table(chosen, table), _records(chosen, results)
-    laid_out, records = _filter(chosen, laid_out, records, pairs or [])
-    details = () if chosen.details is None else chosen.details(records)
+    laid_out, every = _find_table(chosen, table), _records(chosen, results)
+    laid_out, records = _filter(chosen, laid_out, every, pairs or [])
+    details = () if chosen.details is None else chosen.details(records, every)
     written = _write(chosen, laid_out, records, details, markdown, html)
     made = build_cells(laid_out, records)
     if as_json:

@@ -125,6 +125,8 @@ def cell_notes(table: PaperTable, made: Sequence[TableCell]) -> list[str]:
             said.append(
                 f"{results} with other settings (--set shows them) {'does' if cell.left_out == 1 else 'do'} not count"
             )
+        if cell.trials and not cell.run:
+            said.append(f"only trials so far ({cell.trials}); seeds that choose do not count")
         if cell.open_choice:
             said.append(f"{' or '.join(table.choose)} cannot be chosen, because no {table.by} was measured")
         if said:
@@ -170,6 +172,7 @@ def _facts(table: PaperTable, cell: TableCell) -> dict[str, Any]:
         "std": cell.std,
         "seeds": {str(seed): value for seed, value in cell.figures.items()},
         "failed": list(cell.failed),
+        "trials": cell.trials,
         "chosen": dict(cell.chosen),
         "unusual": dict(cell.unusual),
         "left_out": cell.left_out,

@@ -6,10 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from uncollapse.lab.config.fields import identity
-from uncollapse.lab.experiments.arena.config import NAME, Config, group_of, row_of
+from uncollapse.lab.experiments.arena.progress import Grids, list_progress, unfinished_rows
 from uncollapse.lab.experiments.arena.standings import WORKS, Standing, build_standings
-from uncollapse.lab.runs.grids import Grid, GridCell
 from uncollapse.lab.tables.contrasts import NONE as NOTHING
 from uncollapse.lab.tables.contrasts import format_interval, signed
 from uncollapse.lab.tables.details import Details
@@ -30,13 +28,11 @@ from uncollapse.report.canvas import (
 COLUMNS = ("gain over none", "gain at equal time", "seconds", "MB", "rank before → after", "verdict before → after")
 BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
 
-Grids = Mapping[str, Sequence[Grid]]
 
-
-def list_details(table: PaperTable, grids: Grids, records: Sequence[Record]) -> list[Details]:
-    """Return the further tables of the arena."""
-    found = build_standings(table, records)
-    return [cost_table(table, found), rate_table(found), missing_table(grids, records)]
+def list_details(table: PaperTable, grids: Grids, records: Sequence[Record], every: Sequence[Record]) -> list[Details]:
+    """Return the further tables of the arena. every: all results, where `records` are a selection of them."""
+    found = build_standings(table, records, unfinished_rows(grids, every))
+    return [cost_table(table, found), rate_table(found), missing_table(grids, every)]
 
 
 def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
@@ -46,9 +42,9 @@ def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
         (
             each.group,
             str(each.depth),
-            each.row,
+            each.label,
             _gain(table, each.gain.paired if each.gain else None),
-            _gain(table, each.gain_in_time),
+            _gain(table, each.gain_in_time, each.short_of_time),
             f"{each.seconds:.1f}",
             f"{each.megabytes:.1f}",
             " → ".join(f"{rank:.1f}" for rank in each.ranks),
@@ -58,32 +54,37 @@ def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
     ]
     note = (
         "Gains are in points of test accuracy, with the 95 % interval. Equal time: compared with a plain model that "
-        "trains for as many processor seconds, on the line between the rows none and more epochs. MB: what a training "
-        "step stores for its backward pass. Rank: effective rank after the last block, before and after training."
+        "trains for as many processor seconds, on the line between the rows none and more epochs; a row that takes "
+        "longer than more epochs says how many of its seconds the plain model had, and one that is faster than none is "
+        "compared with none. MB: what a training step stores for its backward pass. Rank: effective rank after the "
+        "last block, before and after training."
     )
     return Details("Gain, cost and diagnosis", note, head, rows, words=3)
 
 
-def _gain(table: PaperTable, paired: Paired | None) -> str:
+def _gain(table: PaperTable, paired: Paired | None, short: str = "") -> str:
     if paired is None:
         return NOTHING
     interval = f" ({format_interval(table, paired.interval)})" if paired.interval else ""
-    return f"{signed(table, paired.mean)}{interval}"
+    return f"{signed(table, paired.mean)}{interval}{f', {short}' if short else ''}"
 
 
 def rate_table(found: Sequence[Standing]) -> Details:
-    """Return the learning rates that work with each cure."""
+    """Return the learning rates that work with each cure, and what was chosen."""
     best = best_validation(found)
     rows = []
-    for each in found:
+    for each in (each for each in found if each.rates):
         works = [rate for rate, score in each.rates.items() if score >= WORKS * best[each.group, each.depth]]
         span = f"{works[0]:g} … {works[-1]:g}" if works else NOTHING
-        rows.append((each.group, str(each.depth), each.row, f"{len(works)} of {len(each.rates)}", span))
+        place = (each.group, str(each.depth), each.label)
+        rows.append((*place, f"{len(works)} of {len(each.rates)}", span, str(each.trials), each.choice or NOTHING))
     note = (
         f"A learning rate works if its best trial reaches {WORKS:.0%} of the best validation score of any cure there. "
-        "Cures with a strength were tried with three learning rates, the others with nine."
+        "Cures with a strength were tried with three learning rates, the others with nine. A chosen value that is the "
+        "lowest or the highest of those tried is marked: beyond it there may be a better one."
     )
-    return Details("Learning rates that work", note, ("task", "depth", "cure", "work", "from … to"), rows, words=3)
+    head = ("task", "depth", "cure", "work", "from … to", "trials", "chosen")
+    return Details("Learning rates that work", note, head, rows, words=3)
 
 
 def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
@@ -96,29 +97,16 @@ def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
 
 def missing_table(grids: Grids, records: Sequence[Record]) -> Details:
     """Return what the sweeps still lack, one row per place."""
-    done = {identity(NAME, Config(**r["config"])): r for r in records}
     begun: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     untouched: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for name, cell in ((name, cell) for name, of in grids.items() for grid in of for cell in grid.cells(Config)):
-        first = vars(cell.trials[0])
-        at, row = (name, group_of(first), str(first["depth"])), row_of(first)
-        if state := _state(cell, done):
-            begun[at].append(f"{row} ({state})")
-        elif state is None:
-            untouched[at].append(row)
+    for each in (each for each in list_progress(grids, records) if each.lacks):
+        group, row, depth = each.at
+        at = (each.grid, group, str(depth))
+        (begun if each.begun else untouched)[at].append(f"{row} ({each.lacks})" if each.begun else row)
     places = dict.fromkeys([*begun, *untouched])
     rows = [(*at, ", ".join(begun[at]) or NOTHING, ", ".join(dict.fromkeys(untouched[at])) or NOTHING) for at in places]
     note = "To continue: uncollapse sweep arena --grid NAME" if rows else "Nothing: every sweep is complete."
     return Details("Not run yet", note, ("grid", "task", "depth", "begun", "not begun"), rows, words=5)
-
-
-def _state(cell: GridCell, done: Mapping[str, Record]) -> str | None:
-    """Return how far a row is: empty if it is complete, None if it has not begun."""
-    trials = [done[name] for name in (identity(NAME, trial) for trial in cell.trials) if name in done]
-    if len(trials) < len(cell.trials):
-        return f"{len(trials)} of {len(cell.trials)} trials" if trials else None
-    seeds = [identity(NAME, follower) in done for follower in cell.followers(trials)]
-    return "" if all(seeds) else f"{sum(seeds)} of {len(seeds)} seeds"
 
 
 def draw_plots(table: PaperTable, records: Sequence[Record]) -> Iterator[ResultPlot]:

@@ -59,6 +59,6 @@ RECIPE = Recipe(
     quick=DATA.quick,
     fingerprint=data_fingerprint,
     plots=partial(draw_plots, TABLE),
-    statistics=partial(measured_gains, TABLE),
+    statistics=partial(measured_gains, TABLE, DATA.grids),
     details=partial(list_details, TABLE, DATA.grids),
 )
