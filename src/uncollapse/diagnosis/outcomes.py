@@ -57,10 +57,13 @@ def outlook(family: str, kind: str) -> str:
 
 
 def embedding_outlook(acts: bool) -> str:
-    """Return in words how often acting on embeddings like these raised scores by cosine; "" without enough cases."""
+    """Return in words how often all_but_the_top raised scores by cosine of embeddings like these.
+
+    "" without enough cases. acts: whether the geometry advises it.
+    """
     found = read().get("embeddings", {}).get("act" if acts else "leave")
     if found is None or found.cases < ENOUGH:
         return ""
     who = f"of {found.cases} such layers of {found.sources} encoders"
     helped = f"{found.helped} and lowered that of {found.hurt} (median {signed(found.median)} points)"
-    return f"{who}, acting raised the score of {helped}"
+    return f"{who}, removing common directions raised the score of {helped}"
