@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 INDENT = " " * len(f"{tables.REACHED} ")  # aligns numbers below numbers
+PLACE = 3  # columns that say where a row of words belongs: group, row and column
 ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
 COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
 
@@ -172,7 +173,10 @@ def _show(table: PaperTable, made: Sequence[TableCell], details: Sequence[Detail
 
 
 def _show_details(terminal: Console, details: Details) -> None:
-    """Print a further table; one paragraph per row where it is too wide for whole words."""
+    """Print a further table; one paragraph per row where it is too wide for whole words.
+
+    Such a paragraph begins with the columns of words, or with the first three if all columns are words.
+    """
     from uncollapse.diagnosis.result import table_width
 
     if not details.rows:
@@ -185,8 +189,9 @@ def _show_details(terminal: Console, details: Details) -> None:
     else:
         console.print_paragraph(terminal, details.title, style="bold")
         for row in details.rows:
-            name, facts = ", ".join(row[: details.words]), zip(details.head, row, strict=True)
-            words = "; ".join(f"{head} {text}" for head, text in list(facts)[details.words :])
+            first = details.words if details.words < len(details.head) else PLACE
+            name, facts = ", ".join(row[:first]), zip(details.head, row, strict=True)
+            words = "; ".join(f"{head} {text}" for head, text in list(facts)[first:])
             console.print_paragraph(terminal, f"{name}: {words}" if words else name, bullet=" · ")
     console.print_paragraph(terminal, details.note)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from uncollapse.diagnosis.measured_gains import PAGE, Gain, Measured, find_measured
+from uncollapse.diagnosis.outcomes import embedding_outlook
 from uncollapse.diagnosis.result import Advice, Cause, Kind
 from uncollapse.diagnosis.verdict import Subject
 
@@ -13,12 +14,21 @@ def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
     """Return cures to try for a collapse that begins at a layer, the most promising first, each with code that runs."""
     match subject.family:
         case "embeddings":
-            return (Advice("uniform_loss", "training", "spreads embeddings", "loss = loss + uc.uniform_loss(x)"),)
+            spread = Advice("uniform_loss", "training", "spreads embeddings", "loss = loss + uc.uniform_loss(x)")
+            return (spread,) if kind == "dimensional" else (_without_common_directions(), spread)
         case "activations":
             where = f"in each block up to {onset}"
             return (Advice("contra_norm", "block", where, "x = uc.contra_norm(x, scale=0.1)"),)
     measured = find_measured(kind_of_model(subject), subject.blocks, kind)
     return _from_papers(kind, onset, subject) if measured is None else from_measured(measured)
+
+
+def _without_common_directions() -> Advice:
+    """Return how stored rows are mended without training, with how often that has helped."""
+    words = "removes the directions that all rows share, without training, for rows that are compared by cosine"
+    counts = embedding_outlook(acts=True)
+    code = "uc.EmbeddingTransform().fit_transform(x)"
+    return Advice("all_but_the_top", "embeddings", f"{words}{f'; {counts}' if counts else ''}", code)
 
 
 def kind_of_model(subject: Subject) -> str:

@@ -104,7 +104,9 @@ def legend(table: PaperTable, made: Sequence[TableCell], sign: str = REACHED) ->
 def coverage(table: PaperTable, made: Sequence[TableCell]) -> str:
     """Return how many cells were run, and how many cells of the paper's claim are above its numbers."""
     wanted = [cell for cell in made if cell.run or cell.published]
-    done = f"{sum(cell.run for cell in wanted)} of {len(wanted)} cells run"
+    ran = sum(cell.run for cell in wanted)
+    all_known = any(cell.published for cell in made)  # else only what was run is known
+    done = f"{ran} of {len(wanted)} cells run" if all_known else f"{ran} {'cell' if ran == 1 else 'cells'} run"
     counted = [cell for cell in made if cell.reached is not None and table.claim in (None, cell.row)]
     if not counted:
         return f"{done}."
