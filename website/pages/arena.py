@@ -14,11 +14,9 @@ from typing import Any
 from uncollapse.diagnosis import measured_gains
 from uncollapse.io.files import write
 from uncollapse.lab.experiments.arena.config import group_of
-from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table
-from uncollapse.lab.experiments.arena.progress import unfinished_rows
-from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
+from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table, unfinished_rows
+from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE, collect_gains
 from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
-from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
 from uncollapse.lab.tables.contrasts import format_interval, signed
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.report.canvas import (
@@ -173,7 +171,7 @@ def predictions() -> dict[str, measured_gains.Gain]:
 
 def draw() -> Iterator[Path]:
     """Write the measured gains, and draw the plots of each task and of the demo."""
-    found = collect_gains(TABLE, RECIPE.grids, records(RECIPE.name))
+    found = collect_gains(records(RECIPE.name))
     yield write(GAINS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     measured_gains.all_measured.cache_clear()
     for plot in draw_plots(TABLE, records(RECIPE.name)):

@@ -11,9 +11,8 @@ import pytest
 
 from uncollapse.diagnosis.measured_gains import FILE, Measured, find_measured
 from uncollapse.lab.experiments.arena.config import Config, group_of, row_of
-from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
-from uncollapse.lab.experiments.arena.progress import unfinished_rows
-from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
+from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table, unfinished_rows
+from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE, collect_gains
 from uncollapse.lab.experiments.arena.standings import Standing, build_standings, measured_gains
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.tables.markdown import to_markdown
@@ -133,10 +132,10 @@ def test_rows_that_lack_runs_are_labelled_and_give_no_advice() -> None:
         for row, of in best.items()
         for seed in range(1, 7)
     ]
-    (entry,) = measured_gains(TABLE, grids, [*done, *seeds])["measured"]
+    (entry,) = measured_gains(TABLE, [*done, *seeds], unfinished_rows(grids, [*done, *seeds]))["measured"]
     assert len(entry["gains"]) == 4
     cut = [r for r in done if (row_of(r["config"]), r["config"]["lr"]) != ("residual", 0.05)]
-    (entry,) = measured_gains(TABLE, grids, [*cut, *seeds])["measured"]
+    (entry,) = measured_gains(TABLE, [*cut, *seeds], unfinished_rows(grids, [*cut, *seeds]))["measured"]
     assert "residual" not in [gain["row"] for gain in entry["gains"]]
     labels = [each.label for each in build_standings(TABLE, [*cut, *seeds], unfinished_rows(grids, [*cut, *seeds]))]
     assert "residual (8 of 9 trials)" in labels
@@ -146,7 +145,7 @@ def test_rows_that_lack_runs_are_labelled_and_give_no_advice() -> None:
 def test_seeds_that_did_not_stay_finite_are_counted_and_give_no_advice(records: list[dict[str, Any]]) -> None:
     lost = [r | {"figures": {}} if (r["seed"], row_of(r["config"])) == (3, "residual") else r for r in records]
     assert by_row(lost)["residual"].failed == (3,)
-    (entry,) = measured_gains(TABLE, {}, lost)["measured"]
+    (entry,) = measured_gains(TABLE, lost)["measured"]
     assert "residual" not in [gain["row"] for gain in entry["gains"]]
     assert "| 5, 1 not finite |" in to_markdown(TABLE, lost)
 
@@ -156,7 +155,7 @@ def test_a_shallower_or_longer_run_with_a_cure_has_a_row_of_its_own(records: lis
     found = by_row([*records, *mixed])
     assert found["shallower"].scores == by_row(records)["shallower"].scores
     assert "residual, shallower, more epochs" in found
-    assert measured_gains(TABLE, {}, [*records, *mixed])["measured"] == measured_gains(TABLE, {}, records)["measured"]
+    assert measured_gains(TABLE, [*records, *mixed])["measured"] == measured_gains(TABLE, records)["measured"]
 
 
 def test_missing_runs_are_listed_by_place() -> None:
@@ -187,7 +186,7 @@ def test_a_partly_filled_arena_has_its_tables_and_plots(records: list[dict[str, 
 
 
 def test_advice_is_taken_from_gains_with_the_best_lower_bound_first(records: list[dict[str, Any]]) -> None:
-    (entry,) = measured_gains(TABLE, {}, records)["measured"]
+    (entry,) = measured_gains(TABLE, records)["measured"]
     assert [gain["row"] for gain in entry["gains"]] == ["shallower", "residual", "contra_norm", "more epochs"]
     assert (entry["kind"], entry["depth"], entry["data"], entry["cause"]) == ("graph network", 16, ["csbm"], "complete")
     assert entry["gains"][0]["code"] == "# build it with 2 blocks"
@@ -203,16 +202,16 @@ def test_advice_is_taken_from_gains_with_the_best_lower_bound_first(records: lis
 def test_rows_are_averaged_over_datasets_that_have_all_of_them(records: list[dict[str, Any]]) -> None:
     cora = [r | {"config": r["config"] | {"data": "cora"}} for r in records]
     few = [r | {"config": r["config"] | {"data": "citeseer"}} for r in records if row_of(r["config"]) == "none"]
-    (entry,) = measured_gains(TABLE, {}, [*records, *cora, *few])["measured"]
+    (entry,) = measured_gains(TABLE, [*records, *cora, *few])["measured"]
     assert entry["data"] == ["csbm", "cora"]
-    (alone,) = measured_gains(TABLE, {}, records)["measured"]
+    (alone,) = measured_gains(TABLE, records)["measured"]
     assert entry["gains"] == alone["gains"]  # the same numbers twice
-    assert measured_gains(TABLE, {}, [r for r in records if r["seed"] < 3])["measured"] == []  # too few seeds
+    assert measured_gains(TABLE, [r for r in records if r["seed"] < 3])["measured"] == []  # too few seeds
 
 
 def test_the_shipped_gains_are_those_of_the_results() -> None:
     stored = json.loads((ROOT / "src/uncollapse/diagnosis" / FILE).read_text(encoding="utf-8"))
-    assert stored == measured_gains(TABLE, RECIPE.grids, Results(ROOT / "results").all(RECIPE))
+    assert stored == collect_gains(Results(ROOT / "results").all(RECIPE))
     assert all(set(entry) == set(Measured.__dataclass_fields__) for entry in stored["measured"])
 
 

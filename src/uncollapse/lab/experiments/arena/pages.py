@@ -1,13 +1,16 @@
-"""Tables of cost, learning rates and missing runs of the arena, and its plots."""
+"""Tables of cost, learning rates and missing runs of the arena, the progress of its rows, and its plots."""
 
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from uncollapse.lab.experiments.arena.progress import Grids, list_progress, unfinished_rows
-from uncollapse.lab.experiments.arena.standings import WORKS, Standing, build_standings
+from uncollapse.lab.config.fields import identity
+from uncollapse.lab.experiments.arena.config import NAME, Config, group_of, row_of
+from uncollapse.lab.experiments.arena.standings import WORKS, At, Standing, build_standings
+from uncollapse.lab.runs.grids import Grid, GridCell
 from uncollapse.lab.tables.contrasts import NONE as NOTHING
 from uncollapse.lab.tables.contrasts import format_interval, signed
 from uncollapse.lab.tables.details import Details
@@ -27,6 +30,8 @@ from uncollapse.report.canvas import (
 
 COLUMNS = ("gain over none", "gain at equal time", "seconds", "MB", "rank before → after", "verdict before → after")
 BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
+
+Grids = Mapping[str, Sequence[Grid]]
 
 
 def list_details(table: PaperTable, grids: Grids, records: Sequence[Record], every: Sequence[Record]) -> list[Details]:
@@ -93,6 +98,47 @@ def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
     for each in found:
         best[each.group, each.depth] = max(best[each.group, each.depth], *each.rates.values(), 0.0)
     return best
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a row of a sweep.
+
+    grid: the name of the sweep. at: group, row and depth. begun: whether anything of it was run. lacks: how far it is,
+    such as "3 of 9 trials"; empty if it is complete. chooses: whether it has trials to choose from.
+    """
+
+    grid: str
+    at: At
+    begun: bool
+    lacks: str
+    chooses: bool
+
+
+def list_progress(grids: Grids, records: Sequence[Record]) -> Iterator[Progress]:
+    """Yield how far each row of each sweep is."""
+    done = {identity(NAME, Config(**r["config"])): r for r in records}
+    for name, cell in ((name, cell) for name, of in grids.items() for grid in of for cell in grid.cells(Config)):
+        first = vars(cell.trials[0])
+        begun, lacks = _count(cell, done)
+        yield Progress(name, (group_of(first), row_of(first), first["depth"]), begun, lacks, bool(cell.choose))
+
+
+def unfinished_rows(grids: Grids, records: Sequence[Record]) -> dict[At, str]:
+    """Return the rows whose choice or seeds are not complete, with how far they are.
+
+    A row may have seeds and yet lack trials, such as after its sweep got other learning rates.
+    """
+    return {each.at: each.lacks for each in list_progress(grids, records) if each.chooses and each.lacks}
+
+
+def _count(cell: GridCell, done: Mapping[str, Record]) -> tuple[bool, str]:
+    """Return whether a row has begun, and how far it is; empty if it is complete."""
+    trials = [done[name] for name in (identity(NAME, trial) for trial in cell.trials) if name in done]
+    if len(trials) < len(cell.trials):
+        return bool(trials), f"{len(trials)} of {len(cell.trials)} trials"
+    seeds = [identity(NAME, follower) in done for follower in cell.followers(trials)]
+    return True, "" if all(seeds) else f"{sum(seeds)} of {len(seeds)} seeds"
 
 
 def missing_table(grids: Grids, records: Sequence[Record]) -> Details:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uncollapse.lab.experiments.arena.config import find_contestant
-from uncollapse.lab.experiments.arena.progress import At, Grids, unfinished_rows
 from uncollapse.lab.tables.contrasts import Comparison, compare_rows
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, metric_of
@@ -25,6 +24,7 @@ KINDS = {  # of models, as advice calls them
     "decoder": "pre-norm decoder",
 }
 FEWEST = 3  # seeds from which on a gain counts for advice
+At = tuple[str, str, int]  # group, row, depth
 CHOSEN = ("lr", "scale", "blocks")  # fields that trials choose
 SLACK = 1.05  # a row that takes longer by less than this takes as long: seconds of equal runs differ
 
@@ -168,7 +168,9 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
     return replace(each, gain_in_time=compare(each.scores, rival), short_of_time=short)
 
 
-def measured_gains(table: PaperTable, grids: Grids, records: Sequence[Record]) -> dict[str, Any]:
+def measured_gains(
+    table: PaperTable, records: Sequence[Record], unfinished: Mapping[At, str] | None = None
+) -> dict[str, Any]:
     """Return what advice is taken from, as `uncollapse.diagnosis.measured_gains` reads it.
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
@@ -179,7 +181,7 @@ def measured_gains(table: PaperTable, grids: Grids, records: Sequence[Record]) -
     """
     found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
     known = [record for record in records if not record["config"]["draw"]]  # the demo's graph is new to advice
-    for each in build_standings(table, known, unfinished_rows(grids, known)):
+    for each in build_standings(table, known, unfinished):
         single = not any(sign in each.row for sign in "+,") and each.row != "fewer epochs"
         if single and len(each.scores) >= FEWEST and not each.lacks and not (each.failed and each.row != NONE):
             found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
