@@ -12,8 +12,7 @@ from typer.testing import Result
 from uncollapse.cli import console
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.tables.details import Details
-from uncollapse.lab.tables.paper_table import PaperTable, Published
+from uncollapse.lab.tables.paper_table import Details, PaperTable, Published
 
 Run = Callable[..., Result]
 

@@ -164,8 +164,7 @@ class Mending:
 
 def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mending) -> None:
     """Fit a transform while the rows are measured; write the changed rows, and compare both."""
-    from uncollapse.io.embedding_files import open_rows
-    from uncollapse.io.embedding_writer import check_target, write_changed
+    from uncollapse.io.embedding_files import check_target, open_rows, write_changed
 
     if distributed.launch_size() > 1:
         raise UsageError("--mend runs in one process; start it without a launcher.")
@@ -248,7 +247,7 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
 
 
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
-    from uncollapse.diagnosis.outcomes import embedding_outlook
+    from uncollapse.diagnosis.reference_data import embedding_outlook
 
     used, advised, reason = outcome["method"], outcome["advice"], outcome["reason"]
     counts = embedding_outlook(advised != "none") if advised in ("none", "all_but_the_top") else ""  # not of center

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from uncollapse.diagnosis.measured_gains import PAGE, Gain, Measured, find_measured
-from uncollapse.diagnosis.outcomes import embedding_outlook
+from uncollapse.diagnosis.reference_data import PAGE, Gain, Measured, embedding_outlook, find_measured
 from uncollapse.diagnosis.result import Advice, Cause, Kind
 from uncollapse.diagnosis.verdict import Subject
 
