@@ -16,7 +16,11 @@ from uncollapse.lab.experiments.arena.config import Config, row_of
 for library in ("torch_geometric", "accelerate", "plotly"):
     pytest.importorskip(library)
 PLAIN = Config(depth=5, longer=0.02, draw=1, seed=1)
-TINY = [replace(PLAIN, longer=1.0, lr=1e-6), replace(PLAIN, blocks=2), replace(PLAIN, cure="contra_norm", longer=1.0)]
+TINY = [
+    replace(PLAIN, longer=1.0, lr=1e-6),
+    replace(PLAIN, blocks=2, longer=1.0),
+    replace(PLAIN, cure="contra_norm", longer=1.0),
+]
 
 
 @pytest.fixture

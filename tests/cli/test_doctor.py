@@ -98,6 +98,12 @@ def test_an_old_or_broken_library_is_bad(monkeypatch: pytest.MonkeyPatch) -> Non
     assert report.words.endswith("cannot be imported: operator x::y does not exist")
 
 
+def test_a_version_with_fewer_numbers_is_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "2.0")
+    assert doctor._check_requirement(doctor.Requirement("torch", "2.0.0", None)) == ("good", "2.0")
+    assert doctor._check_requirement(doctor.Requirement("torch", "2.0.1", None))[0] == "bad"
+
+
 def test_without_metadata_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)

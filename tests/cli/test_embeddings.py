@@ -122,7 +122,9 @@ def test_when_one_process_cannot_read_its_share_both_stop(rows: torch.Tensor, tm
     assert "Traceback" not in first[2] + second[2]
 
 
-@pytest.mark.parametrize("option", [("--level", "95"), ("--draws", "-1"), ("--t", "0"), ("--alpha", "inf")])
+@pytest.mark.parametrize(
+    "option", [("--level", "95"), ("--draws", "-1"), ("--draws", "39"), ("--t", "0"), ("--alpha", "inf")]
+)
 def test_bad_options(run: Run, rows: torch.Tensor, option: tuple[str, str]) -> None:
     result = run("embeddings", "x.npy", *option)
     assert (result.exit_code, result.stdout) == (2, "")

@@ -57,6 +57,15 @@ def test_a_dry_run_only_advises(run: Run, files: torch.Tensor, tmp_path: Path) -
     assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
+def test_a_method_that_is_not_advised_is_not_called_advised(run: Run, files: torch.Tensor) -> None:
+    for method in ("pca:2", "whiten", "all_but_the_top:7"):
+        dry = " ".join(run("embeddings", "alike.npy", "--mend", method, "--dry-run").stdout.split())
+        name = method.partition(":")[0]
+        assert f"{name} would be applied as asked for. The advice is all_but_the_top, because" in dry
+        done = " ".join(run("embeddings", "alike.npy", "--mend", method, "--out", f"{name}.npy").stdout.split())
+        assert f"{name} was applied as asked for. The advice is all_but_the_top, because" in done
+
+
 @pytest.mark.parametrize(
     ("stage", "there"), [("partial_fit", b"old"), ("transform", b"old"), ("open_rows", b"\x93NUMPY")]
 )
@@ -100,6 +109,12 @@ def test_numbers_after_a_method(run: Run, files: torch.Tensor, tmp_path: Path) -
         (["--mend", "auto", "--out", "new.npz"], "kind"),
         (["--mend", "auto", "--out", "alike.npy"], "another name"),
         (["--dry-run"], "--mend"),
+        (["--mend", "auto", "--dry-run", "--pairs", "apart.npy"], "--pairs"),
+        (["--mend", "auto", "--dry-run", "--fail-on-collapse"], "--fail-on-collapse"),
+        (["--mend", "pca", "--dry-run"], "dims"),
+        (["--mend", "pca:21", "--dry-run"], "from 1 to 20"),
+        (["--mend", "all_but_the_top:0", "--dry-run"], "from 1 to 19"),
+        (["--mend", "whiten:2", "--dry-run"], "from 0 to 1"),
     ],
 )
 def test_what_cannot_be_done(run: Run, files: torch.Tensor, words: list[str], said: str) -> None:

@@ -12,7 +12,7 @@ from typer.testing import Result
 from uncollapse.cli import console
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
-from uncollapse.lab.tables.paper_table import PaperTable, Published
+from uncollapse.lab.tables.paper_table import Details, PaperTable, Published
 
 Run = Callable[..., Result]
 
@@ -79,6 +79,26 @@ def test_a_narrow_terminal_gets_the_columns_one_below_the_other(
     lines = table("made-up").stdout.splitlines()
     assert [line.strip() for line in lines].count("data cora") == 2
     assert any("contra" in line and "✓ 80.50 ± 0.71 (2)" in line for line in lines)
+
+
+def test_further_tables_know_all_results_although_some_are_shown(
+    table: Run, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, row = (
+        ("grid", "data", "layers", "begun", "not begun"),
+        ("all", "cora", "2", "none (1 of 9)", "residual+contra_norm_features"),
+    )
+
+    def details(records: list[object], every: list[object]) -> list[Details]:
+        return [Details("Missing", f"{len(records)} of {len(every)} are shown.", head, [row], words=5)]
+
+    monkeypatch.setattr(RECIPE, "details", details)
+    monkeypatch.setattr(console, "WIDE", 45)
+    shown = " ".join(table("made-up", "--set", "norm=none").stdout.split())
+    assert "1 of 3 are shown." in shown
+    assert (
+        "· all, cora, 2: begun none (1 of 9); not begun residual+contra_norm_features" in shown
+    )  # not one row of commas
 
 
 def test_another_board_and_another_folder(table: Run, filled: Path) -> None:

@@ -45,3 +45,11 @@ def test_advice_for_modules_by_name() -> None:
         exec(tip.code, {"uc": uc, "model": model})
         assert len(uc.attachments(model)[0].cures) == 3
         uc.detach(model)
+
+
+@pytest.mark.parametrize("kind", ["complete", "dimensional", "both"])
+def test_stored_rows_that_are_alike_are_mended_first(kind: Any) -> None:
+    tips = suggest(kind, "embeddings", Subject("embeddings", "embeddings", False, ("block",)))
+    assert [tip.cure for tip in tips] == [*["all_but_the_top"] * (kind != "dimensional"), "uniform_loss"]
+    for tip in tips:
+        exec(tip.code, {"uc": uc, "x": torch.randn(50, 8) + 2, "loss": torch.zeros(())})

@@ -36,6 +36,15 @@ def test_the_same_cause_counts_before_the_depth() -> None:
     assert find_measured("graph network", 18, "both", among=(GCN, other)) == GCN
 
 
+def test_models_with_another_verdict_say_nothing() -> None:
+    assert find_measured("graph network", 16, "dimensional", among=(GCN,)) is None
+    assert find_measured("graph network", 16, "none", among=(GCN,)) is None
+    healthy = replace(GCN, cause="none")
+    assert find_measured("graph network", 16, "complete", among=(healthy,)) is None
+    assert find_measured("graph network", 16, "both", among=(healthy,)) is None
+    assert find_measured("graph network", 16, "none", among=(GCN, healthy)) == healthy
+
+
 def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
     first, second, third = advice.from_measured(GCN)
     assert (first.cure, second.cure, third.cure) == (
@@ -82,10 +91,25 @@ def test_tips_against_causes_follow_what_was_measured(monkeypatch: pytest.Monkey
     monkeypatch.setattr(advice, "find_measured", lambda *place: replace(GCN, gains=(SHALLOWER, weak)))
     tips = advice.suggest("complete", "block 3", SUBJECT)
     causes = (Cause("no_residual", "No residual."), Cause("vanishing_gradients", "Small gradients."))
-    found = advice.follow_causes(causes, tips, SUBJECT)
+    found = advice.follow_causes(causes, tips, SUBJECT, "complete")
     assert [tip.cure for tip in found] == ["shallower", "pre_activation_residual", "initialization"]
-    assert "measured: +30.0 points (95 %: −5.0 to +40.0)" in found[1].reason
-    assert advice.follow_causes((), tips, SUBJECT) == tips
+    assert "measured: +30.0 points (95 %: −5.0 to +40.0) for a graph network of 16 blocks on cora" in found[1].reason
+    assert (found[1].code, found[1].place) == (RESIDUAL.code, RESIDUAL.place)  # what the number was measured with
+    assert advice.follow_causes((), tips, SUBJECT, "complete") == tips
     monkeypatch.setattr(advice, "find_measured", lambda *place: None)
-    unmeasured = advice.follow_causes(causes, tips, SUBJECT)
+    unmeasured = advice.follow_causes(causes, tips, SUBJECT, "complete")
     assert [tip.cure for tip in unmeasured] == ["pre_activation_residual", "initialization"]
+
+
+def test_a_tip_against_a_cause_that_did_harm_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    harm = replace(RESIDUAL, mean=-30.0, low=-40.0, high=-20.0)
+    monkeypatch.setattr(advice, "find_measured", lambda *place: replace(GCN, gains=(SHALLOWER, harm)))
+    tips = advice.suggest("complete", "block 3", SUBJECT)
+    found = advice.follow_causes((Cause("no_residual", "No residual."),), tips, SUBJECT, "complete")
+    assert [tip.cure for tip in found] == ["shallower"]
+
+
+def test_gains_of_tips_are_those_of_models_with_the_same_verdict() -> None:
+    """The numbers of tips by verdict and by cause come from the same measurement."""
+    other = replace(GCN, depth=17, cause="dimensional", gains=(replace(RESIDUAL, mean=1.0, low=-1.0, high=3.0),))
+    assert find_measured("graph network", 17, "complete", among=(other, GCN)) == GCN

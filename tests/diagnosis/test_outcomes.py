@@ -46,6 +46,7 @@ def test_few_cases_and_unmeasured_families_are_named_as_such(counts: None) -> No
 def test_embeddings_have_their_own_counts(counts: None) -> None:
     text = embedding_outlook(acts=True)
     assert text == (
-        "of 30 such layers of 4 encoders, acting raised the score of 25 and lowered that of 1 (median +8.0 points)"
+        "of 30 such layers of 4 encoders, removing common directions raised the score of 25 and lowered that of 1 "
+        "(median +8.0 points)"
     )
     assert embedding_outlook(acts=False) == ""

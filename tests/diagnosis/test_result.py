@@ -36,7 +36,7 @@ def test_json_round_trip_is_exact(diagnosis: Diagnosis, tmp_path: Path) -> None:
 
 
 def test_intervals_come_back_and_files_without_them_are_read() -> None:
-    d = uc.diagnose_rows([torch.randn(40, 6)], pairs=[torch.randn(40, 6)], draws=20)
+    d = uc.diagnose_rows([torch.randn(40, 6)], pairs=[torch.randn(40, 6)], draws=40)
     assert Diagnosis.from_json(d.to_json()) == d
     state = json.loads(d.to_json())
     assert set(state["layers"][0]["intervals"]["alignment"]) == {"value", "low", "high", "level", "draws", "rows"}

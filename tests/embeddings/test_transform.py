@@ -109,9 +109,10 @@ def test_kinds_of_rows(x: Tensor) -> None:
     [
         ({"method": "whiten"}, 20, "24 rows"),
         ({"method": "all_but_the_top", "k": 5}, 40, "50 rows"),
-        ({"method": "all_but_the_top", "k": 12}, 400, "below the 12"),
+        ({"method": "all_but_the_top", "k": 12}, 400, "from 1 to 11"),
+        ({"method": "all_but_the_top", "k": 0}, 400, "from 1 to 11"),  # not as if it were not given
         ({"method": "pca"}, 400, "dims"),
-        ({"method": "pca", "dims": 13}, 400, "at most"),
+        ({"method": "pca", "dims": 13}, 400, "from 1 to 12"),
         ({"method": "whitten"}, 400, "whiten"),
         ({"method": "whiten", "shrinkage": 2.0}, 400, "shrinkage"),
     ],
@@ -119,6 +120,11 @@ def test_kinds_of_rows(x: Tensor) -> None:
 def test_what_cannot_be_done_is_refused(x: Tensor, arguments: Any, rows: int, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         uc.EmbeddingTransform(**arguments).fit(x[:rows]).transform(x)
+
+
+def test_wrong_arguments_are_refused_before_all_rows_are_read(x: Tensor) -> None:
+    with pytest.raises(UsageError, match="dims"):
+        uc.EmbeddingTransform("pca").partial_fit(x)
 
 
 def test_rows_that_do_not_fit(x: Tensor) -> None:

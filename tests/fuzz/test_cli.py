@@ -138,7 +138,7 @@ def test_wild_lines(run: Callable[..., Result], name: str) -> None:
         "diagnose": ["models.py:encoder", "--batches", "models.py:batches", "--no-baseline"],
         "compare": ["x.json", "x.json"],
     }
-    starts |= {"embeddings": ["x.npy", "--draws", "20"], "list": ["cures"], "table": ["gcn-depth"]}
+    starts |= {"embeddings": ["x.npy", "--draws", "40"], "list": ["cures"], "table": ["gcn-depth"]}
     starts |= {"sweep": ["gcn-depth", "--grid", "layers=2,4"]}
 
     @few(60)

@@ -146,6 +146,15 @@ def test_degenerate_rows(form: str, identical: float) -> None:
     assert zeros.grad.abs().max() == 0
 
 
+@pytest.mark.parametrize("size", [6, 7, 9, 10, 12, 31, 33])
+def test_constant_rows_have_no_correlation_although_their_mean_is_rounded(size: int) -> None:
+    for value in (0.1, 0.3, 0.7, 1.1):
+        x = torch.full((3, size), value, requires_grad=True)
+        loss = dispersion_loss(x, "decorrelation")
+        loss.backward()
+        assert (loss.item(), x.grad.abs().max().item()) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(form: str, dtype: torch.dtype) -> None:

@@ -16,11 +16,11 @@ from uncollapse.metrics.bootstrap import Bootstrap, mean_interval
 
 
 def test_blocks_add_up_and_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = torch.cat(list(Bootstrap(draws=7, seed=5).draw_rows(11)))
+    whole = torch.cat(list(Bootstrap(level=0.5, draws=7, seed=5).draw_rows(11)))
     assert whole.shape == (7, 11)
     assert 0 <= int(whole.min()) <= int(whole.max()) <= 10
     monkeypatch.setattr(bootstrap, "BLOCK", 25)  # two draws at a time
-    assert [len(block) for block in Bootstrap(draws=7, seed=5).draw_rows(11)] == [2, 2, 2, 1]
+    assert [len(block) for block in Bootstrap(level=0.5, draws=7, seed=5).draw_rows(11)] == [2, 2, 2, 1]
 
 
 def test_ends_lean_the_other_way_than_the_draws() -> None:
@@ -139,9 +139,9 @@ def test_the_level_holds_for_skewed_distances() -> None:
 
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows(50, 4, lean=1.0)
-    whole = uc.uniformity_interval(x, draws=20)
+    whole = uc.uniformity_interval(x, draws=40)
     monkeypatch.setattr(bootstrap, "TILE", 16)
-    tiled = uc.uniformity_interval(x, draws=20)
+    tiled = uc.uniformity_interval(x, draws=40)
     assert (tiled.low, tiled.high) == pytest.approx((whole.low, whole.high), rel=1e-10)
 
 
@@ -196,7 +196,7 @@ def test_a_sharp_potential_does_not_underflow() -> None:
 def test_seeds_and_the_random_state() -> None:
     state = torch.get_rng_state()
     x = rows(30, 4)
-    first, again, other = (uc.uniformity_interval(x, draws=20, seed=s) for s in (0, 0, 1))
+    first, again, other = (uc.uniformity_interval(x, draws=40, seed=s) for s in (0, 0, 1))
     assert first == again != other
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -220,6 +220,8 @@ def test_gap() -> None:
         ({"level": 95}, "got 95"),
         ({"draws": 0}, "draws"),
         ({"draws": 1.5}, "draws"),
+        ({"draws": 39}, "at least 40"),  # without a draw in each tail
+        ({"level": 0.999}, "at least 2,000"),
     ],
 )
 def test_bad_options(options: dict[str, Any], says: str) -> None:

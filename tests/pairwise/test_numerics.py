@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import uncollapse as uc
 from uncollapse.pairwise import numerics
 
 
@@ -55,6 +56,14 @@ def test_inverse_norms_beyond_the_range_of_squares():
     (slope,) = torch.autograd.grad(numerics.unit_rows(x)[[0, 3]].sum(), x)
     assert bool(torch.isfinite(slope).all())
     assert slope[3].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_unit_rows_of_float64_whose_squares_over_or_underflow(scale):
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(numerics.unit_rows(scale * x), numerics.unit_rows(x))
+    torch.testing.assert_close(uc.mean_cosine(scale * x), uc.mean_cosine(x))  # not 0, as for zero rows
+    torch.testing.assert_close(uc.uniformity(scale * x), uc.uniformity(x))
 
 
 def test_unit_rows_gradcheck():

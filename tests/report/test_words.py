@@ -72,6 +72,13 @@ def test_other_data_and_other_depth_are_said(make) -> None:
     assert "The models have different layers, 3 and 5 of them, compared at the same relative depth." in found
 
 
+def test_another_amount_of_data_is_said(make) -> None:
+    few = dataclasses.replace(make(), tokens=100)
+    many = dataclasses.replace(make(), tokens=4000)
+    assert "They were measured on 100 and 4,000 tokens: ranks depend on how many there are." in difference(few, many)
+    assert not any("depend on how many" in sentence for sentence in difference(few, few))
+
+
 def test_nothing_in_common_is_said(make) -> None:
     bare = tuple(dataclasses.replace(layer, measures={}) for layer in make().layers)
     assert difference(make(), make(layers=bare))[-1].startswith("No measure was taken in both")

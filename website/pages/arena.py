@@ -14,10 +14,9 @@ from typing import Any
 from uncollapse.diagnosis import reference_data
 from uncollapse.io.files import write
 from uncollapse.lab.experiments.arena.config import group_of
-from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table
-from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
+from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table, unfinished_rows
+from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE, collect_gains
 from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
-from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
 from uncollapse.lab.tables.contrasts import format_interval, format_signed
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.report.canvas import (
@@ -45,7 +44,8 @@ SHOWN = 3  # rows of the table of advice, per kind of model
 @cache
 def standings() -> tuple[Standing, ...]:
     """Return all rows with fresh seeds."""
-    return tuple(build_standings(TABLE, records(RECIPE.name)))
+    found = records(RECIPE.name)
+    return tuple(build_standings(TABLE, found, unfinished_rows(RECIPE.grids, found)))
 
 
 def places() -> dict[tuple[str, int], list[Standing]]:
@@ -67,11 +67,12 @@ def tables() -> str:
 
 def _row(each: Standing) -> Row:
     deviation = f" ± {statistics.stdev(each.scores.values()):.1f}" if len(each.scores) > 1 else ""
+    failed = f", {len(each.failed)} not finite" if each.failed else ""
     return (
-        f"`{each.row}`",
-        f"{each.mean:.1f}{deviation} ({len(each.scores)})",
+        f"`{each.row}`{f' ({each.lacks})' if each.lacks else ''}",
+        f"{each.mean:.1f}{deviation} ({len(each.scores)}{failed})",
         _gain(each.gain.paired if each.gain else None),
-        _gain(each.gain_in_time),
+        _gain(each.gain_in_time, each.short_of_time),
         f"{each.seconds:.1f}",
         f"{each.megabytes:.0f}",
         " → ".join(f"{rank:.1f}" for rank in each.ranks),
@@ -79,13 +80,12 @@ def _row(each: Standing) -> Row:
     )
 
 
-def _gain(paired: Paired | None) -> str:
+def _gain(paired: Paired | None, short: str = "") -> str:
     if paired is None:
         return "–"
     interval = f"<br>({format_interval(TABLE, paired.interval)})" if paired.interval else ""
-    return f"{format_signed(TABLE, paired.mean)}{interval}".replace(
-        " …", "\u00a0…"
-    )  # an interval is broken before its end at most
+    text = f"{format_signed(TABLE, paired.mean)}{interval}{f'<br>{short}' if short else ''}"
+    return text.replace(" …", "\u00a0…")  # an interval is broken before its end at most
 
 
 def advice() -> str:
@@ -97,6 +97,16 @@ def advice() -> str:
     ]
     head = ("model", "blocks", "measured on", "verdict of the plain model", "best lower bound", "gain over it")
     return reference.table(head, rows) if rows else NOT_RUN
+
+
+def ends() -> str:
+    """The rows whose chosen value is the lowest or the highest that was tried; words where there are none."""
+    rows = [
+        (each.group, str(each.depth), f"`{each.row}`", each.choice)
+        for each in standings()
+        if "(" in each.choice  # a value at an end is marked
+    ]
+    return reference.table(("task", "blocks", "row", "chosen"), rows) if rows else "None."
 
 
 def missing() -> str:
@@ -161,7 +171,7 @@ def predictions() -> dict[str, reference_data.Gain]:
 
 def draw() -> Iterator[Path]:
     """Write the measured gains, and draw the plots of each task and of the demo."""
-    found = collect_gains(TABLE, records(RECIPE.name))
+    found = collect_gains(records(RECIPE.name))
     yield write(GAINS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     reference_data.all_measured.cache_clear()
     for plot in draw_plots(TABLE, records(RECIPE.name)):
@@ -216,6 +226,7 @@ def _image(title: str) -> Path:
 TEXTS: dict[str, Callable[[], str]] = {
     "arena_tables": tables,
     "arena_advice": advice,
+    "arena_ends": ends,
     "arena_missing": missing,
     "arena_plots": plots,
     "demo": demo,

@@ -228,7 +228,8 @@ def _check_requirement(requirement: Requirement) -> tuple[State, str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+    numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    return (*numbers, *[0] * (3 - len(numbers)))  # 2.0 is as new as 2.0.0
 
 
 def _check_torchvision() -> Iterator[Finding]:

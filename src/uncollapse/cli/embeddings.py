@@ -76,6 +76,9 @@ def embeddings(
     distributed.join_group("cpu")  # first: errors are then printed once, not by each process
     name = name or file.stem
     if mend is not None:
+        if pairs is not None or fail_on_collapse:
+            given = "--pairs" if pairs is not None else "--fail-on-collapse"
+            raise UsageError(f"{given} does not go with --mend, which changes one file; measure the new file with it.")
         asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
         return _mend(open_rows(file, key), mend, name, asked, Mending(out, dry_run, force, as_json))
     if dry_run or force:
@@ -147,12 +150,16 @@ def _open_pairs(rows: "Rows", path: Path, key: str | None) -> "Rows":
 
 @dataclass(frozen=True)
 class Mending:
-    """How to mend: where to, whether only to advise, whether also without an expected gain, and whether as JSON."""
+    """How to mend: where to, whether only to advise, whether also without an expected gain, and whether as JSON.
+
+    as_advised: whether the method is the one that is advised.
+    """
 
     out: Path | None
     dry_run: bool
     force: bool
     as_json: bool
+    as_advised: bool = True
 
 
 def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mending) -> None:
@@ -169,6 +176,7 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
     with ProgressBar() as waiting:
         before = _measure(rows, None, name, asked, waiting, transform)
     advice, used = transform.advice_, transform.method_
+    how = replace(how, as_advised=used == advice.method and transform.k in (None, advice.k))
     declined = advice.method == "none" and not how.force
     outcome = {"method": used, "advice": advice.method, "reason": advice.reason, "written": None}
     if how.dry_run or declined or how.out is None or used == "none":
@@ -241,15 +249,19 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
     from uncollapse.diagnosis.reference_data import embedding_outlook
 
-    used, counts, reason = outcome["method"], embedding_outlook(outcome["advice"] != "none"), outcome["reason"]
+    used, advised, reason = outcome["method"], outcome["advice"], outcome["reason"]
+    counts = embedding_outlook(advised != "none") if advised in ("none", "all_but_the_top") else ""  # not of center
     like = f" {counts[0].upper()}{counts[1:]}." if counts else ""
-    if outcome["written"] is not None:
-        why = "because" if outcome["advice"] != "none" else "although"
-        return f"{used} was applied, {why} {reason}.{like} {FOR_COSINE}"
-    if outcome["advice"] == "none":
+    written = "" if outcome["written"] is not None else " Nothing was written."
+    if advised == "none" and outcome["written"] is None:
         rest = "" if how.dry_run or used == "none" else " --force mends them all the same."
-        return f"Leave these embeddings as they are: {reason}.{like} Nothing was written.{rest}"
-    return f"{used} is advised, because {reason}.{like} {FOR_COSINE} Nothing was written."
+        return f"Leave these embeddings as they are: {reason}.{like}{written}{rest}"
+    if advised == "none":
+        return f"{used} was applied, although {reason}.{like} {FOR_COSINE}"
+    if how.as_advised:
+        return f"{used} {'is advised' if written else 'was applied'}, because {reason}.{like} {FOR_COSINE}{written}"
+    asked = f"{used} {'would be' if written else 'was'} applied as asked for."
+    return f"{asked} The advice is {advised}, because {reason}.{like} {FOR_COSINE}{written}"
 
 
 def _fit_each(parts: "Iterable[Tensor]", transform: "EmbeddingTransform") -> "Iterator[Tensor]":

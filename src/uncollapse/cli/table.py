@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 INDENT = " " * len(f"{tables.REACHED} ")  # aligns numbers below numbers
+PLACE = 3  # columns that say where a row of words belongs: group, row and column
 ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
 COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
 
@@ -58,9 +59,9 @@ def table(
         if path is not None and path.is_dir():
             raise UsageError(f"{path} is a folder; {name} takes the name of a file.")
     chosen = _recipe(recipe)
-    laid_out, records = _find_table(chosen, table), _records(chosen, results)
-    laid_out, records = _filter(chosen, laid_out, records, pairs or [])
-    details = () if chosen.details is None else chosen.details(records)
+    laid_out, every = _find_table(chosen, table), _records(chosen, results)
+    laid_out, records = _filter(chosen, laid_out, every, pairs or [])
+    details = () if chosen.details is None else chosen.details(records, every)
     written = _write(chosen, laid_out, records, details, markdown, html)
     made = build_cells(laid_out, records)
     if as_json:
@@ -171,7 +172,10 @@ def _show(table: PaperTable, made: Sequence[TableCell], details: Sequence[Detail
 
 
 def _show_details(terminal: Console, details: Details) -> None:
-    """Print a further table; one paragraph per row where it is too wide for whole words."""
+    """Print a further table; one paragraph per row where it is too wide for whole words.
+
+    Such a paragraph begins with the columns of words, or with the first three if all columns are words.
+    """
     from uncollapse.diagnosis.result import table_width
 
     if not details.rows:
@@ -184,8 +188,9 @@ def _show_details(terminal: Console, details: Details) -> None:
     else:
         console.print_paragraph(terminal, details.title, style="bold")
         for row in details.rows:
-            name, facts = ", ".join(row[: details.words]), zip(details.head, row, strict=True)
-            words = "; ".join(f"{head} {text}" for head, text in list(facts)[details.words :])
+            first = details.words if details.words < len(details.head) else PLACE
+            name, facts = ", ".join(row[:first]), zip(details.head, row, strict=True)
+            words = "; ".join(f"{head} {text}" for head, text in list(facts)[first:])
             console.print_paragraph(terminal, f"{name}: {words}" if words else name, bullet=" · ")
     console.print_paragraph(terminal, details.note)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from uncollapse.diagnosis.reference_data import PAGE, Gain, Measured, find_measured
+from uncollapse.diagnosis.reference_data import PAGE, Gain, Measured, embedding_outlook, find_measured
 from uncollapse.diagnosis.result import Advice, Cause, Kind
 from uncollapse.diagnosis.verdict import Subject
 
@@ -13,12 +13,21 @@ def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
     """Return cures to try for a collapse that begins at a layer, the most promising first, each with code that runs."""
     match subject.family:
         case "embeddings":
-            return (Advice("uniform_loss", "training", "spreads embeddings", "loss = loss + uc.uniform_loss(x)"),)
+            spread = Advice("uniform_loss", "training", "spreads embeddings", "loss = loss + uc.uniform_loss(x)")
+            return (spread,) if kind == "dimensional" else (_without_common_directions(), spread)
         case "activations":
             where = f"in each block up to {onset}"
             return (Advice("contra_norm", "block", where, "x = uc.contra_norm(x, scale=0.1)"),)
     measured = find_measured(kind_of_model(subject), subject.blocks, kind)
     return _from_papers(kind, onset, subject) if measured is None else from_measured(measured)
+
+
+def _without_common_directions() -> Advice:
+    """Return how stored rows are mended without training, with how often that has helped."""
+    words = "removes the directions that all rows share, without training, for rows that are compared by cosine"
+    counts = embedding_outlook(acts=True)
+    code = "uc.EmbeddingTransform().fit_transform(x)"
+    return Advice("all_but_the_top", "embeddings", f"{words}{f'; {counts}' if counts else ''}", code)
 
 
 def kind_of_model(subject: Subject) -> str:
@@ -54,26 +63,34 @@ def _measured_tip(gain: Gain, measured: Measured) -> Advice:
 
 def _from_papers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
     tips = _for_graphs(subject) if subject.family == "pyg" else _for_transformers(kind, onset, subject)
-    source = "suggested by its paper; nothing was measured on such a model"
+    source = "suggested by its paper; nothing was measured on such a model with this verdict"
     return tuple(Advice(tip.cure, tip.place, f"{tip.reason} ({source})", tip.code) for tip in tips)
 
 
-def follow_causes(causes: tuple[Cause, ...], tips: tuple[Advice, ...], subject: Subject) -> tuple[Advice, ...]:
+def follow_causes(
+    causes: tuple[Cause, ...], tips: tuple[Advice, ...], subject: Subject, kind: Kind
+) -> tuple[Advice, ...]:
     """Return what to try against the causes, the most important first; `tips` by kind of collapse if none has any.
 
-    Where such models were measured, what was measured comes first, and tips against causes say their measured gain.
+    Where such models were measured, what was measured comes first. Tips against causes then have the settings that were
+    measured and say their gain; those that did harm are left out.
     """
     found = tuple(dict.fromkeys(tip for cause in causes for tip in _against(cause, subject)))
-    measured = find_measured(kind_of_model(subject), subject.blocks)
+    measured = find_measured(kind_of_model(subject), subject.blocks, kind)
     if not found or measured is None:
         return found or tips
-    known = {gain.cure: gain for gain in reversed(measured.gains)}  # the best row of each cure
-    shown = {tip.cure for tip in tips}
-    return (*tips, *(_with_gain(tip, known.get(tip.cure)) for tip in found if tip.cure not in shown))
+    known = {gain.row: gain for gain in measured.gains}
+    harmful = {gain.row for gain in measured.gains if gain.high < 0}
+    left_out = {tip.cure for tip in tips} | harmful
+    return (*tips, *(_with_gain(tip, known.get(tip.cure), measured) for tip in found if tip.cure not in left_out))
 
 
-def _with_gain(tip: Advice, gain: Gain | None) -> Advice:
-    return tip if gain is None else replace(tip, reason=f"{tip.reason}; measured: {gain.text}")
+def _with_gain(tip: Advice, gain: Gain | None, measured: Measured) -> Advice:
+    """Return a tip with the settings and the gain that were measured, if they were."""
+    if gain is None:
+        return tip
+    words = f"{tip.reason}; measured: {gain.text} for {measured.where}"
+    return replace(tip, place=gain.place, reason=words, code=gain.code)
 
 
 def _against(cause: Cause, subject: Subject) -> tuple[Advice, ...]:

@@ -87,7 +87,7 @@ def conclude(measured: Measured, subject: Subject) -> Verdict:
     certainty, cautions = list_cautions(found)
     causes = () if measured.parts is None else name_causes(found, measured.parts)
     tips = suggest(found.kind, found.onset, found.subject) if found.onset else ()
-    tips = follow_causes(causes, tips, found.subject)
+    tips = follow_causes(causes, tips, found.subject, found.kind)
     helps = outlook(subject.family, found.kind)
     return Verdict(found.kind, found.onset, certainty, found.sentence(), found.evidence, cautions, tips, helps, causes)
 

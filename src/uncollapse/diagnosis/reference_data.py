@@ -100,12 +100,19 @@ def all_measured() -> tuple[Measured, ...]:
 def find_measured(kind: str, depth: int, cause: str = "", among: Iterable[Measured] | None = None) -> Measured | None:
     """Return what was measured on such a model; None if nothing was, within a factor of two of its depth.
 
-    Of several, one whose plain model had the same `cause` is preferred, then the nearest depth.
+    cause: the verdict of the model; what was measured on models with another verdict says nothing about it. "both"
+    includes the two kinds of collapse. Of several, one with the same verdict is preferred, then the nearest depth.
     """
     there = all_measured() if among is None else among
-    ratios = {each: abs(math.log(each.depth / max(depth, 1))) for each in there if each.kind == kind}
+    same = (each for each in there if each.kind == kind and (not cause or _overlaps(cause, each.cause)))
+    ratios = {each: abs(math.log(each.depth / max(depth, 1))) for each in same}
     near = [each for each, ratio in ratios.items() if ratio <= math.log(NEAR)]
     return min(near, key=lambda each: (each.cause != cause, ratios[each]), default=None)
+
+
+def _overlaps(cause: str, other: str) -> bool:
+    """Return whether two verdicts name a common kind of collapse, or are the same."""
+    return cause == other or ("both" in (cause, other) and "none" not in (cause, other))
 
 
 @dataclass(frozen=True)
@@ -148,13 +155,16 @@ def outlook(family: str, kind: str) -> str:
 
 
 def embedding_outlook(acts: bool) -> str:
-    """Return in words how often acting on embeddings like these raised scores by cosine; "" without enough cases."""
+    """Return in words how often all_but_the_top raised scores by cosine of embeddings like these.
+
+    "" without enough cases. acts: whether the geometry advises it.
+    """
     found = read_outcomes().get("embeddings", {}).get("act" if acts else "leave")
     if found is None or found.cases < ENOUGH:
         return ""
     who = f"of {found.cases} such layers of {found.sources} encoders"
     helped = f"{found.helped} and lowered that of {found.hurt} (median {format_points(found.median)} points)"
-    return f"{who}, acting raised the score of {helped}"
+    return f"{who}, removing common directions raised the score of {helped}"
 
 
 @dataclass(frozen=True)

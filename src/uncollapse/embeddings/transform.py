@@ -12,7 +12,6 @@ from uncollapse.embeddings import geometry
 from uncollapse.embeddings.geometry import Advice, Geometry, Scatter
 from uncollapse.embeddings.linear_map import LinearMap, TransformModule, load_map, save_map
 from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.pairwise.numerics import check_positive
 
 Method = Literal["auto", "none", "center", "all_but_the_top", "whiten", "pca"]
 METHODS = get_args(Method)
@@ -96,6 +95,7 @@ class EmbeddingTransform:
                 f"{rows.shape[1]:,}. Project the rows first, such as with scikit-learn's SparseRandomProjection."
             )
         if self._scatter is None:
+            self._check_arguments(rows.shape[1])  # now, not after the last of many rows
             self._scatter = Scatter(rows.shape[1])
         self._scatter.update(rows)
         self._map = None
@@ -190,12 +190,25 @@ class EmbeddingTransform:
             self._map = self._solve(self._sums())
         return self._map
 
-    def _solve(self, scatter: Scatter) -> LinearMap:
-        """Return the map of the method."""
+    def _check_arguments(self, dim: int) -> None:
+        """Raise a UsageError if an argument is not valid for rows of `dim` features."""
         if self.method not in METHODS:
             raise UsageError(
                 f"method must be one of {', '.join(METHODS)}, got {self.method!r}.{did_you_mean(self.method, METHODS)}"
             )
+        if self.method == "pca" and self.dims is None:
+            raise UsageError("pca needs dims, the number of dimensions to return, such as dims=128.")
+        for name, most in (("k", dim - 1), ("dims", dim)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+                raise UsageError(f"{name} must be an integer from 1 to {most} for {dim} features, got {value!r}.")
+        given = self.shrinkage
+        if given != "auto" and (not isinstance(given, int | float) or not 0 <= given <= 1):
+            raise UsageError(f"shrinkage must be from 0 to 1, or 'auto', got {given!r}.")
+
+    def _solve(self, scatter: Scatter) -> LinearMap:
+        """Return the map of the method."""
+        self._check_arguments(scatter.dim)  # they may have been set after the fit
         method: str = self.method
         k = self.k
         if method == "auto":
@@ -209,31 +222,24 @@ class EmbeddingTransform:
         return self._whiten(scatter, mean) if method == "whiten" else self._pca(scatter, mean)
 
     def _all_but_the_top(self, scatter: Scatter, mean: Tensor, k: int) -> LinearMap:
-        check_positive(k, "k")
+        if scatter.dim < 2:
+            raise UsageError("Rows of one feature have no direction to remove: nothing would be left.")
         _check_rows(scatter, geometry.TOP_ROWS * k, f"removing {k} directions")
-        if k >= scatter.dim:
-            raise UsageError(f"k must be below the {scatter.dim} features, got {k}: nothing would be left.")
         top = torch.linalg.eigh(scatter.moments.covariance()).eigenvectors[:, -k:].mT.flip(0)
         return LinearMap("all_but_the_top", mean, removed=top)
 
     def _whiten(self, scatter: Scatter, mean: Tensor) -> LinearMap:
         _check_rows(scatter, WHITEN_ROWS * scatter.dim, f"whitening {scatter.dim} features")
-        weight = scatter.shrinkage() if self.shrinkage == "auto" else self.shrinkage
-        if not isinstance(weight, int | float) or not 0 <= weight <= 1:
-            raise UsageError(f"shrinkage must be from 0 to 1, or 'auto', got {weight!r}.")
+        weight = scatter.shrinkage() if self.shrinkage == "auto" else float(self.shrinkage)
         covariance = scatter.moments.covariance()
         mu = covariance.trace() / scatter.dim
         values, vectors = torch.linalg.eigh(covariance)
         values = (1 - weight) * values.clamp(min=0) + weight * mu
         scale = values.clamp(min=float(SMALLEST * values[-1])).rsqrt().nan_to_num(posinf=0.0)
-        return LinearMap("whiten", mean, matrix=(vectors * scale) @ vectors.mT, shrinkage=float(weight))
+        return LinearMap("whiten", mean, matrix=(vectors * scale) @ vectors.mT, shrinkage=weight)
 
     def _pca(self, scatter: Scatter, mean: Tensor) -> LinearMap:
-        if self.dims is None:
-            raise UsageError("pca needs dims, the number of dimensions to return, such as dims=128.")
-        check_positive(self.dims, "dims")
-        if self.dims > scatter.dim:
-            raise UsageError(f"dims must be at most the {scatter.dim} features, got {self.dims}.")
+        assert self.dims is not None  # it was checked
         _check_rows(scatter, self.dims + 1, f"{self.dims} principal directions")
         top = torch.linalg.eigh(scatter.moments.covariance()).eigenvectors[:, -self.dims :].mT.flip(0)
         return LinearMap("pca", mean, matrix=top)

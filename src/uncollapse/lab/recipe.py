@@ -45,7 +45,8 @@ class Recipe:
         check_data: Raises a UsageError if data or a model that a run needs are not here. `fingerprint` does that too,
             and is called if this is not given.
         plots: Returns plots of the given records, for the page of a table.
-        details: Returns further tables of the given records, which follow a table.
+        details: Returns further tables of the given records, which follow a table; its second argument are all
+            records, of which the given ones are a selection.
         statistics: Returns statistics of the given records over all of them, for the JSON of a table.
         search: What `uncollapse tune` may vary; None if the recipe cannot be tuned.
     """
@@ -66,7 +67,7 @@ class Recipe:
     fingerprint: Callable[[Any, Runtime], str | None] | None = None
     check_data: Callable[[Any, Runtime], object] | None = None
     plots: Callable[[Sequence[Mapping[str, Any]]], Iterable["ResultPlot"]] | None = None
-    details: Callable[[Sequence[Mapping[str, Any]]], Sequence[Details]] | None = None
+    details: Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Sequence[Details]] | None = None
     statistics: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     search: Search | None = None
 

@@ -78,7 +78,8 @@ def dispersion_loss(
     count = all_ranks.total(real_count(h, mask), across)
     pairs = (count * (count - 1)).clamp(min=1)  # in both orders
     if form == "decorrelation":
-        each = pair_squares(unit_rows(h - h.mean(-1, keepdim=True)), across) / pairs
+        mean = h.mean(-1, keepdim=True, dtype=torch.float64).to(h.dtype)  # a constant row differs from it by exactly 0
+        each = pair_squares(unit_rows(h - mean), across) / pairs
     elif form == "l2_repel":
         norms = all_ranks.total(h.square().sum((-2, -1)), across) / (count.clamp(min=1) * h.shape[-1])
         each = log_potential(h, 1 / temperature, mask, True, False, across) + norm_weight * norms

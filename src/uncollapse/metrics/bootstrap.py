@@ -46,6 +46,11 @@ class Bootstrap:
         if not 0 < self.level < 1:
             raise ValueError(f"level must be between 0 and 1, such as 0.95, got {self.level}.")
         check_positive(self.draws, "draws")
+        least = math.ceil(
+            2 / (1 - self.level) - 1e-6
+        )  # one draw in each tail; fewer give an interval that is too short
+        if self.draws < least:
+            raise ValueError(f"draws must be at least {least:,} for intervals of level {self.level}, got {self.draws}.")
 
     def draw_rows(self, n: int) -> Iterator[Tensor]:
         """Yield blocks (b, n) of row indices, one line per draw; the b add up to `draws`."""
@@ -107,7 +112,7 @@ def alignment_interval(
         y: their partners (n, d).
         alpha: the exponent, positive.
         level: confidence level, between 0 and 1.
-        draws: number of resamples, at least 1.
+        draws: number of resamples, at least 2/(1 − level).
         seed: seed of the resampling; torch's global random state is not used.
 
     Returns:

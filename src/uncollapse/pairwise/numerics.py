@@ -150,17 +150,17 @@ def inverse_norms(x: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     if _all_moderate(norms):
         return norms.reciprocal()
-    if x.dtype == torch.float32:
-        norms = _norms_of_any_size(x)
+    norms = _norms_of_any_size(x)
     present = norms >= torch.finfo(x.dtype).tiny
     return (present / torch.where(present, norms, 1)).to(x.dtype)
 
 
 def _norms_of_any_size(x: Tensor) -> Tensor:
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    if x.dtype == torch.float32 and x.device.type == "cpu" and not torch.compiler.is_compiling():
         exact: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         return exact
-    largest = x.detach().abs().amax(-1, keepdim=True)  # on other devices float64 is slow or missing
+    # squares of float64 overflow too, beyond 1e154; and on other devices float64 is slow or missing
+    largest = x.detach().abs().amax(-1, keepdim=True)
     largest = torch.where(largest > 0, largest, 1)
     scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=-1)
     return scaled * largest.squeeze(-1)

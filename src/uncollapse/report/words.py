@@ -133,6 +133,9 @@ def difference(a: Diagnosis, b: Diagnosis) -> list[str]:
     sentences = [_compare_verdicts(a, b)]
     if a.data != b.data:
         sentences.append(f"They were measured on different data: {a.data or 'not named'}; {b.data or 'not named'}.")
+    elif a.tokens != b.tokens:
+        amounts = f"{a.tokens:,} and {b.tokens:,} tokens"
+        sentences.append(speak(f"They were measured on {amounts}: ranks depend on how many there are.", (a, b)))
     if not same_layers([a, b]) and max(len(main_layers(d)) for d in (a, b)) > 1:
         counts = f"{len(main_layers(a))} and {len(main_layers(b))}"
         sentences.append(f"The models have different layers, {counts} of them, compared at the same relative depth.")

@@ -71,6 +71,7 @@ def test_of_equals_the_smaller_value_wins_and_no_number_never_does() -> None:
     (cell,) = Grid({"scale": ("10", "9.5", "2"), "seed": (0, 1)}, choose=("scale",)).cells(Config)
     assert cell.followers(figures(0.5, 0.5, None)) == (Config(scale=9.5, seed=1),)
     assert cell.followers(figures(None, None, None)) == (Config(scale=2.0, seed=1),)
+    assert cell.followers([{"figures": {}}] * 3) == (Config(scale=2.0, seed=1),)  # none stayed finite: no usage error
 
 
 def test_two_chosen_fields_compete_together() -> None:

@@ -156,7 +156,7 @@ def test_a_board_without_a_paper_and_without_percent() -> None:
     made = build_cells(table, [run | {"figures": {"speed": 1234.5}} for run in runs(0.1)])
     assert markdown.legend(table, made) == "Speed: mean ± standard deviation (number of seeds)."
     assert markdown.format_result(table, made[0]) == "1234 (1)"
-    assert markdown.coverage(table, made) == "1 of 1 cells run."
+    assert markdown.coverage(table, made) == "1 cell run."
 
 
 def test_markdown() -> None:

@@ -35,12 +35,13 @@ class GridCell:
         """Return the configurations to run after the trials: the best one with the further seeds.
 
         records: of the trials, in their order. The winner is the one that a table of results would choose, see
-        `selection.select_best`.
+        `selection.select_best`: of trials that all did not stay finite, the one with the smallest values.
         """
         if not self.seeds:
             return ()
-        if not any(self.by in record["figures"] for record in records):
-            there = records[0]["figures"]
+        finite = [record["figures"] for record in records if record["figures"]]
+        if finite and not any(self.by in figures for figures in finite):
+            there = finite[0]
             raise UsageError(
                 f"There is no metric {self.by!r} to choose by; there are: {', '.join(there)}."
                 f"{did_you_mean(self.by, there)}"

@@ -1,6 +1,6 @@
 """Compare rows of a table seed by seed, as its contrasts ask: differences, intervals, and tests of one family."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ class Comparison:
     """The difference row − rival in one place of a table, in its unit.
 
     holm: p adjusted over all comparisons of the table that have at least two pairs; None for a single pair, which
-    cannot be tested.
+    cannot be tested. failed: seeds without a difference, because a run of the row or of the rival did not stay finite.
     """
 
     group: Any
@@ -25,27 +25,32 @@ class Comparison:
     rival: Any
     paired: Paired
     holm: float | None = None
+    failed: tuple[int, ...] = ()
 
 
 def compare_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[Comparison]:
     """Return the comparisons of a table, in the order of its cells, where both sides have results of the same seed."""
     found = list(_pairs(table, cells))
-    tested = [pair for _, _, pair in found if pair.n > 1]
+    tested = [pair for _, _, pair, _ in found if pair.n > 1]
     adjusted = iter(holm([pair.p for pair in tested]))
     return [
-        Comparison(cell.group, cell.column, cell.row, rival, pair, next(adjusted) if pair.n > 1 else None)
-        for cell, rival, pair in found
+        Comparison(cell.group, cell.column, cell.row, rival, pair, next(adjusted) if pair.n > 1 else None, failed)
+        for cell, rival, pair, failed in found
     ]
 
 
-def _pairs(table: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[TableCell, Any, Paired]]:
-    at = {(cell.group, cell.row, cell.column): cell.figures for cell in cells}
+def _pairs(table: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[TableCell, Any, Paired, tuple[int, ...]]]:
+    """Yield a cell, its rival, the differences, and the seeds that have none because a run did not stay finite."""
+    at = {(cell.group, cell.row, cell.column): cell for cell in cells}
     for cell in cells:
         for contrast in table.contrasts:
-            rival: Mapping[int, float] = at.get((cell.group, contrast.rival, cell.column), {})
+            rival = at.get((cell.group, contrast.rival, cell.column))
             asked = contrast.row in (None, cell.row) and (not contrast.columns or cell.column in contrast.columns)
-            if asked and cell.row != contrast.rival and cell.figures.keys() & rival.keys():
-                yield cell, contrast.rival, compare(cell.figures, rival)
+            if not asked or rival is None or rival is cell:
+                continue
+            if cell.figures.keys() & rival.figures.keys():
+                failed = tuple(sorted({*cell.failed, *rival.failed}))
+                yield cell, contrast.rival, compare(cell.figures, rival.figures), failed
 
 
 def contrast_rows(table: PaperTable, found: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -57,7 +62,7 @@ def contrast_rows(table: PaperTable, found: Sequence[Comparison]) -> tuple[tuple
             f"{each.row} − {each.rival}",
             format_signed(table, pair.mean),
             format_interval(table, interval) if interval else NONE,
-            str(pair.n),
+            f"{pair.n}{f', {len(each.failed)} not finite' if each.failed else ''}",
             f"{pair.p:.2g}" if each.holm is not None else NONE,
             f"{each.holm:.2g}" if each.holm is not None else NONE,
         )
@@ -69,6 +74,8 @@ def contrast_note(found: Sequence[Comparison]) -> str:
     """Return how to read the comparisons."""
     tested = [each for each in found if each.holm is not None]
     said = ["Differences between runs of the same seed, with Student's 95 % interval of their mean."]
+    if any(each.failed for each in found):
+        said.append("A seed whose run did not stay finite has no difference: the mean is of the others.")
     if tested:
         said.append(
             "p: exact sign-flip test; with n seeds it cannot be below 2/2ⁿ, which is 0.0625 for five. "
@@ -90,6 +97,7 @@ def contrast_json(table: PaperTable, found: Sequence[Comparison]) -> list[dict[s
             "n": each.paired.n,
             "p": each.paired.p,
             "holm": each.holm,
+            "failed": list(each.failed),
             "seeds": {str(seed): value for seed, value in each.paired.differences.items()},
         }
         for each in found

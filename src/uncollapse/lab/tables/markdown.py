@@ -103,7 +103,9 @@ def legend(table: PaperTable, made: Sequence[TableCell], sign: str = REACHED) ->
 def coverage(table: PaperTable, made: Sequence[TableCell]) -> str:
     """Return how many cells were run, and how many cells of the paper's claim are above its numbers."""
     wanted = [cell for cell in made if cell.run or cell.published]
-    done = f"{sum(cell.run for cell in wanted)} of {len(wanted)} cells run"
+    ran = sum(cell.run for cell in wanted)
+    all_known = any(cell.published for cell in made)  # else only what was run is known
+    done = f"{ran} of {len(wanted)} cells run" if all_known else f"{ran} {'cell' if ran == 1 else 'cells'} run"
     counted = [cell for cell in made if cell.reached is not None and table.claim in (None, cell.row)]
     if not counted:
         return f"{done}."
@@ -124,6 +126,8 @@ def cell_notes(table: PaperTable, made: Sequence[TableCell]) -> list[str]:
             said.append(
                 f"{results} with other settings (--set shows them) {'does' if cell.left_out == 1 else 'do'} not count"
             )
+        if cell.trials and not cell.run:
+            said.append(f"only trials so far ({cell.trials}); seeds that choose do not count")
         if cell.open_choice:
             said.append(f"{' or '.join(table.choose)} cannot be chosen, because no {table.by} was measured")
         if said:
@@ -169,6 +173,7 @@ def _facts(table: PaperTable, cell: TableCell) -> dict[str, Any]:
         "std": cell.std,
         "seeds": {str(seed): value for seed, value in cell.figures.items()},
         "failed": list(cell.failed),
+        "trials": cell.trials,
         "chosen": dict(cell.chosen),
         "unusual": dict(cell.unusual),
         "left_out": cell.left_out,

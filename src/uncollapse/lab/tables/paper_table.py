@@ -59,7 +59,7 @@ class PaperTable:
     free: settings that may differ from the protocol. row_of, group_of: row and group of a config in words, where fields
     would be hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the
     protocol in single rows. row_name: heading of rows in words. names: what plots call values of the axes and
-    the metric. fresh_seeds: seeds that took part in a choice do not count.
+    the metric. choice_seeds: seeds that are there to choose; they never count, also while the choice is not finished.
     command_only: groups that are too large to be run here, and the command that would run them.
     """
 
@@ -80,7 +80,7 @@ class PaperTable:
     row_of: Callable[[Mapping[str, Any]], str] | None = None
     group_of: Callable[[Mapping[str, Any]], str] | None = None
     all_groups: bool = False
-    fresh_seeds: bool = False
+    choice_seeds: tuple[int, ...] = ()
     row_name: str = ""
     row_protocol: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class TableCell:
     values, if there were several. unusual: other settings in which it differs from most of its group. left_out: number
     of results with yet other settings, which do not count. comparable: whether it was run as the paper's was.
     open_choice: several values of the chosen fields were run, and no metric can choose among them. several: more than
-    one value was run.
+    one value was run. trials: number of runs that only choose.
     """
 
     group: Any
@@ -142,6 +142,7 @@ class TableCell:
     comparable: bool = True
     open_choice: bool = False
     several: bool = False
+    trials: int = 0
 
     @property
     def mean(self) -> float | None:
@@ -245,7 +246,7 @@ def _cell(
     taken = select_best(runs, table.by)
     firsts = (of[min(of)] for of in runs.values())
     open_choice = len(runs) > 1 and all(metric_of(record, table.by) is None for record in firsts)
-    used = seeds_of_choice(runs) if table.fresh_seeds and len(runs) > 1 else ()
+    used = {*table.choice_seeds, *(seeds_of_choice(runs) if table.choice_seeds and len(runs) > 1 else ())}
     counted = {seed: metric_of(r, table.metric) for seed, r in sorted(runs[taken].items()) if seed not in used}
     unit = 100.0 if table.percent else 1.0
     return TableCell(
@@ -257,6 +258,7 @@ def _cell(
         comparable=unusual.keys() <= set(table.free) and not open_choice,
         open_choice=open_choice,
         several=len(runs) > 1,
+        trials=sum(seed in used for of in runs.values() for seed in of),
         left_out=len(records) - len(same),
         published=published,
     )

@@ -11,8 +11,8 @@ import pytest
 
 from uncollapse.diagnosis.reference_data import GAINS_FILE, Measured, find_measured
 from uncollapse.lab.experiments.arena.config import Config, group_of, row_of
-from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
-from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
+from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table, unfinished_rows
+from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE, collect_gains
 from uncollapse.lab.experiments.arena.standings import Standing, build_standings, measured_gains
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.tables.markdown import to_markdown
@@ -87,6 +87,77 @@ def test_without_longer_runs_there_is_no_gain_at_equal_time(records: list[dict[s
     assert all(each.gain is None for each in build_standings(TABLE, [r for r in left if row_of(r["config"]) != "none"]))
 
 
+def test_a_row_that_takes_longer_than_the_longest_plain_training_says_so(records: list[dict[str, Any]]) -> None:
+    slow = [
+        r | {"cost": r["cost"] | {"processor_seconds": 90.0}} if r["config"]["scale"] == 0.5 else r for r in records
+    ]
+    assert RECIPE.details is not None
+    costs, _, _ = RECIPE.details(slow, slow)
+    shown = {row[2].partition(" (")[0]: row[4] for row in costs.rows}
+    assert shown["contra_norm"].endswith("plain 30 of 90 s")
+    assert "plain" not in shown["residual"] + shown["more epochs"]
+    assert by_row(records)["contra_norm"].short_of_time == ""
+
+
+def test_a_choice_at_an_end_of_what_was_tried_is_marked(records: list[dict[str, Any]]) -> None:
+    assert by_row(records)["residual"].choice == "lr 0.01 (lowest)"
+    beyond = record(0, "residual", lr=0.002)
+    assert by_row([*records, beyond])["residual"].choice == "lr 0.01"
+    assert by_row([*records, beyond])["residual"].trials == 3
+
+
+def test_trials_alone_are_no_result(records: list[dict[str, Any]]) -> None:
+    for trials in ([record(0, "none")], [record(0, "none"), record(0, "none", lr=0.05)]):
+        assert build_standings(TABLE, trials) == []
+        (cell,) = build_cells(TABLE, trials)
+        assert (cell.run, cell.mean, cell.trials) == (False, None, len(trials))
+        assert f"only trials so far ({len(trials)})" in to_markdown(TABLE, trials)
+
+
+def test_rows_that_lack_runs_are_labelled_and_give_no_advice() -> None:
+    grids = {"csbm": RECIPE.grids["csbm"]}
+    done = [
+        record(config["seed"], row_of(config), **{k: v for k, v in config.items() if k != "seed"})
+        for grid in grids["csbm"]
+        for cell in grid.cells(Config)
+        if row_of(vars(cell.trials[0])) in ROWS
+        for config in map(vars, cell.trials)
+    ]
+    best = {
+        row: max((r for r in done if row_of(r["config"]) == row), key=lambda r: r["figures"]["validation"])
+        for row in ROWS
+    }
+    seeds = [
+        record(seed, row, **{k: v for k, v in of["config"].items() if k != "seed"})
+        for row, of in best.items()
+        for seed in range(1, 7)
+    ]
+    (entry,) = measured_gains(TABLE, [*done, *seeds], unfinished_rows(grids, [*done, *seeds]))["measured"]
+    assert len(entry["gains"]) == 4
+    cut = [r for r in done if (row_of(r["config"]), r["config"]["lr"]) != ("residual", 0.05)]
+    (entry,) = measured_gains(TABLE, [*cut, *seeds], unfinished_rows(grids, [*cut, *seeds]))["measured"]
+    assert "residual" not in [gain["row"] for gain in entry["gains"]]
+    labels = [each.label for each in build_standings(TABLE, [*cut, *seeds], unfinished_rows(grids, [*cut, *seeds]))]
+    assert "residual (8 of 9 trials)" in labels
+    assert "none" in labels
+
+
+def test_seeds_that_did_not_stay_finite_are_counted_and_give_no_advice(records: list[dict[str, Any]]) -> None:
+    lost = [r | {"figures": {}} if (r["seed"], row_of(r["config"])) == (3, "residual") else r for r in records]
+    assert by_row(lost)["residual"].failed == (3,)
+    (entry,) = measured_gains(TABLE, lost)["measured"]
+    assert "residual" not in [gain["row"] for gain in entry["gains"]]
+    assert "| 5, 1 not finite |" in to_markdown(TABLE, lost)
+
+
+def test_a_shallower_or_longer_run_with_a_cure_has_a_row_of_its_own(records: list[dict[str, Any]]) -> None:
+    mixed = [record(seed, "residual", blocks=2, longer=3.0) for seed in range(1, 7)]
+    found = by_row([*records, *mixed])
+    assert found["shallower"].scores == by_row(records)["shallower"].scores
+    assert "residual, shallower, more epochs" in found
+    assert measured_gains(TABLE, [*records, *mixed])["measured"] == measured_gains(TABLE, records)["measured"]
+
+
 def test_missing_runs_are_listed_by_place() -> None:
     (cell,) = RECIPE.grids["csbm"][-1].cells(Config)
     grids = {"csbm": RECIPE.grids["csbm"][-1:]}
@@ -100,7 +171,7 @@ def test_missing_runs_are_listed_by_place() -> None:
 
 def test_a_partly_filled_arena_has_its_tables_and_plots(records: list[dict[str, Any]]) -> None:
     assert RECIPE.details is not None
-    details = RECIPE.details(records[:-3])
+    details = RECIPE.details(records[:-3], records[:-3])
     text = to_markdown(TABLE, records[:-3], details=details)
     assert "none (2 of 9 trials)" in text
     assert "gcn, csbm" in text
@@ -140,7 +211,7 @@ def test_rows_are_averaged_over_datasets_that_have_all_of_them(records: list[dic
 
 def test_the_shipped_gains_are_those_of_the_results() -> None:
     stored = json.loads((ROOT / "src/uncollapse/diagnosis" / GAINS_FILE).read_text(encoding="utf-8"))
-    assert stored == measured_gains(TABLE, Results(ROOT / "results").all(RECIPE))
+    assert stored == collect_gains(Results(ROOT / "results").all(RECIPE))
     assert all(set(entry) == set(Measured.__dataclass_fields__) for entry in stored["measured"])
 
 

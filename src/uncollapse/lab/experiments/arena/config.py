@@ -131,7 +131,11 @@ def group_of(config: Mapping[str, Any]) -> str:
 
 
 def row_of(config: Mapping[str, Any]) -> str:
-    """Return the row of a run: its cure, or the simple rival that it is."""
-    if config["blocks"]:
-        return "shallower"
-    return "more epochs" if config["longer"] != 1 else str(config["cure"])
+    """Return the row of a run: its cure, or the simple rival that it is; both, if a rival has a cure as well.
+
+    >>> row_of({"cure": "none", "blocks": 2, "longer": 1.0}), row_of({"cure": "gfsa", "blocks": 0, "longer": 0.5})
+    ('shallower', 'gfsa, fewer epochs')
+    """
+    epochs = "more epochs" if config["longer"] > 1 else "fewer epochs" if config["longer"] < 1 else ""
+    parts = [config["cure"] if config["cure"] != "none" else "", "shallower" if config["blocks"] else "", epochs]
+    return ", ".join(filter(None, parts)) or "none"

@@ -1,14 +1,15 @@
-"""Tables of cost, learning rates and missing runs of the arena, and its plots."""
+"""Tables of cost, learning rates and missing runs of the arena, the progress of its rows, and its plots."""
 
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.experiments.arena.config import NAME, Config, group_of, row_of
-from uncollapse.lab.experiments.arena.standings import WORKS, Standing, build_standings
+from uncollapse.lab.experiments.arena.standings import WORKS, At, Standing, build_standings
 from uncollapse.lab.runs.grids import Grid, GridCell
 from uncollapse.lab.tables.contrasts import NONE as NOTHING
 from uncollapse.lab.tables.contrasts import format_interval, format_signed
@@ -32,10 +33,10 @@ BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
 Grids = Mapping[str, Sequence[Grid]]
 
 
-def list_details(table: PaperTable, grids: Grids, records: Sequence[Record]) -> list[Details]:
-    """Return the further tables of the arena."""
-    found = build_standings(table, records)
-    return [cost_table(table, found), rate_table(found), missing_table(grids, records)]
+def list_details(table: PaperTable, grids: Grids, records: Sequence[Record], every: Sequence[Record]) -> list[Details]:
+    """Return the further tables of the arena. every: all results, where `records` are a selection of them."""
+    found = build_standings(table, records, unfinished_rows(grids, every))
+    return [cost_table(table, found), rate_table(found), missing_table(grids, every)]
 
 
 def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
@@ -45,9 +46,9 @@ def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
         (
             each.group,
             str(each.depth),
-            each.row,
+            each.label,
             _gain(table, each.gain.paired if each.gain else None),
-            _gain(table, each.gain_in_time),
+            _gain(table, each.gain_in_time, each.short_of_time),
             f"{each.seconds:.1f}",
             f"{each.megabytes:.1f}",
             " → ".join(f"{rank:.1f}" for rank in each.ranks),
@@ -57,32 +58,37 @@ def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
     ]
     note = (
         "Gains are in points of test accuracy, with the 95 % interval. Equal time: compared with a plain model that "
-        "trains for as many processor seconds, on the line between the rows none and more epochs. MB: what a training "
-        "step stores for its backward pass. Rank: effective rank after the last block, before and after training."
+        "trains for as many processor seconds, on the line between the rows none and more epochs; a row that takes "
+        "longer than more epochs says how many of its seconds the plain model had, and one that is faster than none is "
+        "compared with none. MB: what a training step stores for its backward pass. Rank: effective rank after the "
+        "last block, before and after training."
     )
     return Details("Gain, cost and diagnosis", note, head, rows, words=3)
 
 
-def _gain(table: PaperTable, paired: Paired | None) -> str:
+def _gain(table: PaperTable, paired: Paired | None, short: str = "") -> str:
     if paired is None:
         return NOTHING
     interval = f" ({format_interval(table, paired.interval)})" if paired.interval else ""
-    return f"{format_signed(table, paired.mean)}{interval}"
+    return f"{format_signed(table, paired.mean)}{interval}{f', {short}' if short else ''}"
 
 
 def rate_table(found: Sequence[Standing]) -> Details:
-    """Return the learning rates that work with each cure."""
+    """Return the learning rates that work with each cure, and what was chosen."""
     best = best_validation(found)
     rows = []
-    for each in found:
+    for each in (each for each in found if each.rates):
         works = [rate for rate, score in each.rates.items() if score >= WORKS * best[each.group, each.depth]]
         span = f"{works[0]:g} … {works[-1]:g}" if works else NOTHING
-        rows.append((each.group, str(each.depth), each.row, f"{len(works)} of {len(each.rates)}", span))
+        place = (each.group, str(each.depth), each.label)
+        rows.append((*place, f"{len(works)} of {len(each.rates)}", span, str(each.trials), each.choice or NOTHING))
     note = (
         f"A learning rate works if its best trial reaches {WORKS:.0%} of the best validation score of any cure there. "
-        "Cures with a strength were tried with three learning rates, the others with nine."
+        "Cures with a strength were tried with three learning rates, the others with nine. A chosen value that is the "
+        "lowest or the highest of those tried is marked: beyond it there may be a better one."
     )
-    return Details("Learning rates that work", note, ("task", "depth", "cure", "work", "from … to"), rows, words=3)
+    head = ("task", "depth", "cure", "work", "from … to", "trials", "chosen")
+    return Details("Learning rates that work", note, head, rows, words=3)
 
 
 def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
@@ -93,31 +99,59 @@ def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
     return best
 
 
-def missing_table(grids: Grids, records: Sequence[Record]) -> Details:
-    """Return what the sweeps still lack, one row per place."""
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a row of a sweep.
+
+    grid: the name of the sweep. at: group, row and depth. begun: whether anything of it was run. lacks: how far it is,
+    such as "3 of 9 trials"; empty if it is complete. chooses: whether it has trials to choose from.
+    """
+
+    grid: str
+    at: At
+    begun: bool
+    lacks: str
+    chooses: bool
+
+
+def list_progress(grids: Grids, records: Sequence[Record]) -> Iterator[Progress]:
+    """Yield how far each row of each sweep is."""
     done = {identity(NAME, Config(**r["config"])): r for r in records}
-    begun: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    untouched: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, cell in ((name, cell) for name, of in grids.items() for grid in of for cell in grid.cells(Config)):
         first = vars(cell.trials[0])
-        at, row = (name, group_of(first), str(first["depth"])), row_of(first)
-        if state := _state(cell, done):
-            begun[at].append(f"{row} ({state})")
-        elif state is None:
-            untouched[at].append(row)
+        begun, lacks = _count(cell, done)
+        yield Progress(name, (group_of(first), row_of(first), first["depth"]), begun, lacks, bool(cell.choose))
+
+
+def unfinished_rows(grids: Grids, records: Sequence[Record]) -> dict[At, str]:
+    """Return the rows whose choice or seeds are not complete, with how far they are.
+
+    A row may have seeds and yet lack trials, such as after its sweep got other learning rates.
+    """
+    return {each.at: each.lacks for each in list_progress(grids, records) if each.chooses and each.lacks}
+
+
+def _count(cell: GridCell, done: Mapping[str, Record]) -> tuple[bool, str]:
+    """Return whether a row has begun, and how far it is; empty if it is complete."""
+    trials = [done[name] for name in (identity(NAME, trial) for trial in cell.trials) if name in done]
+    if len(trials) < len(cell.trials):
+        return bool(trials), f"{len(trials)} of {len(cell.trials)} trials"
+    seeds = [identity(NAME, follower) in done for follower in cell.followers(trials)]
+    return True, "" if all(seeds) else f"{sum(seeds)} of {len(seeds)} seeds"
+
+
+def missing_table(grids: Grids, records: Sequence[Record]) -> Details:
+    """Return what the sweeps still lack, one row per place."""
+    begun: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    untouched: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for each in (each for each in list_progress(grids, records) if each.lacks):
+        group, row, depth = each.at
+        at = (each.grid, group, str(depth))
+        (begun if each.begun else untouched)[at].append(f"{row} ({each.lacks})" if each.begun else row)
     places = dict.fromkeys([*begun, *untouched])
     rows = [(*at, ", ".join(begun[at]) or NOTHING, ", ".join(dict.fromkeys(untouched[at])) or NOTHING) for at in places]
     note = "To continue: uncollapse sweep arena --grid NAME" if rows else "Nothing: every sweep is complete."
     return Details("Not run yet", note, ("grid", "task", "depth", "begun", "not begun"), rows, words=5)
-
-
-def _state(cell: GridCell, done: Mapping[str, Record]) -> str | None:
-    """Return how far a row is: empty if it is complete, None if it has not begun."""
-    trials = [done[name] for name in (identity(NAME, trial) for trial in cell.trials) if name in done]
-    if len(trials) < len(cell.trials):
-        return f"{len(trials)} of {len(cell.trials)} trials" if trials else None
-    seeds = [identity(NAME, follower) in done for follower in cell.followers(trials)]
-    return "" if all(seeds) else f"{sum(seeds)} of {len(seeds)} seeds"
 
 
 def draw_plots(table: PaperTable, records: Sequence[Record]) -> Iterator[ResultPlot]:

@@ -5,7 +5,7 @@ one seed. The best then runs with fresh seeds, whose test data are read once; on
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.arena.config import NAME, Config, find_contestant, group_of, row_of
-from uncollapse.lab.experiments.arena.pages import draw_plots, list_details
+from uncollapse.lab.experiments.arena.pages import draw_plots, list_details, unfinished_rows
 from uncollapse.lab.experiments.arena.problems import Problem
 from uncollapse.lab.experiments.arena.standings import measured_gains
 from uncollapse.lab.experiments.gcn.config import BUILT_IN
@@ -138,6 +138,13 @@ def data_fingerprint(config: Config, runtime: Runtime) -> str | None:
 
 DATA = recipe_data.read(__package__, Config, row_of=row_of)
 TABLE = replace(DATA.tables[NAME], group_of=group_of)
+
+
+def collect_gains(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what advice is taken from: the gains of rows whose sweep is complete."""
+    return measured_gains(TABLE, records, unfinished_rows(DATA.grids, records))
+
+
 RECIPE = Recipe(
     name=NAME,
     title="All cures, and the simplest rivals, under one protocol on deep graph networks and transformers",
@@ -151,6 +158,6 @@ RECIPE = Recipe(
     quick=DATA.quick,
     fingerprint=data_fingerprint,
     plots=partial(draw_plots, TABLE),
-    statistics=partial(measured_gains, TABLE),
+    statistics=collect_gains,
     details=partial(list_details, TABLE, DATA.grids),
 )

@@ -24,8 +24,9 @@ KINDS = {  # of models, as advice calls them
     "decoder": "pre-norm decoder",
 }
 FEWEST = 3  # seeds from which on a gain counts for advice
-
 At = tuple[str, str, int]  # group, row, depth
+CHOSEN = ("lr", "scale", "blocks")  # fields that trials choose
+SLACK = 1.05  # a row that takes longer by less than this takes as long: seconds of equal runs differ
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ class Standing:
     gain: over doing nothing, at equal steps. gain_in_time: over a plain model that trains for as many seconds.
     seconds: of processor time per run. megabytes: what a step stores for its backward pass. verdicts, ranks: before and
     after the training, the most frequent verdict and the mean effective rank after the last block. rates: the best
-    validation score of the trials by learning rate, in percent.
+    validation score of the trials by learning rate, in percent. tried: values of the chosen settings that were tried.
+    trials: how many there were. failed: fresh seeds that did not stay finite, which no mean contains. lacks: how far
+    its sweep is, such as "3 of 9 trials", if it is not complete. short_of_time: what `gain_in_time` lacks, in words,
+    where the row takes longer than the plain model ever trained.
     """
 
     group: str
@@ -51,15 +55,36 @@ class Standing:
     rates: Mapping[float, float] = field(default_factory=dict)
     gain: Comparison | None = None
     gain_in_time: Paired | None = None
+    short_of_time: str = ""
+    tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    trials: int = 0
+    failed: tuple[int, ...] = ()
+    lacks: str = ""
 
     @property
     def mean(self) -> float:
         """The mean test score, in percent."""
         return statistics.fmean(self.scores.values())
 
+    @property
+    def label(self) -> str:
+        """The row in words, with what its sweep still lacks."""
+        return f"{self.row} ({self.lacks})" if self.lacks else self.row
 
-def build_standings(table: PaperTable, records: Sequence[Record]) -> list[Standing]:
-    """Return the rows that have fresh seeds, in the order of the table."""
+    @property
+    def choice(self) -> str:
+        """The chosen settings in words; those at an end of what was tried are marked."""
+        said = []
+        for name, values in self.tried.items():
+            end = {values[0]: " (lowest)", values[-1]: " (highest)"}.get(self.chosen[name], "")
+            said.append(f"{name} {self.chosen[name]:g}{end}")
+        return ", ".join(said)
+
+
+def build_standings(
+    table: PaperTable, records: Sequence[Record], unfinished: Mapping[At, str] | None = None
+) -> list[Standing]:
+    """Return the rows that have fresh seeds, in the order of the table. unfinished: rows that lack runs, with words."""
     found: dict[At, list[Record]] = defaultdict(list)
     for record in records:
         found[table.place(record)].append(record)
@@ -67,7 +92,8 @@ def build_standings(table: PaperTable, records: Sequence[Record]) -> list[Standi
     gains = {(each.group, each.row, each.column): each for each in compare_rows(table, cells)}
     places = [(cell.group, cell.row, cell.column) for cell in cells]
     made = {at: _standing(cell, found[at], gains.get(at)) for at, cell in zip(places, cells, strict=True)}
-    return [_with_time(each, made) for each in made.values()]
+    lacks = unfinished or {}
+    return [replace(_with_time(each, made), lacks=lacks.get(at, "")) for at, each in made.items()]
 
 
 def _standing(cell: TableCell, records: Sequence[Record], gain: Comparison | None) -> Standing:
@@ -75,19 +101,23 @@ def _standing(cell: TableCell, records: Sequence[Record], gain: Comparison | Non
         return all(record["config"][name] == value for name, value in cell.chosen.items())
 
     runs = [r for r in records if r["seed"] in cell.figures and is_chosen(r)]
+    trials = [r for r in records if r["seed"] not in (*cell.figures, *cell.failed)]
     seconds = [r["cost"]["processor_seconds"] for r in runs if r["cost"]["processor_seconds"] is not None]
     return Standing(
         cell.group,
         cell.row,
         cell.column,
-        {name: runs[0]["config"][name] for name in ("lr", "scale", "blocks")},
+        {name: runs[0]["config"][name] for name in CHOSEN},
         cell.figures,
         seconds=statistics.fmean(seconds) if seconds else math.nan,  # of resumed runs it is not known
         megabytes=statistics.fmean(r["cost"]["saved_megabytes"] for r in runs),
         verdicts=(_usual_verdict(runs, "before"), _usual_verdict(runs, "after")),
         ranks=(_mean_rank(runs, "before"), _mean_rank(runs, "after")),
-        rates=_best_by_rate(r for r in records if r["seed"] not in cell.figures),
+        rates=_best_by_rate(trials),
         gain=gain,
+        tried=_tried_values(trials),
+        trials=len(trials),
+        failed=cell.failed,
     )
 
 
@@ -97,6 +127,12 @@ def _best_by_rate(trials: Iterable[Record]) -> dict[float, float]:
         rate, score = trial["config"]["lr"], metric_of(trial, "validation")
         best[rate] = max(best.get(rate, 0.0), 100 * (score or 0.0))  # 0 if it did not stay finite
     return dict(sorted(best.items()))
+
+
+def _tried_values(trials: Sequence[Record]) -> dict[str, tuple[float, ...]]:
+    """Return the values of each chosen field, sorted, where there are several."""
+    values = {name: tuple(sorted({trial["config"][name] for trial in trials})) for name in CHOSEN}
+    return {name: of for name, of in values.items() if len(of) > 1}
 
 
 def _usual_verdict(runs: Sequence[Record], when: str) -> str:
@@ -117,7 +153,8 @@ def _last_hidden(record: Record, when: str) -> Mapping[str, Any]:
 def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
     """Return a standing with its gain over plain models that had as much time.
 
-    Their score is taken on the line between their usual training and the longer one.
+    Their score is taken on the line between their usual training and the longer one. A row that takes longer than that
+    is compared with the longer training, and says so.
     """
     plain, longer = (others.get((each.group, row, each.depth)) for row in (NONE, LONGER))
     if each.row == NONE or plain is None or longer is None or not longer.seconds > plain.seconds:
@@ -127,20 +164,26 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
         return each
     share = min(1.0, max(0.0, (each.seconds - plain.seconds) / (longer.seconds - plain.seconds)))
     rival = {seed: (1 - share) * plain.scores[seed] + share * longer.scores[seed] for seed in seeds}
-    return replace(each, gain_in_time=compare(each.scores, rival))
+    short = f"plain {longer.seconds:.0f} of {each.seconds:.0f} s" if each.seconds > SLACK * longer.seconds else ""
+    return replace(each, gain_in_time=compare(each.scores, rival), short_of_time=short)
 
 
-def measured_gains(table: PaperTable, records: Sequence[Record]) -> dict[str, Any]:
+def measured_gains(
+    table: PaperTable, records: Sequence[Record], unfinished: Mapping[At, str] | None = None
+) -> dict[str, Any]:
     """Return what advice is taken from, as `uncollapse.diagnosis.reference_data` reads it.
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
     left out, and so are rows that are not on all that remain: means over different datasets cannot be compared. Advice
     names single changes, so combinations are left out too. A task on which no cure was run yet says nothing of cures.
+    Rows whose sweep is not complete are left out, and those of which a seed did not stay finite: the mean of the others
+    would be too good.
     """
     found: dict[tuple[str, int], dict[str, dict[str, Standing]]] = defaultdict(lambda: defaultdict(dict))
     known = [record for record in records if not record["config"]["draw"]]  # the demo's graph is new to advice
-    for each in build_standings(table, known):
-        if len(each.scores) >= FEWEST and "+" not in each.row:
+    for each in build_standings(table, known, unfinished):
+        single = not any(sign in each.row for sign in "+,") and each.row != "fewer epochs"
+        if single and len(each.scores) >= FEWEST and not each.lacks and not (each.failed and each.row != NONE):
             found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
     entries = [_measured_entry(task, depth, groups) for (task, depth), groups in found.items()]
     date = max((str(record["date"])[:10] for record in known), default="")
