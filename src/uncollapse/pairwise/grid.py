@@ -178,7 +178,7 @@ class Memory(threading.local):
 
         Without `into` it may also be in memory of its own.
         """
-        if into is None and products.pays(left, right.shape[1]):
+        if into is None and len(left) == 1 and products.pays(left, right.shape[1]):
             return products.linear(left[0] * scale, right[0])[None]
         out = self._block(name, left, right.shape[1]) if into is None else into
         return products.multiply(left, right, scale, out)
