@@ -157,9 +157,14 @@ def load() -> float:
 
 
 def _processor() -> str:
+    """Return what the processor calls itself and, as that may say little, its family and model."""
     info = Path("/proc/cpuinfo")
-    names = [x for x in info.read_text().splitlines() if x.startswith("model name")] if info.is_file() else []
-    return names[0].split(":")[1].strip() if names else platform.processor()
+    pairs = [line.partition(":") for line in info.read_text().splitlines()] if info.is_file() else []
+    found = {key.strip(): value.strip() for key, _, value in reversed(pairs)}  # the first processor
+    if "model name" not in found:
+        return platform.processor()
+    more = ", ".join(f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found)
+    return f"{found['model name']}, {more}" if more else found["model name"]
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import mending, peers
+from benchmarks import attaching, mending, peers
 from benchmarks.measure import busy_neighbour, peak_memory, speed_ratio
 from benchmarks.targets import Result
+
+from uncollapse.registry import CURES
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,6 +69,10 @@ def test_a_run_that_is_stopped_keeps_what_it_measured(tmp_path: Path, monkeypatc
     found = json.loads(out.read_text(encoding="utf-8"))
     assert [row["name"] for row in found["targets"]] == ["first"]
     assert not found["complete"]
+
+
+def test_importing_the_benchmarks_registers_no_cure() -> None:
+    assert attaching.DENSE not in CURES
 
 
 def test_groups_have_files_of_their_own() -> None:

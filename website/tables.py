@@ -142,18 +142,24 @@ def benchmarks(name: str) -> str:
 
 
 def targets() -> str:
-    """Every target of the benchmarks next to what was measured; those that were missed as well."""
-    rows = []
+    """Every target of the benchmarks next to what was measured, also where it was missed, and on which machine."""
+    rows, machines, dates = [], set(), set()
     for file in sorted(RESULTS.glob("benchmarks*.json")):
-        above = ""
-        for t in json.loads(file.read_text(encoding="utf-8"))["targets"]:
+        result, above = json.loads(file.read_text(encoding="utf-8")), ""
+        machines.add(f"{result['processor']} ({result['config']['cores']} cores)")
+        dates.add(result["date"][:10])
+        for t in result["targets"]:
             indented = t["name"].startswith(" ")  # a variant of the one above
             name = f"{above}: {t['name'].strip()}" if indented else t["name"]
             above = above if indented else t["name"]
             if t["reached"] is not None:
                 measured = f"{t['measured']:,.0f}" if t["measured"] >= 1000 else f"{t['measured']:.3g}"
-                rows.append((name, f"{t['target']} {t['unit']}", measured, "yes" if t["reached"] else "no"))
-    return reference.table(("work", "target", "measured", "reached"), rows) if rows else results.NOT_RUN
+                rows.append((name, f"{t['target']} {t['unit']}", measured, "yes" if t["reached"] else "**missed**"))
+    if not rows:
+        return results.NOT_RUN
+    table = reference.table(("work", "target", "measured", "reached"), rows)
+    when = " to ".join(sorted({min(dates), max(dates)}))
+    return f"{table}\n\nMeasured on {' and '.join(sorted(machines))}, {when}."
 
 
 def diverse_patch() -> str:

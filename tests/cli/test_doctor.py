@@ -1,5 +1,6 @@
 """uncollapse doctor."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -199,3 +200,13 @@ def test_gpu_report_says_which_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> 
     failed = [line for line, good in lines if not good]
     assert len(failed) == 9
     assert all("FAILED: UsageError" in line for line in failed)
+
+
+def test_gpu_report_survives_a_peer_that_fails() -> None:
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("no process group")
+
+    case = next(doctor_gpu.cases(16, torch.device("cpu")))
+    words = doctor_gpu._next_to_peer(dataclasses.replace(case, peer=broken), [torch.ones(2, 2)], 1.0)
+    assert words == ", Inf-CL failed: RuntimeError: no process group"
+    assert doctor_gpu._next_to_peer(case, [], 1.0) == ""

@@ -55,8 +55,39 @@ def test_a_target_below_another_is_shown_with_it(tmp_path: Path, monkeypatch: py
     speed = {"name": "speed", "target": "≥ 2", "measured": 2.3456, "unit": "x", "reached": True}
     memory = {"name": "  its memory", "target": "≤ 1", "measured": 1234.0, "unit": "MiB", "reached": False}
     other = {"name": "other", "target": "–", "measured": 1.0, "unit": "s", "reached": None}
-    (tmp_path / "benchmarks_some.json").write_text(json.dumps({"targets": [speed, memory, other]}), encoding="utf-8")
+    machine = {"processor": "some CPU", "config": {"cores": 2}}
+    for name, date, found in (("a", "2026-01-02", [speed, memory, other]), ("b", "2026-01-04", [])):
+        content = {**machine, "date": date, "targets": found}
+        (tmp_path / f"benchmarks_{name}.json").write_text(json.dumps(content), encoding="utf-8")
     assert tables.targets().splitlines()[2:] == [
         "| speed | ≥ 2 x | 2.35 | yes |",
-        "| speed: its memory | ≤ 1 MiB | 1,234 | no |",
+        "| speed: its memory | ≤ 1 MiB | 1,234 | **missed** |",
+        "",
+        "Measured on some CPU (2 cores), 2026-01-02 to 2026-01-04.",
     ]
+
+
+def test_every_target_of_the_project_is_shown() -> None:
+    """One line each, reached or missed, as long as the benchmarks' results are stored."""
+    shown = [line.split(" | ") for line in tables.targets().splitlines()]
+    found = {(cells[0].removeprefix("| "), cells[1]) for cells in shown if len(cells) == 4}
+    wanted = {
+        "diagnose MiniLM-L6, 8 batches of 32×128": "≤ 1.15 × the time",
+        "diagnose MiniLM-L6, 8 batches of 32×128: with attention maps": "≤ 1.5 × the time",
+        "diagnose MiniLM-L6, 8 batches of 32×128: with a random model on the first batch": "≤ 1.3 × the time",
+        "diagnose DeiT-S, 8 batches of 32×3×224×224": "≤ 1.15 × the time",
+        "diagnose an encoder of 12×768, 8 batches of 16×50": "≤ 1.15 × the time",
+        "contra_norm 8192×64": "≥ 3.3 × as fast",
+        "contra_norm 19717×32": "≥ 6 × as fast",
+        "uniform_loss 768×128": "≥ 3 × as fast",
+        "ContraNorm at every norm, CIFAR-10's model, 12 blocks, bf16": "≤ 1.25 × the time",
+        "embeddings: rate": "≥ 300000 rows/s",
+        "import uncollapse": "≤ 0.1 s",
+        "uncollapse --help": "≤ 0.3 s",
+    }
+    for sizes in ("64×197×192", "64×197×384", "32×128×768"):
+        wanted[f"contra_norm {sizes}"] = "≥ 1.4 × as fast"
+        wanted[f"contra_norm {sizes}, beside a busy process"] = "≥ 1 × as fast"
+    assert set(wanted.items()) - found == set()
+    assert any(name.startswith("contra_norm 2708×32, neighbours excluded") for name, _ in found)
+    assert any(name.endswith("over features (v2)") for name, _ in found)

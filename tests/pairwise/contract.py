@@ -137,7 +137,8 @@ def test_half_precision(dtype: torch.dtype, temperature: float) -> None:
 def test_tiny_and_huge_gradients_survive_half_precision(dtype: torch.dtype) -> None:
     """The entries of G are below the smallest number of float16, or beyond the largest."""
     q, v = unit_rows(rows(M, 16)).to(dtype), rows(M, 16, seed=1)
-    for scale, size in ((1e-9, 1.0), (1.0, 3e3)):
+    tiniest = 1e-37 if dtype == torch.float16 else 1e-9  # which bfloat16 holds with few digits
+    for scale, size in ((1e-9, 1.0), (1.0, 3e3), (tiniest, 1.0)):
         w = (v * size).to(dtype)
         grads = []
         for x, values in ((q, w), (q.double(), w.double())):
@@ -147,6 +148,29 @@ def test_tiny_and_huge_gradients_survive_half_precision(dtype: torch.dtype) -> N
             grads.append(leaf.grad.double())
         tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # what the gradient itself cannot hold
         assert (grads[0] - grads[1]).norm() <= 4 * EPS[dtype] * grads[1].norm() + tiny * grads[1].numel() ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_values_that_are_all_alike_keep_their_digits(dtype: torch.dtype) -> None:
+    """Collapsed tokens: rounded weights must not scale their mean, nor leave a gradient where no weight matters."""
+    k, v = unit_rows(rows(M, 24, seed=1)).to(dtype), rows(1, 24, seed=2).to(dtype).expand(M, -1)
+    q = unit_rows(rows(N, 24)).to(dtype).requires_grad_()
+    mean, _ = all_pairs(q, k, v, 0.5, Pairs())
+    assert (mean - v[:1]).norm() <= exact(2)["value"] * mean.norm()
+    incoming = rows(*mean.shape, seed=3)
+    mean.backward(incoming)
+    assert q.grad.norm() <= exact(2)["gradient"] * (incoming.norm() * v[0].norm() / 0.5)
+
+
+@pytest.mark.skipif(not TRITON, reason="compares the two")
+@pytest.mark.parametrize("kind", ["means", "columns", "both ways"])
+def test_comparison_at_the_first_use(kind: str) -> None:
+    """Also with a default device, on which random numbers of a CPU's generator cannot be made."""
+    for dtype in (torch.float32, torch.bfloat16):
+        x = rows(3, 24).to(dtype)
+        with torch.device("meta"):
+            error = backends.difference(x, kind)
+        assert error <= backends.MOST_DIFFERENT[dtype] / 2
 
 
 @pytest.mark.parametrize("exclude_self", [True, False])

@@ -32,6 +32,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU count as a device that the kernels were not tried on yet."""
     pytest.importorskip("triton")
     monkeypatch.setattr(backends, "_works", {})
+    monkeypatch.setattr(backends, "_compared", set())
     monkeypatch.setattr(backends, "uses_triton", lambda x: backends._works.get(x.device, True))
 
 
@@ -71,7 +72,7 @@ def test_triton_needs_a_gpu_or_its_interpreter(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.parametrize("failure", ["raises", "differs"])
 def test_tiles_take_over_where_the_kernels_fail(monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
-    def difference(like: torch.Tensor) -> float:
+    def difference(like: torch.Tensor, kind: str) -> float:
         if failure == "raises":
             raise RuntimeError("no such instruction")
         return 0.3
@@ -95,12 +96,38 @@ def test_a_width_that_cannot_be_compiled_goes_to_tiles(monkeypatch: pytest.Monke
     def refuse(*_: object) -> None:
         raise RuntimeError("out of resource: shared memory")
 
-    monkeypatch.setattr(backends, "difference", lambda like: 0.0)
+    monkeypatch.setattr(backends, "difference", lambda like, kind: 0.0)
     monkeypatch.setattr(fused, "forward", refuse)
     x = torch.randn(20, 4)
     with pytest.warns(UserWarning, match="shared memory"):
         mean = pairwise.softmax_mean(x, x, x)
     assert torch.equal(mean, walk.forward(x[None], None, x[None], None, 1.0, pairwise.Pairs())[0][0])
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_each_dtype_and_kind_of_sum_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact kernels may be right where those on tensor cores are not, and means where sums of columns are not."""
+    from uncollapse.pairwise import fused
+
+    seen: list[tuple[torch.dtype, str]] = []
+
+    def difference(like: torch.Tensor, kind: str) -> float:
+        seen.append((like.dtype, kind))
+        return 0.3 if kind == "both ways" else 0.0
+
+    monkeypatch.setattr(backends, "difference", difference)
+    for name in ("forward", "spread"):  # Triton would need its interpreter
+        monkeypatch.setattr(fused, name, getattr(walk, name))
+    x = torch.randn(20, 4)
+    for _ in range(2):
+        for rows in (x, x.bfloat16()):
+            pairwise.softmax_mean(rows, rows, rows)
+        pairwise.softmax_mean(x, x, x, normalize="columns")
+    assert seen == [(torch.float32, "means"), (torch.bfloat16, "means"), (torch.float32, "columns")]
+    with pytest.warns(UserWarning, match="differ"):
+        pairwise.log_sums(x, x, 1.0, False)
+    pairwise.softmax_mean(x, x, x)  # by tiles from now on, without another comparison
+    assert len(seen) == 4
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
@@ -110,7 +137,7 @@ def test_no_memory_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     def exhaust(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(backends, "difference", lambda like: 0.0)
+    monkeypatch.setattr(backends, "difference", lambda like, kind: 0.0)
     monkeypatch.setattr(fused, "forward", exhaust)
     x = torch.randn(4, 3)
     with pytest.raises(torch.OutOfMemoryError):  # and no warning, which is an error in tests
@@ -122,19 +149,32 @@ def test_fused_attention_of_torch_where_there_is_no_triton(monkeypatch: pytest.M
     monkeypatch.setattr(backends, "ATTENTION_DEVICES", ("cpu",))
     calls = []
     attention = backends.attention
-    monkeypatch.setattr(backends, "attention", lambda *a, **o: calls.append(a) or attention(*a, **o))
+    monkeypatch.setattr(backends, "attention", lambda *a, **o: calls.append(attention(*a, **o)) or calls[-1])
     x, v = (torch.randn(2, 30, 8, generator=torch.Generator().manual_seed(s)).bfloat16() for s in (0, 1))
-    got = pairwise.softmax_mean(x, x, v, temperature=3.0, causal=causal)
-    assert len(calls) == 1
-    assert got.dtype == torch.bfloat16
-    want = pairwise.softmax_mean(x.double(), x.double(), v.double(), temperature=3.0, causal=causal)
-    assert (got - want).norm() <= torch.finfo(torch.bfloat16).eps * want.norm()
+    for q, k, w in ((x, x, v), (x[0], x[0], v[0]), (x[:, None], x, v[0])):  # one set, and more dimensions, as well
+        got = pairwise.softmax_mean(q, k, w, temperature=3.0, causal=causal)
+        assert calls.pop() is not None
+        assert got.dtype == torch.bfloat16
+        want = pairwise.softmax_mean(q.double(), k.double(), w.double(), temperature=3.0, causal=causal)
+        assert got.shape == want.shape
+        assert (got - want).norm() <= torch.finfo(torch.bfloat16).eps * want.norm()
     for options in ({"exclude": "self"}, {"mask": torch.ones(30, dtype=torch.bool)}, {"temperature": torch.ones(1)}):
         pairwise.softmax_mean(x, x, v, **options)
     pairwise.softmax_mean(x.float(), x.float(), v.float())
     with pairwise.backend("torch"):
         pairwise.softmax_mean(x, x, v)
-    assert len(calls) == 1
+    assert calls == []
+
+
+def test_tiles_where_torch_has_no_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    x = torch.randn(30, 8).bfloat16()
+    want = pairwise.softmax_mean(x, x, x)
+    monkeypatch.setattr(backends, "ATTENTION_DEVICES", ("cpu",))
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    assert torch.equal(pairwise.softmax_mean(x, x, x), want)
 
 
 @pytest.mark.distributed

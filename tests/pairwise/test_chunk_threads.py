@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import uncollapse as uc
-from uncollapse.pairwise import threads
+from uncollapse.pairwise import grid, threads
 
 
 @pytest.fixture
@@ -47,6 +47,31 @@ def test_values_and_gradients_are_those_of_one_thread(two_threads: list[str]) ->
     torch.set_num_threads(1)
     for ours, alone in zip(found, step(rows()), strict=True):
         torch.testing.assert_close(ours, alone, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_tiles_of_one_set_in_two_threads(two_threads: list[str], monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
+    """Shares of about as many pairs, the same bits in each run, and the values and gradients of one thread."""
+    monkeypatch.setitem(grid.TILE, "cpu", (32, 1 << 10))
+    x, edges = torch.randn(100, 8, generator=torch.Generator().manual_seed(0)), torch.arange(98).expand(2, -1)
+    edges, mask = torch.stack([edges[0], edges[1] + 2]), torch.arange(100) % 5 > 0 if masked else None
+    shares: list[list[grid.Corners]] = []
+    tiles = grid.Grid.tiles
+    monkeypatch.setattr(grid.Grid, "tiles", lambda self, c: shares.append(c := list(c)) or tiles(self, c))
+
+    def run() -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        y = uc.contra_norm(leaf, 0.5, mask=mask, edge_index=edges)
+        return y.detach(), *torch.autograd.grad(y.square().sum(), leaf)  # type: ignore[return-value]
+
+    first = run()
+    sizes = [sum(tile.area for tile in share) for share in shares]
+    assert len(sizes) == 4  # two forward, two backward
+    assert max(sizes) < 1.3 * min(sizes)
+    assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
+    torch.set_num_threads(1)
+    for ours, alone in zip(first, run(), strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_threads_outside_keep_their_number(two_threads: list[str]) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import uncollapse as uc
 from uncollapse import pairwise
 from uncollapse.pairwise import all_pairs, grid, logsumexp, softmax_mean, walk
 from uncollapse.pairwise.numerics import unit_rows
@@ -495,3 +496,29 @@ def test_inference_mode_leaves_no_trace():
     y = x.clone().requires_grad_()
     softmax_mean(y, y, y).sum().backward()
     assert torch.isfinite(y.grad).all()
+
+
+def test_fewest_keys_is_a_lower_bound_and_finds_hubs() -> None:
+    """Where each query has many keys, peaks are not looked for; one that has few keys left must be noticed."""
+    cpu, group = torch.device("cpu"), torch.tensor([0] * 5 + [1] * 3)
+    hub = torch.stack([torch.zeros(6, dtype=torch.long), torch.arange(1, 7)])
+    for pairs, fewest in (
+        (grid.Pairs(), 8),
+        (grid.Pairs(no_self=True), 7),
+        (grid.Pairs(no_self=True, excluded=hub), 1),
+        (grid.Pairs(excluded=hub[:, :0]), 8),
+        (grid.Pairs(row_group=group, key_group=group), 3),
+    ):
+        assert grid.Grid(pairs, 8, 8, cpu).fewest_keys() == fewest
+
+
+def test_a_node_with_one_key_left_keeps_its_exact_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(grid.TILE, "cpu", (32, 1 << 10))
+    x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+    hub = torch.stack([torch.zeros(88, dtype=torch.long), torch.arange(1, 89)])
+    found = []
+    for rows in (x, x.double()):
+        leaf = rows.clone().requires_grad_()
+        uc.contra_norm(leaf, 0.5, edge_index=hub).square().sum().backward()
+        found.append(leaf.grad.double())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)

@@ -16,6 +16,7 @@ def one_dnn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("this build of torch has no oneDNN")
     monkeypatch.setattr(products, "LEAST", 0)
     monkeypatch.setattr(products, "_is_faster", lambda: request.param)
+    monkeypatch.setattr(products, "_has_wide_vectors", lambda: True)
     return bool(request.param)
 
 
@@ -59,13 +60,29 @@ def test_only_float32_in_full_precision_goes_to_one_dnn(monkeypatch: pytest.Monk
     assert products.pays(large, 64)
     assert not products.pays(large.to(dtype), 64)
     assert not products.pays(large[:, :8], 8)
-    assert not products.pays(large.repeat(2, 1, 1), 64)  # a batch is one call of the BLAS
+    for wide in (True, False):  # a batch is one call of the BLAS, which is worth it on narrow vectors
+        monkeypatch.setattr(products, "_has_wide_vectors", lambda wide=wide: wide)
+        assert products.pays(large.repeat(2, 1, 1), 64) == wide
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
         assert not products.pays(large, 64)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("maker", "family", "wide"), [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 26, False)]
+)
+def test_processors_with_wide_vectors(monkeypatch: pytest.MonkeyPatch, maker: str, family: int, wide: bool) -> None:
+    told = f"processor\t: 0\nvendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\n"
+    monkeypatch.setattr(products, "_processor", lambda: told)
+    products._has_wide_vectors.cache_clear()
+    assert products._has_wide_vectors() == wide
+    monkeypatch.setattr(products, "_processor", lambda: "")
+    products._has_wide_vectors.cache_clear()
+    assert not products._has_wide_vectors()
+    products._has_wide_vectors.cache_clear()
 
 
 def test_an_operator_that_is_missing_or_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,10 +190,14 @@ def row_mean(
     """Return the means of `all_pairs` alone, which torch's fused attention can give on a GPU without Triton."""
     triangle = pairs.offset is None or (pairs.offset == 0 and q.shape[-2] == k.shape[-2])
     whole = triangle and bias is None and not pairs.no_self and pairs.excluded is None and pairs.row_group is None
-    if isinstance(temperature, Tensor) or not backends.uses_attention(q, k, v, whole):
-        return all_pairs(q, k, v, temperature, pairs, bias)[0]
-    _check_shapes(q, k, v, None)
-    return backends.attention(q, k, v, float(temperature), causal=pairs.offset is not None)
+    if not isinstance(temperature, Tensor) and backends.uses_attention(q, k, v, whole):
+        _check_shapes(q, k, v, None)
+        batch = _batch_shape(q, k, v)
+        sets = (_flatten(x, batch) for x in (q, k, v))
+        mean = backends.attention(*sets, float(temperature), causal=pairs.offset is not None)
+        if mean is not None:
+            return mean.reshape(*batch, *mean.shape[1:])
+    return all_pairs(q, k, v, temperature, pairs, bias)[0]
 
 
 def all_pairs(

@@ -23,7 +23,14 @@ HALF = (torch.float16, torch.bfloat16)
 MOST_DIFFERENT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # relative, from the tiles
 T = TypeVar("T")
 
-_works: dict[torch.device, bool] = {}  # devices on which the kernels were tried
+KINDS = {  # function -> what is compared with the tiles before it is first used
+    **dict.fromkeys(("forward", "backward"), "means"),
+    **dict.fromkeys(("spread", "spread_backward"), "columns"),
+    **dict.fromkeys(("log_sums", "log_sums_backward"), "both ways"),
+}
+
+_works: dict[torch.device, bool] = {}  # False: the kernels failed there
+_compared: set[tuple[torch.device, torch.dtype, str]] = set()
 
 
 def _parse_backend(name: str) -> Backend:
@@ -123,7 +130,7 @@ def _half_dtype(*tensors: Tensor) -> torch.dtype | None:
 
 def run(like: Tensor, tiles: Callable[..., T], *arguments: Any) -> T:
     """Call a function on tiles, or the one of the same name in `fused`, for rows like `like` (b, n, d)."""
-    if uses_triton(like) and (_setting == "triton" or _agrees(like)):
+    if uses_triton(like) and (_setting == "triton" or _agrees(like, KINDS[tiles.__name__])):
         from uncollapse.pairwise import fused
 
         try:
@@ -137,33 +144,48 @@ def run(like: Tensor, tiles: Callable[..., T], *arguments: Any) -> T:
     return tiles(*(numerics.to_full(x) if isinstance(x, Tensor) and x.dtype in HALF else x for x in arguments))
 
 
-def _agrees(like: Tensor) -> bool:
-    """Return whether the kernels give what tiles give for a few rows as wide as these; tried once per device."""
-    if like.device not in _works:
-        _works[like.device] = True
+def _agrees(like: Tensor, kind: str) -> bool:
+    """Return whether the kernels give what tiles give for a few rows like these; tried once per device and dtype."""
+    tried = like.device, like.dtype, kind
+    if tried not in _compared and _works.get(like.device, True):
         try:
-            error, most = difference(like), MOST_DIFFERENT[like.dtype]
+            error, most = difference(like, kind), MOST_DIFFERENT[like.dtype]
+        except torch.OutOfMemoryError:
+            raise
         except Exception as failure:  # the compiler may raise anything
             _give_up(like.device, " ".join(str(failure).split())[:500] or type(failure).__name__)
         else:
+            _compared.add(tried)
             if not error <= most:
                 _give_up(like.device, f"their results differ by {error:.1e} from those of torch, {most:.0e} is allowed")
-    return _works[like.device]
+    return _works.get(like.device, True)
 
 
-def difference(like: Tensor) -> float:
-    """Return the largest relative error of means, sums and gradients of 70 random rows, with the width of `like`."""
-    from uncollapse.pairwise import fused, walk
+def difference(like: Tensor, kind: str) -> float:
+    """Return the largest relative error of values and gradients of 70 random rows, with the width of `like`."""
+    from uncollapse.pairwise import both_ways, fused, walk
+
+    random, shape = torch.Generator().manual_seed(0), (3, 1, 70, like.shape[-1])
+    rows = (torch.randn(shape, generator=random, device="cpu") / like.shape[-1] ** 0.5).to(like)
+    tiles = both_ways if kind == "both ways" else walk
+    ours, theirs = _results(kind, fused, *rows), _results(kind, tiles, *rows.float())
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
+
+
+def _results(kind: str, functions: Any, x: Tensor, y: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    """Return values and gradients of one kind of sums of rows (1, n, d), by the functions of a backend."""
     from uncollapse.pairwise.grid import Pairs
 
-    random = torch.Generator().manual_seed(0)
-    rows, d_mean = (torch.randn(1, 70, like.shape[-1], generator=random).to(like) for _ in range(2))
-    rows, d_mean, d_log, full = rows / like.shape[-1] ** 0.5, d_mean.float(), torch.ones(1, 70).to(like.device), []
-    for functions, x in ((fused, rows), (walk, rows.float())):
-        saved = functions.forward(x, None, x, None, 0.5, Pairs())
-        grads = functions.backward(x, None, x, None, 0.5, Pairs(), saved, d_mean, d_log)
-        full.append((*saved[:2], grads[0], grads[2]))
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(*full, strict=True))
+    d_log = torch.ones_like(x[..., 0], dtype=torch.float32)
+    if kind == "both ways":
+        sums = functions.log_sums(x, y, 0.5, False)
+        return (*sums, *functions.log_sums_backward(d_log, d_log, *sums, x, y, 0.5, False))
+    if kind == "columns":
+        grads = functions.spread_backward(x, None, y, None, 0.5, Pairs(), d.float())
+        return functions.spread(x, None, y, None, 0.5, Pairs()), grads[0], grads[2]
+    saved = functions.forward(x, None, y, None, 0.5, Pairs())
+    grads = functions.backward(x, None, y, None, 0.5, Pairs(), saved, d.float(), d_log)
+    return (*saved[:2], grads[0], grads[2])
 
 
 def _give_up(device: torch.device, reason: str) -> None:
@@ -193,12 +215,20 @@ def uses_attention(q: Tensor, k: Tensor, v: Tensor, whole: bool) -> bool:
 ATTENTION_DEVICES = ("cuda",)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, temperature: float, causal: bool) -> Tensor:
-    """Return softmax means (..., n, e) in half precision, from a kernel of torch that holds no matrix of all pairs."""
+def attention(q: Tensor, k: Tensor, v: Tensor, temperature: float, causal: bool) -> Tensor | None:
+    """Return softmax means (b, n, e) in half precision, from a kernel of torch that holds no matrix of all pairs.
+
+    None if torch has no such kernel for these shapes on this device.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     dtype = _half_dtype(q, k, v)
-    q, k, v = (x.to(dtype).unsqueeze(-3) for x in (q, k, v))
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
-        mean = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1 / temperature)
-    return mean.squeeze(-3)
+    q, k, v = (x.to(dtype).unsqueeze(1) for x in (q, k, v))  # one head: these kernels take four dimensions only
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            mean = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1 / temperature)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return None
+    return mean.squeeze(1)

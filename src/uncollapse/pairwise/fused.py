@@ -19,6 +19,7 @@ from uncollapse.pairwise.grid import ABSENT, DOMINATED, LOG2E, Pairs
 
 HALF = (torch.float16, torch.bfloat16)
 LIFT = {torch.float16: 14}  # exponent of the largest weights and entries of G
+MOST_LIFT = 120  # a larger power of two may not be finite in float32
 SHARES = 256  # most programs that sum columns; each needs memory for two numbers per key
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
@@ -111,9 +112,10 @@ def backward(
     nothing = torch.isneginf(log_sum)
     d_mean, d_log = d_mean.float().masked_fill(nothing[..., None], 0), d_log.masked_fill(nothing, 0)
     lift = _lift(q, d_mean, 2 * _longest(d_mean) * _longest(v.float()), d_log)
-    d_mean, d_log = d_mean * lift, d_log * lift
-    level, limit = d_log - (d_mean * mean).sum(-1), torch.where(kind == DOMINATED, 0.5, 2.0)
-    queries = Side(q, d_mean.to(q.dtype), _shift(log_sum), level, limit if v.shape[-1] else None)
+    pulled, d_log = (d_mean * lift).to(q.dtype), d_log * lift
+    level = d_log - (pulled * mean).sum(-1)  # of what was rounded, so that dO·(v − o) keeps its digits if v is near o
+    limit = torch.where(kind == DOMINATED, 0.5, 2.0) if v.shape[-1] else None
+    queries = Side(q, pulled, _shift(log_sum), level, limit)
     keys = Side(q if k is None else k, v, _base_two(bias))
     dq, _, rest = _pull(queries, keys, temperature, pairs, "queries", d_values=False, goal=d_log)
     dk, dv, d_bias = _pull(keys, queries, temperature, pairs, "keys", rest=rest)
@@ -258,7 +260,8 @@ def _lift(x: Tensor, *largest: Tensor) -> Tensor:
     if x.dtype not in LIFT:
         return x.new_ones((), dtype=torch.float32)
     most = torch.stack([t.abs().amax() if t.numel() else t.new_zeros(()) for t in largest]).amax()
-    return torch.ldexp(torch.ones_like(most), LIFT[x.dtype] - torch.frexp(most).exponent)
+    exponent = LIFT[x.dtype] - torch.frexp(most).exponent
+    return torch.ldexp(torch.ones_like(most), exponent.clamp(max=MOST_LIFT))
 
 
 def _longest(x: Tensor) -> Tensor:

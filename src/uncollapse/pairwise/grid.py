@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -82,16 +82,32 @@ class Tile:
             tile.masked_fill_(self.block, value)
 
 
+class Corners(NamedTuple):
+    """Queries [a, b) and keys [lo, hi) of a tile, and the first key that these queries see in any tile."""
+
+    a: int
+    b: int
+    lo: int
+    hi: int
+    first: int
+
+    @property
+    def area(self) -> int:
+        """The number of pairs."""
+        return (self.b - self.a) * (self.hi - self.lo)
+
+
 class Grid:
     """The tiles of all pairs that count, row by row. `upper`: only tiles on and above the diagonal."""
 
     def __init__(self, pairs: Pairs, n: int, m: int, device: torch.device, upper: bool = False) -> None:
         self.pairs, self.n, self.m, self.device, self.upper = pairs, n, m, device, upper
         self.height, self.area = TILE.get(device.type, TILE_ELSEWHERE)
-        self.starts: list[int] = []
+        self.starts: dict[int, int] = {}  # where the excluded pairs of the first query of a tile begin
         if pairs.excluded is not None:
-            edges = torch.arange(n + 1, device=device)
-            self.starts = torch.searchsorted(pairs.excluded[0].contiguous(), edges).tolist()
+            edges = torch.arange(0, n + self.height, self.height, device=device).clamp(max=n)
+            found = torch.searchsorted(pairs.excluded[0].contiguous(), edges)
+            self.starts = dict(zip(edges.tolist(), found.tolist(), strict=True))
         self.ranges: tuple[list[int], list[int]] | None = None
         if pairs.row_group is not None and pairs.key_group is not None:
             first = torch.searchsorted(pairs.key_group, pairs.row_group)
@@ -108,6 +124,15 @@ class Grid:
         """Return whether one tile covers every query and key, so that results can be written instead of added."""
         return self.single and self.n > 0 and self.m > 0 and self._keys(0, self.n) == (0, self.m)
 
+    def fewest_keys(self) -> int:
+        """Return a number of keys that each query has at least; not for causal pairs."""
+        keys = self.m
+        if self.ranges is not None:
+            keys = min((behind - first for first, behind in zip(*self.ranges, strict=True)), default=0)
+        if self.pairs.excluded is not None and self.pairs.excluded.numel():
+            keys -= int(torch.bincount(self.pairs.excluded[0]).max())
+        return keys - self.pairs.no_self
+
     def chunks(self, batch: int, workers: int = 1) -> list[slice]:
         """Return batch elements to process together: about half a tile, which measured fastest.
 
@@ -121,14 +146,22 @@ class Grid:
         return [slice(c, min(batch, c + step)) for c in range(0, batch, step)]
 
     def __iter__(self) -> Iterator[Tile]:
+        return self.tiles(self.corners())
+
+    def corners(self) -> Iterator[Corners]:
+        """Return where the tiles are, without what they hold."""
         for a in range(0, self.n, self.height):
             b = min(self.n, a + self.height)
             first, behind = self._keys(a, b)
             width = max(b - a, self.area // (b - a))
             for lo in range(first, behind, width):
-                hi = min(behind, lo + width)
-                no_self = self.pairs.no_self and max(a, lo) < min(b, hi)
-                yield Tile(a, b, lo, hi, no_self, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
+                yield Corners(a, b, lo, min(behind, lo + width), first)
+
+    def tiles(self, corners: Iterable[Corners]) -> Iterator[Tile]:
+        """Return the tiles at some of the corners."""
+        for a, b, lo, hi, first in corners:
+            no_self = self.pairs.no_self and max(a, lo) < min(b, hi)
+            yield Tile(a, b, lo, hi, no_self, self._drop(a, b, lo, hi), self._block(a, b, lo, hi), first)
 
     def _keys(self, a: int, b: int) -> tuple[int, int]:
         first, behind = 0, self.m
@@ -178,7 +211,7 @@ class Memory(threading.local):
 
         Without `into` it may also be in memory of its own.
         """
-        if into is None and products.pays(left, right.shape[1]):
+        if into is None and len(left) == 1 and products.pays(left, right.shape[1]):
             return products.linear(left[0] * scale, right[0])[None]
         out = self._block(name, left, right.shape[1]) if into is None else into
         return products.multiply(left, right, scale, out)

@@ -32,14 +32,15 @@ def softmax_rows(
 ):  # fmt: skip
     """Write o_i = Σ_j P_ij v_j, log₂ Σ_j exp2 S_ij and whether one key dominates, for S_ij = scale·q_i·k_j + bias_j.
 
-    A running maximum keeps exponents at or below LIFT, which lets float16 weights use the range of that type.
+    A running maximum keeps exponents at or below LIFT, which lets float16 weights use the range of that type. Means are
+    divided by the sum of the weights as they were rounded: values that are all alike then have exactly that mean.
     """
     batch, block = _program(n, ROWS)
     base = block * ROWS
     rows = base + tl.arange(0, ROWS)
     q, k, v, mean = q + batch * n * D, k + batch * m * D, v + batch * m * E, mean + batch * n * E
     peak, total = tl.full((ROWS,), ABSENT, tl.float32), tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, BLOCK_E), tl.float32)
+    sums, share = tl.zeros((ROWS, BLOCK_E), tl.float32), tl.zeros((ROWS,), tl.float32)
     low, high, cursor, end = _visits(first, behind, start, block, n, m, ROWS)
     for lo in range(low, high, KEYS):
         keys = lo + tl.arange(0, KEYS)
@@ -52,21 +53,23 @@ def softmax_rows(
         fade = tl.exp2(peak - top)
         weight = tl.exp2(logits - top[:, None] + LIFT)
         total = total * fade + tl.sum(weight, 1)
+        rounded = weight.to(v.dtype.element_ty)
+        share = share * fade + tl.sum(rounded.to(tl.float32), 1)
         if E > BLOCK_E:
-            _add_in_memory(mean, base, n, weight.to(v.dtype.element_ty), v, lo, m, fade, e, ROWS, KEYS, E, BLOCK_E)
+            _add_in_memory(mean, base, n, rounded, v, lo, m, fade, e, ROWS, KEYS, E, BLOCK_E)
         elif E > 0:
             value = _load(v, lo, 0, m, KEYS, E, BLOCK_E)
-            sums = _dot(weight.to(v.dtype.element_ty), value, sums * fade[:, None])
+            sums = _dot(rounded, value, sums * fade[:, None])
         peak = top
     nothing, inside = (peak < ABSENT / 2) & (total == total), rows < n  # a sum of NaN stays NaN
-    total = tl.where(nothing, float("inf"), total)
+    total, share = tl.where(nothing, float("inf"), total), tl.where(nothing, float("inf"), share)
     level = tl.where(nothing, float("-inf"), peak + tl.log2(total) - LIFT)
     tl.store(log2sum + batch * n + rows, level, mask=inside)
     tl.store(dominated + batch * n + rows, (total < DOMINANCE * 2**LIFT).to(tl.uint8), mask=inside)
     for at in range(0, E if E <= BLOCK_E else e, BLOCK_E):
         if E > BLOCK_E:
             sums = _load(mean, base, at, n, ROWS, E, BLOCK_E)
-        _store(mean, base, at, n, sums / total[:, None], ROWS, E, BLOCK_E)
+        _store(mean, base, at, n, sums / share[:, None], ROWS, E, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["n", "m", "d", "e"])

@@ -5,11 +5,12 @@ exp(b_j). Rows with a dominant key go to the general pass, which keeps their dig
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from uncollapse.pairwise.threads import for_each_share
 from uncollapse.pairwise.grid import (
     DOMINANCE,
     LOG2E,
@@ -31,29 +32,36 @@ SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # up to this logarithm, 
 
 def forward(inputs: Inputs, grid: Grid, out: Outputs) -> bool:
     """Write means and sums and return True; return False, with `out` undefined, where this pass does not apply."""
-    if not _applies(inputs, grid.pairs):
+    largest = _largest_logit(inputs, grid.pairs)
+    if largest is None:
         return False
-    mean, log2sum, kind, _ = out
     share = _shares(inputs)
     values = inputs.v if inputs.bias is None else inputs.v * share[..., None]
-    total, peak = torch.zeros_like(share), torch.zeros_like(share)
-    mean.zero_()
-    for t in grid:
-        weight, beyond, others = _weights(inputs, t)
-        if inputs.bias is None:
-            total[:, t.rows] += weight.sum(-1)
-            total[:, others] += beyond.sum(-2)
-        else:
-            _add_products(total.unsqueeze(-1), share.unsqueeze(-1), weight, beyond, t, others)
-        if inputs.v.shape[-1] > 0:
-            _add_products(mean, values, weight, beyond, t, others)
-            peak[:, t.rows] = torch.maximum(peak[:, t.rows], weight.amax(-1))
-            peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
-    if bool((peak * DOMINANCE > total).any()):
+    few = inputs.bias is not None or DOMINANCE * math.exp(2 * largest) > grid.fewest_keys()  # a key may dominate
+
+    def work(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor]:
+        total, peak, mean = torch.zeros_like(share), torch.zeros_like(share), torch.zeros_like(values)
+        for t in tiles:
+            weight, beyond, others = _weights(inputs, t)
+            if inputs.bias is None:
+                total[:, t.rows] += weight.sum(-1)
+                total[:, others] += beyond.sum(-2)
+            else:
+                _add_products(total.unsqueeze(-1), share.unsqueeze(-1), weight, beyond, t, others)
+            if values.shape[-1] > 0:
+                _add_products(mean, values, weight, beyond, t, others)
+                if few:
+                    peak[:, t.rows] = torch.maximum(peak[:, t.rows], weight.amax(-1))
+                    peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
+        return total, peak, mean
+
+    total, peak, mean = (torch.stack(parts) for parts in zip(*for_each_share(work, grid, inputs), strict=True))
+    total = total.sum(0)
+    if bool((peak.amax(0) * DOMINANCE > total).any()):
         return False
-    mean.div_(total.clamp(min=torch.finfo(total.dtype).tiny)[..., None])
-    torch.log2(total, out=log2sum)
-    kind.fill_(SYMMETRIC)
+    torch.div(mean.sum(0), total.clamp(min=torch.finfo(total.dtype).tiny)[..., None], out=out.mean)
+    torch.log2(total, out=out.log2sum)
+    out.kind.fill_(SYMMETRIC)
     return True
 
 
@@ -64,33 +72,42 @@ def backward(inputs: Inputs, grid: Grid, outputs: Outputs, d_out: OutputGradient
     pull = _with_column(d_out.mean, level) * (-outputs.log2sum).exp2()[..., None]  # [dO, dL − dO·o]/Z
     offer = _with_column(inputs.v, torch.ones_like(share)) * share[..., None]
     left, right = torch.cat([pull, offer], -1), torch.cat([offer, pull], -1)
-    d_mean, d_level, d_share = pull[..., :-1], pull[..., -1:], torch.zeros_like(share)
+    d_mean, d_level = pull[..., :-1].contiguous(), pull[..., -1:]
     combine: Callable[[str, Tensor, Tensor], Tensor] = memory.product
     if inputs.v.shape[-1] == 0 and inputs.bias is None:  # a product over two features is slower than their sum
         combine, left, right = memory.sums, pull[..., 0], pull[..., 0]
-    for t in grid:
-        weight, beyond, others = _weights(inputs, t)
-        if inputs.v.shape[-1] > 0:
-            _add_products(grads.v, d_mean, weight, beyond, t, others)
-        if inputs.bias is not None:
-            _add_products(d_share.unsqueeze(-1), d_level, weight, beyond, t, others)
-        push = combine("push", left[:, t.rows], right[:, t.keys]).mul_(weight)  # G_ij + G_ji
-        _add_products(grads.q, inputs.q, push, push[..., others.start - t.lo :], t, others)
-    grads.q.div_(inputs.temperature)
+
+    def work(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dv, d_share = torch.zeros_like(inputs.q), torch.zeros_like(inputs.v), torch.zeros_like(share)
+        for t in tiles:
+            weight, beyond, others = _weights(inputs, t)
+            if inputs.v.shape[-1] > 0:
+                _add_products(dv, d_mean, weight, beyond, t, others)
+            if inputs.bias is not None:
+                _add_products(d_share.unsqueeze(-1), d_level, weight, beyond, t, others)
+            push = combine("push", left[:, t.rows], right[:, t.keys]).mul_(weight)  # G_ij + G_ji
+            _add_products(dq, inputs.q, push, push[..., others.start - t.lo :], t, others)
+        return dq, dv, d_share
+
+    parts = for_each_share(work, grid, inputs)
+    dq, dv, d_share = (torch.stack(each).sum(0) for each in zip(*parts, strict=True))
+    torch.div(dq, inputs.temperature, out=grads.q)
     if grads.bias is not None:
-        grads.bias.copy_(((grads.v * inputs.v).sum(-1) + d_share) * share)
-        grads.v.mul_(share[..., None])
+        grads.bias.copy_(((dv * inputs.v).sum(-1) + d_share) * share)
+        dv.mul_(share[..., None])
+    grads.v.copy_(dv)
 
 
-def _applies(inputs: Inputs, pairs: Pairs) -> bool:
+def _largest_logit(inputs: Inputs, pairs: Pairs) -> float | None:
+    """Return what no logit exceeds, or None where this pass does not apply."""
     x, bias = inputs.q, inputs.bias
     if x.device.type != "cpu" or pairs.offset is not None or not pairs.mirrored or x.numel() == 0:
-        return False
+        return None
     largest = float(torch.linalg.vector_norm(x, dim=-1).max()) ** 2 / inputs.temperature
     if bias is not None:
         largest = max(largest, float(bias.masked_fill(torch.isneginf(bias), 0).abs().max()))
     value = float(inputs.v.abs().amax()) if inputs.v.numel() else 0.0
-    return is_moderate(largest, max(value, 1.0) * x.shape[1], x.dtype)
+    return largest if is_moderate(largest, max(value, 1.0) * x.shape[1], x.dtype) else None
 
 
 def is_moderate(largest: float, terms: float, dtype: torch.dtype) -> bool:

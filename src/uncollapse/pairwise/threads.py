@@ -1,4 +1,4 @@
-"""Work in several threads: the chunks of a batch, or independent tasks, each in one thread.
+"""Work in several threads: the chunks of a batch, the tiles of one large set, or independent tasks.
 
 Threads that share every operation wait for each other at its end. Where another program uses a core, one of them is
 late each time. Threads with work of their own wait for each other only once, and compute the same.
@@ -6,17 +6,17 @@ late each time. Threads with work of their own wait for each other only once, an
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import TypeVar
 
 import torch
 
-from uncollapse.pairwise.grid import Grid, Inputs
+from uncollapse.pairwise.grid import Corners, Grid, Inputs, Tile
 
 LEAST = 1 << 24  # multiplications of a product of the whole batch from which on this pays
-T = TypeVar("T")
+S, T = TypeVar("S"), TypeVar("T")
 
 
 def for_each_chunk(work: Callable[[slice], None], grid: Grid, inputs: Inputs) -> None:
@@ -25,10 +25,25 @@ def for_each_chunk(work: Callable[[slice], None], grid: Grid, inputs: Inputs) ->
     if threads == 1 or not grid.single or batch < threads or not _is_large(inputs):
         for c in grid.chunks(batch):
             work(c)
-        return
+    else:
+        _in_threads(work, grid.chunks(batch, threads), threads)
+
+
+def for_each_share(work: Callable[[Iterator[Tile]], T], grid: Grid, inputs: Inputs) -> list[T]:
+    """Return what `work` returns for all tiles or, in several threads, for a share of them each, in a fixed order."""
+    corners, threads = list(grid.corners()), torch.get_num_threads()
+    if threads == 1 or len(corners) == 1 or not _is_large(inputs):
+        return [work(grid.tiles(corners))]
+    shares: list[list[Corners]] = [[] for _ in range(min(threads, len(corners)))]
+    for tile in sorted(corners, key=lambda tile: -tile.area):
+        min(shares, key=lambda share: sum(other.area for other in share)).append(tile)
+    return _in_threads(work, [grid.tiles(share) for share in shares], threads)
+
+
+def _in_threads(work: Callable[[S], T], parts: list[S], threads: int) -> list[T]:
+    """Return what `work` returns for each part, each in one thread."""
     run = partial(_run, torch.is_inference_mode_enabled())
-    for done in [_pool(threads).submit(run, partial(work, c)) for c in grid.chunks(batch, threads)]:
-        done.result()
+    return [done.result() for done in [_pool(threads).submit(run, partial(work, part)) for part in parts]]
 
 
 def _is_large(inputs: Inputs) -> bool:
