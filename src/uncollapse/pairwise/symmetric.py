@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise.threads import for_each_share
 from uncollapse.pairwise.grid import (
     DOMINANCE,
     LOG2E,
@@ -25,6 +24,7 @@ from uncollapse.pairwise.grid import (
     memory,
 )
 from uncollapse.pairwise.products import accumulate
+from uncollapse.pairwise.threads import for_each_share
 
 SAFE_LOGIT = {torch.float32: 60.0, torch.float64: 300.0}  # up to this |S|, exp(S) needs no shift
 SAFE_SUM = {torch.float32: 80.0, torch.float64: 650.0}  # up to this logarithm, a sum does not overflow
