@@ -41,6 +41,7 @@ def sweep(tiny: ModuleType, folder: Path, place: str, *grids: Grid, ear: Ear) ->
     return Sweep(queue, folder / "runs", Runtime(folder), Limits(min(jobs, 3), 150), ear, pool)
 
 
+@pytest.mark.slow
 def test_runs_of_a_dask_cluster_have_the_same_records_and_are_not_made_twice(
     tiny: ModuleType, tmp_path: Path, dask_address: str
 ) -> None:
@@ -56,6 +57,7 @@ def test_runs_of_a_dask_cluster_have_the_same_records_and_are_not_made_twice(
     assert len(log(tmp_path)) == 5  # four runs and the one that failed
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_lost_starts_again(tiny: ModuleType, tmp_path: Path, dask_address: str) -> None:
     """A run that kills its worker is tried again, and then fails; the others are done."""
     ear = Ear()
@@ -66,6 +68,7 @@ def test_a_run_whose_worker_is_lost_starts_again(tiny: ModuleType, tmp_path: Pat
     assert sum(line.startswith("kill") for line in log(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_lost_job_of_slurm_starts_again_a_few_times(
     tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_lost_job_of_slurm_starts_again_a_few_times(
     assert sum("starts again" in words for words in ear.notes) == 1
 
 
+@pytest.mark.slow
 def test_submitit_runs_the_same_jobs(tiny: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     swept = sweep(tiny, tmp_path, "slurm-local", Grid({"size": (1, 2)}), ear=Ear())

@@ -98,6 +98,7 @@ def test_where_there_is_none(tmp_path: Path) -> None:
         glue.load_split(glue.find_task(str(root)), "dev", root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["label", "score"])
 def test_a_run_on_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     monkeypatch.setenv("UNCOLLAPSE_CACHE", str(tmp_path / "cache"))
