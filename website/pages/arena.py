@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,15 @@ def places() -> dict[tuple[str, int], list[Standing]]:
     return {at: sorted(rows, key=lambda each: (each.row != NONE, -each.mean)) for at, rows in found.items()}
 
 
-def tables() -> str:
-    """One table per task and depth, with all rows; words where nothing was run."""
-    parts = []
+def tables(*tasks: str) -> str:
+    """One table per task and depth, with all rows and the plots of the task; words where nothing was run."""
+    parts, drawn = [], set()
     for (group, depth), rows in places().items():
-        title = f"### {group}, {depth} blocks" if group != DEMO else f"### {group}, {depth} blocks: the demo's graph"
-        parts += [title, reference.table(HEAD, map(_row, rows))]
+        if group.partition(",")[0] in tasks:
+            title = f"### {group}, {depth} blocks{': the graph of the demo' if group == DEMO else ''}"
+            plots = [] if group in drawn else _plots(group)
+            parts += [title, reference.table(HEAD, map(_row, rows)), *plots]
+            drawn.add(group)
     return "\n\n".join(parts) or NOT_RUN
 
 
@@ -107,12 +110,10 @@ def missing() -> str:
     return f"{reference.table(table.head, table.rows)}\n\n    uncollapse sweep arena --grid NAME"
 
 
-def plots() -> str:
-    """The plots of each task, if they were drawn."""
-    groups = dict.fromkeys(group for group, _ in places())
-    titles = [f"{group}: {name}" for group in groups for name in PLOTS]
-    shown = [f"![{title}](images/{_image(title).name})" for title in titles if _image(title).exists()]
-    return "\n\n".join(shown) or NOT_RUN
+def _plots(group: str) -> list[str]:
+    """Return the plots of a task, if they were drawn."""
+    titles = [f"{group}: {name}" for name in PLOTS]
+    return [f"![{title}](images/{_image(title).name})" for title in titles if _image(title).exists()]
 
 
 def demo() -> str:
@@ -214,10 +215,11 @@ def _image(title: str) -> Path:
 
 
 TEXTS: dict[str, Callable[[], str]] = {
-    "arena_tables": tables,
+    "arena_graphs": partial(tables, "gcn"),
+    "arena_images": partial(tables, "vit-digits", "vit-cifar"),
+    "arena_text": partial(tables, "bert", "decoder"),
     "arena_advice": advice,
     "arena_missing": missing,
-    "arena_plots": plots,
     "demo": demo,
     "demo_sentence": demo_sentence,
 }

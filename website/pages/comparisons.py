@@ -33,12 +33,6 @@ def other_peers() -> tuple[Row, Sequence[Row]]:
     return ("work, next to which library", "times as fast", "time"), rows
 
 
-def dense() -> tuple[Row, Sequence[Row]]:
-    """ContraNorm beside its plain formula, by the number of rows."""
-    found = [t for t in measured("") if t["name"].startswith("contra_norm")]
-    return ("", "measured", ""), [(t["name"], f"{t['measured']:.2f} {t['unit']}", t["detail"]) for t in found]
-
-
 def lost() -> tuple[Row, Sequence[Row]]:
     """Targets that were missed, dense forms that were faster, and what is dear."""
     return ("", "measured", "why it is here"), [*_missed(), *_faster_dense(), *_dear()]
@@ -75,6 +69,5 @@ def _dear() -> Iterator[Row]:
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "peers": peers,
     "other_peers": other_peers,
-    "dense_forms": dense,
     "lost": lost,
 }

@@ -1,6 +1,6 @@
 """Healthy models to compare with: metrics of pretrained models of a kind by relative depth, from `healthy.json`.
 
-`python -m website.pages.real_models` writes that file from `results/real_models`; docs/real-models.md shows the models.
+`python -m website.pages.real_models` writes that file from `results/real_models`; docs/models.md shows them.
 """
 
 import json
