@@ -63,7 +63,7 @@ def _dear() -> Iterator[Row]:
             whole = f"{above}; {t['name'].strip()}" if indented else t["name"]
             above = above if indented else t["name"]
             if t["unit"] == "× the time" and t["measured"] > DEAR:
-                yield whole, f"{t['measured']:.2f} × the time", "dear"
+                yield whole, f"{t['measured']:.2f} × the time", f"more than {DEAR} × the time"
 
 
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ MARKERS += ((4, 1, 0), (6, 1, 0), "h", (2, 1, 0), (3, 1, 180), "8")  # tuples ar
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 INK, QUIET, LINE = "#17212d", "#566373", "#dce2e9"
 FORMATS = (".png", ".svg", ".pdf")
+COLUMN, NARROW, LINE_HEIGHT = 3.5, 2.4, 0.17  # inches: a column of a paper, a small panel, a line of text
+LETTERS = 13.0  # of a label per inch
 DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, as in the style sheet of the pages
     "#0068a8": "#58b4f0",
     "#c44d08": "#f79256",
@@ -95,6 +98,66 @@ def legend_columns(width: float, names: Iterable[str]) -> int:
     return max(1, int(width / (0.5 + 0.066 * longest)))  # a line and its gap, and a letter of 9 points
 
 
+def fit_column(figure: Any) -> Any:
+    """Lay out a figure again, in place, for a column of a paper or a phone, and return it.
+
+    Panels of a row go below each other, and small ones in pairs; several rows become columns. Text stays as large as it
+    was, so long lines are broken.
+    """
+    panels = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
+    specs = [axes.get_subplotspec() for axes in panels]
+    grid = specs[0].get_gridspec()
+    width, height = figure.get_size_inches()
+    if grid.nrows > 1:
+        places, rows, columns = [(spec.colspan.start, spec.rowspan.start) for spec in specs], grid.ncols, grid.nrows
+        ratios = {"width_ratios": grid.get_height_ratios(), "height_ratios": grid.get_width_ratios()}
+    else:
+        columns = 2 if len(panels) > 1 and width / grid.ncols < NARROW else 1
+        places, rows = [divmod(number, columns) for number in range(len(panels))], -(-len(panels) // columns)
+        ratios = {}
+    own = COLUMN / columns
+    shape = max(0.7, (height / grid.nrows) / (width / grid.ncols)) if grid.nrows == 1 else 1.0
+    new = figure.add_gridspec(rows, columns, **ratios)
+    for axes, place in zip(panels, places, strict=True):
+        axes.set_subplotspec(new[place])
+        _break_lines(axes, int(LETTERS * own), panels[0].get_ylabel() if grid.nrows == 1 else "")
+    extra = _break_title(figure) + sum(_narrow_legend(figure, legend) for legend in list(figure.legends))
+    figure.set_size_inches(COLUMN, rows * own * shape + LINE_HEIGHT * extra)
+    return figure
+
+
+def _break_lines(axes: Any, letters: int, label: str) -> None:
+    """Break the title and the labels of a panel; the first panel's label of y is that of panels without one."""
+    axes.set_title(_wrapped(axes.get_title(), letters), fontsize=9, color=INK)
+    axes.set_xlabel(_wrapped(axes.get_xlabel(), letters), fontsize=9)
+    axes.set_ylabel(_wrapped(axes.get_ylabel() or label, letters), fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def _break_title(figure: Any) -> int:
+    """Break the title of a figure, and return the number of its lines."""
+    text = _wrapped(figure.get_suptitle(), int(LETTERS * COLUMN))
+    if not text:
+        return 0
+    figure.suptitle(text, fontsize=10, color=INK, x=0.015, ha="left", parse_math=False)
+    return text.count("\n") + 1
+
+
+def _narrow_legend(figure: Any, legend: Any) -> int:
+    """Put a legend below a column, and return the number of its lines."""
+    lines, labels = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+    legend.remove()
+    columns = min(len(labels), legend_columns(COLUMN, labels))
+    place = {"loc": "outside lower left", "ncols": columns, "columnspacing": 1.0}
+    for text in figure.legend(lines, labels, frameon=False, fontsize=8, labelcolor=INK, **place).get_texts():
+        text.set_parse_math(False)
+    return -(-len(labels) // columns)
+
+
+def _wrapped(text: str, letters: int) -> str:
+    return "\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, max(8, letters)))
+
+
 def tick_positions(count: int, limit: int) -> range:
     """Return at most `limit` of the first `count` integers, evenly spaced."""
     return range(0, count, max(1, -(-count // limit)))
@@ -135,12 +198,15 @@ def _dark_style() -> str:
     return f'  <style type="text/css">\n  @media (prefers-color-scheme: dark) {{\n{lines}\n  }}\n  </style>'
 
 
-def inline_svg(figure: Any) -> str:
-    """Return a figure as an SVG element that takes its colours, light or dark, from the style sheet of the page."""
+def inline_svg(figure: Any, salt: str = "uncollapse") -> str:
+    """Return a figure as an SVG element that takes its colours, light or dark, from the style sheet of the page.
+
+    Names inside it depend on the `salt`: two forms of a figure on one page need different ones.
+    """
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "uncollapse"}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         figure.savefig(
             buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True
         )
