@@ -25,9 +25,10 @@ def save(figure: Any, path: Path) -> Path:
 
     That is a PDF, and both formats again in the width of a column, for papers and phones.
     """
-    written = save_figure(figure, path)
     if path.parent == IMAGES:
         save_figure(figure, PRINT / f"{path.stem}.pdf")
+    written = save_figure(figure, path)
+    if path.parent == IMAGES:
         fit_column(figure)
         save_figure(figure, path.with_stem(f"{path.stem}{COLUMN}"))
         save_figure(figure, PRINT / f"{path.stem}{COLUMN}.pdf")

@@ -187,10 +187,10 @@ def _draw_demo(rows: Sequence[Standing]) -> Path:
         if prediction := predictions().get(each.row):
             low, high = plain.mean + prediction.low, plain.mean + prediction.high
             scores.plot([low, high], [number + 0.4] * 2, color=QUIET, linewidth=3, solid_capstyle="butt")
-    scores.plot([], [], color=QUIET, linewidth=3, label="predicted from other graphs, 95 %")
+    scores.plot([], [], color=QUIET, linewidth=3, label="predicted, 95 %")
     scores.set_yticks(range(len(rows)), [each.row for each in rows], parse_math=False)
     scores.invert_yaxis()
-    scores.set_xlabel("test accuracy, %; bars are 95 % intervals over seeds", color=INK)
+    scores.set_xlabel("test accuracy, %, with 95 % intervals", color=INK)
     scores.legend(frameon=False, fontsize=9, loc="upper right")
     ranks.set(xlabel="layer", ylabel="effective rank of the nodes")
     ranks.grid(axis="y", color=LINE, linewidth=0.8)

@@ -101,37 +101,45 @@ def legend_columns(width: float, names: Iterable[str]) -> int:
 def fit_column(figure: Any) -> Any:
     """Lay out a figure again, in place, for a column of a paper or a phone, and return it.
 
-    Panels of a row go below each other, and small ones in pairs; several rows become columns. Text stays as large as it
-    was, so long lines are broken.
+    Panels of a row go below each other, or in pairs if they are small; two rows become two columns. Text stays as large
+    as it was, so long lines are broken.
     """
     panels = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
     specs = [axes.get_subplotspec() for axes in panels]
-    grid = specs[0].get_gridspec()
-    width, height = figure.get_size_inches()
-    if grid.nrows > 1:
-        places, rows, columns = [(spec.colspan.start, spec.rowspan.start) for spec in specs], grid.ncols, grid.nrows
-        ratios = {"width_ratios": grid.get_height_ratios(), "height_ratios": grid.get_width_ratios()}
-    else:
-        columns = 2 if len(panels) > 1 and width / grid.ncols < NARROW else 1
-        places, rows = [divmod(number, columns) for number in range(len(panels))], -(-len(panels) // columns)
-        ratios = {}
-    own = COLUMN / columns
-    shape = max(0.7, (height / grid.nrows) / (width / grid.ncols)) if grid.nrows == 1 else 1.0
+    grid, (width, height) = specs[0].get_gridspec(), figure.get_size_inches()
+    shape = max(0.7, (height / grid.nrows) / (width / grid.ncols))
+    columns = 2 if len(panels) > 1 and width / grid.ncols < NARROW or grid.nrows > 1 else 1
+    places, ratios = [divmod(number, columns) for number in range(len(panels))], {}
+    if grid.nrows == 2:
+        places = [(spec.colspan.start, spec.rowspan.start) for spec in specs]
+        ratios, shape = {"width_ratios": grid.get_height_ratios()}, 1.0
+    rows, own = 1 + max(row for row, _ in places), COLUMN / columns
     new = figure.add_gridspec(rows, columns, **ratios)
     for axes, place in zip(panels, places, strict=True):
         axes.set_subplotspec(new[place])
-        _break_lines(axes, int(LETTERS * own), panels[0].get_ylabel() if grid.nrows == 1 else "")
+        if not axes.get_ylabel() and axes.get_xlabel() == panels[0].get_xlabel():
+            axes.set_ylabel(panels[0].get_ylabel())  # the first panel's stood for all
+        _fit_text(axes, int(LETTERS * own), int(LETTERS * own * shape * 0.65))
     extra = _break_title(figure) + sum(_narrow_legend(figure, legend) for legend in list(figure.legends))
     figure.set_size_inches(COLUMN, rows * own * shape + LINE_HEIGHT * extra)
     return figure
 
 
-def _break_lines(axes: Any, letters: int, label: str) -> None:
-    """Break the title and the labels of a panel; the first panel's label of y is that of panels without one."""
-    axes.set_title(_wrapped(axes.get_title(), letters), fontsize=9, color=INK)
-    axes.set_xlabel(_wrapped(axes.get_xlabel(), letters), fontsize=9)
-    axes.set_ylabel(_wrapped(axes.get_ylabel() or label, letters), fontsize=9)
+def _fit_text(axes: Any, across: int, up: int) -> None:
+    """Break the titles and labels of a panel into lines of so many letters, and leave out labels of ticks."""
+    for place in ("left", "center"):
+        axes.set_title(_wrapped(axes.get_title(place), across), loc=place, fontsize=9, color=INK)
+    axes.set_xlabel(_wrapped(axes.get_xlabel(), int(0.85 * across)), fontsize=9)
+    axes.set_ylabel(_wrapped(axes.get_ylabel(), up), fontsize=9)
     axes.tick_params(labelsize=8)
+    axes.tick_params(which="minor", labelsize=6)
+    if axes.get_legend():
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    if type(axes.xaxis.get_major_locator()).__name__ == "FixedLocator" and len(names) > 2 and len(names[0]) > 3:
+        every = 2 if sum(len(name) + 2 for name in names) > 1.25 * across else 1
+        kept = [name if not at % every and (at != 1 or len(names[1]) > 3) else "" for at, name in enumerate(names)]
+        axes.set_xticks(axes.get_xticks(), kept, parse_math=False)
 
 
 def _break_title(figure: Any) -> int:
@@ -145,7 +153,10 @@ def _break_title(figure: Any) -> int:
 
 def _narrow_legend(figure: Any, legend: Any) -> int:
     """Put a legend below a column, and return the number of its lines."""
-    lines, labels = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+    labels = [text.get_text() for text in legend.get_texts()]
+    drawn = {name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    whole = {name for name, line in drawn.items() if isinstance(line, tuple)}  # a point with its bars
+    lines = [drawn[name] if name in whole else own for name, own in zip(labels, legend.legend_handles, strict=True)]
     legend.remove()
     columns = min(len(labels), legend_columns(COLUMN, labels))
     place = {"loc": "outside lower left", "ncols": columns, "columnspacing": 1.0}
