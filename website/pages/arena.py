@@ -94,11 +94,11 @@ def _gain(paired: Paired | None) -> str:
 def advice() -> str:
     """The best rows by the lower bound of their gain, for each kind of model and depth; what advice says."""
     rows = [
-        (measured.kind, str(measured.depth), ", ".join(measured.data), measured.cause, f"`{gain.row}`", gain.text)
+        (measured.kind, str(measured.depth), f"`{gain.row}`", gain.text, ", ".join(measured.data), measured.cause)
         for measured in measured_gains.all_measured()
         for gain in measured.gains[:SHOWN]
     ]
-    head = ("model", "blocks", "measured on", "verdict of the plain model", "best lower bound", "gain over it")
+    head = ("model", "blocks", "what helped", "gain", "measured on", "verdict of the plain model")
     return reference.table(head, rows) if rows else NOT_RUN
 
 
