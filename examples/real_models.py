@@ -31,7 +31,7 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.io import batches as text_batches
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn import config as gcn_config
-from uncollapse.lab.experiments.gcn import training as gcn_training
+from uncollapse.lab.experiments.gcn import recipe as gcn_recipe
 from uncollapse.lab.experiments.vit import digits
 
 OUT = Path("results/real_models")
@@ -266,7 +266,7 @@ def gcn(data: Path, save: Saver, out: Path) -> None:
     said = {"none": "no norm", "layer_norm": "LayerNorm", "contra_norm": "ContraNorm"}
     for norm, depth in (("none", 2), ("none", 32), ("layer_norm", 32), ("contra_norm", 32)):
         config = gcn_config.Config(data="cora", norm=norm, layers=depth)
-        model, run = gcn_training.train(config, runtime)
+        model, run = gcn_recipe.train(config, runtime)
         file = f"gcn{depth}_{norm.removesuffix('_norm')}"
         keep(run, out / "runs" / f"{file}.json")
         graph = gcn_config.load(config, runtime)

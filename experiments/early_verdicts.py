@@ -24,10 +24,10 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.experiments.arena import config as arena
 from uncollapse.lab.experiments.arena.problems import Problem
-from uncollapse.lab.experiments.arena.training import build_problem
+from uncollapse.lab.experiments.arena.recipe import build_problem
 from uncollapse.lab.experiments.calibration.model_outcomes import EARLY, plain_records
 from uncollapse.lab.experiments.gcn import config as gcn
-from uncollapse.lab.experiments.gcn import training as gcn_training
+from uncollapse.lab.experiments.gcn import recipe as gcn_recipe
 
 RESULTS = Path("results")
 SHARE = 10  # a tenth of the steps
@@ -95,8 +95,8 @@ def stored_problem(record: dict[str, Any], runtime: Runtime) -> Problem:
     with use_seed(config.seed):
         model = gcn.build(config, graph)
     batch = {"x": graph.x, "edge_index": graph.edge_index}
-    task = gcn_training.build_task(model, graph, config)
-    return Problem(task, gcn_training.training_options(config), lambda _: {}, [batch])
+    task = gcn_recipe.build_task(model, graph, config)
+    return Problem(task, gcn_recipe.training_options(config), lambda _: {}, [batch])
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uncollapse.diagnosis import outcomes
-from uncollapse.embeddings.choice import advise
+from uncollapse.diagnosis import reference_data
+from uncollapse.embeddings.geometry import advise
 from uncollapse.io import files
 from uncollapse.lab.experiments.calibration import model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Case, cases
-from uncollapse.lab.experiments.calibration.config import PAIRS
+from uncollapse.lab.experiments.calibration.recipe import PAIRS
 
 RESULTS = Path(__file__).parents[1] / "results"
-TARGET = Path(outcomes.__file__).with_suffix(".json")
+TARGET = Path(reference_data.__file__).with_name(reference_data.OUTCOMES_FILE)
 
 
 def count(results: Path = RESULTS) -> dict[str, Any]:

@@ -88,10 +88,10 @@ TASKS = {
 class Quiet:
     """Tells a line a trial."""
 
-    def changed(self, sweep: Sweep) -> None:
+    def handle_change(self, sweep: Sweep) -> None:
         """Steps are not told."""
 
-    def finished(self, sweep: Sweep, config: Any) -> None:
+    def handle_end(self, sweep: Sweep, config: Any) -> None:
         """A trial is over."""
         print(time.strftime("%H:%M:%S"), sweep.queue.label(config), flush=True)
 

@@ -17,7 +17,7 @@ import torch
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
 from uncollapse.cli.demo import minilm_folder
-from uncollapse.io import built_in_sentences
+from uncollapse.io.batches import built_in_sentences
 
 torchvision_ops.declare()  # only where a torchvision is installed that belongs to another torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import uncollapse as uc
-from uncollapse import io
+from uncollapse.errors import UsageError
+from uncollapse.io.models import load_model
 
 from .by_hand import TEXT, assert_clean, transformers
 from .tiny_models import Tiny, build
@@ -57,15 +58,15 @@ def test_loaded_with_the_model_that_it_lies_next_to(tmp_path: Path) -> None:
     tiny = cured()
     tiny.model.save_pretrained(tmp_path)
     uc.save_cure(tiny.model, tmp_path)
-    loaded = io.load_model(str(tmp_path), load_cure=uc.load_cure).model.eval()
+    loaded = load_model(str(tmp_path), load_cure=uc.load_cure).model.eval()
     assert torch.equal(Tiny(loaded, tiny.batch).output(), tiny.output())
-    random = io.load_model(str(tmp_path), random_weights=True, load_cure=uc.load_cure).model
+    random = load_model(str(tmp_path), random_weights=True, load_cure=uc.load_cure).model
     scales = uc.attachments(random)[0].parameters()
     assert len(scales) == 4
     assert all(bool((scale == 0.5).all()) for scale in scales)
     (tmp_path / "uncollapse.safetensors").unlink()
-    with pytest.raises(io.UsageError, match="cure"):
-        io.load_model(str(tmp_path), load_cure=uc.load_cure)
+    with pytest.raises(UsageError, match="cure"):
+        load_model(str(tmp_path), load_cure=uc.load_cure)
 
 
 def test_named_modules_in_a_part_of_the_model(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_places_of_a_block_are_named() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
     with torch.no_grad():
         model.layers[2].self_attn.out_proj.weight[0, 0] = torch.nan
-    with pytest.raises(NotFiniteError, match=r"block 2.*24 NaN") as told:
+    with pytest.raises(NotFiniteError, match="24 NaN") as told:
         uc.diagnose(model, batches(), at=["attention.residual"], plan=uc.Plan(baseline=0))
     assert "layers.2" in str(told.value).partition("It begins at")[2]
 

@@ -42,10 +42,10 @@ def plain(attention: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("flip", "attend", "mlp", "scale"),
     [
-        (Switchboard.no_mixing, values, 1.0, 1.0),
+        (Switchboard.stop_mixing, values, 1.0, 1.0),
         (Switchboard.uniform_attention, lambda a, x: values(a, x).mean(1, keepdim=True).expand_as(x), 1.0, 1.0),
-        (Switchboard.mlp_off, plain, 0.0, 1.0),
-        (Switchboard.residual_doubled, plain, 1.0, 0.5),
+        (Switchboard.stop_mlp, plain, 0.0, 1.0),
+        (Switchboard.double_residual, plain, 1.0, 0.5),
     ],
 )
 def test_a_switch_equals_the_model_written_out(flip: Flip, attend: Any, mlp: float, scale: float) -> None:
@@ -55,7 +55,7 @@ def test_a_switch_equals_the_model_written_out(flip: Flip, attend: Any, mlp: flo
         flip(table)
         with stack.under_hooks(model):
             changed = model(x)
-        assert table.acted == (4 if flip is Switchboard.residual_doubled else 2)
+        assert table.acted == (4 if flip is Switchboard.double_residual else 2)
     torch.testing.assert_close(changed, by_hand(model, x, attend, mlp, scale), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(changed, before, atol=1e-3)
     assert torch.equal(model(x), before)
@@ -96,8 +96,8 @@ def test_hooks_are_removed_after_an_error_and_after_an_interrupt() -> None:
 
     def run() -> None:
         with Switchboard(model, stack) as table:
-            table.no_mixing()
-            table.residual_added()
+            table.stop_mixing()
+            table.add_residual()
             model.layers[1].register_forward_pre_hook(_raising(error), prepend=True)
             model(x)
 
@@ -124,7 +124,7 @@ def test_nodes_without_neighbours(sparse: bool) -> None:
     x, edges = torch.randn(10, 8), torch.randint(0, 10, (2, 40))
     graph = pyg.utils.to_torch_csr_tensor(edges.unique(dim=1), size=(10, 10)) if sparse else edges
     with Switchboard(model, backbones.find(model)) as table:
-        table.no_mixing()
+        table.stop_mixing()
         alone = model(x, graph)
     naive = x
     for number, conv in enumerate(model.convs):

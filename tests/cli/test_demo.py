@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from uncollapse.cli import demo
-from uncollapse.diagnosis.measured_gains import Gain
+from uncollapse.diagnosis.reference_data import Gain
 from uncollapse.diagnosis.result import Diagnosis
 from uncollapse.lab.experiments.arena.config import Config, row_of
 
@@ -100,7 +100,7 @@ def test_outcomes_of_predictions(low: float, high: float, gain: float, words: st
 def test_a_file_in_the_way_is_found_before_training(tmp_path: Path) -> None:
     there = tmp_path / "demo"
     there.write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(ValueError, match="a file"):
         demo.run_demo(there, TINY)
 
 

@@ -37,6 +37,7 @@ def printed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
     def printed(*arguments: object) -> Any:
         result = run(*arguments, "--json")
         assert result.exit_code == 0, result.stderr
+        assert result.stdout.count("\n") == 1  # one line
         return json.loads(result.stdout)
 
     return printed
@@ -63,10 +64,17 @@ def test_diagnoses(printed: Callable[..., Any], tmp_path: Path) -> None:
 def test_runs_and_tables(printed: Callable[..., Any]) -> None:
     (record,) = printed("train", "slope", "--epochs", 1)
     assert documented("train") <= set(record)
+    (planned,) = printed("train", "slope", "--epochs", 1, "--dry-run")
+    assert set(planned) == documented("train --dry-run")
     plan = printed("sweep", "slope", "--grid", "epochs=1,2", "--dry-run")
     assert set(plan) == documented("sweep") - {"ended"}
     assert set(printed("sweep", "slope", "--grid", "epochs=1")) == documented("sweep")  # which is there
     assert documented("table") <= set(printed("table", "circle", "--results", PAGE.parents[1] / "results"))
+
+
+def test_plan_of_a_search(printed: Callable[..., Any]) -> None:
+    pytest.importorskip("optuna")
+    assert set(printed("tune", "gcn-depth", "--dry-run")) == documented("tune --dry-run")
 
 
 @pytest.mark.parametrize("kind", ["cures", "metrics"])

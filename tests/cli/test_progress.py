@@ -47,7 +47,7 @@ def test_a_training_has_its_figures_beside_the_bar(monkeypatch: pytest.MonkeyPat
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
     with progress.ProgressBar() as bar:
-        done = bar.training("Seed 0")
+        done = bar.start_training("Seed 0")
         done(150, 200, {"epoch": 150, "loss": 0.51234})
         done(151, 200, {"epoch": 151, "loss": 0.41234, "validation": 0.7654, "validation_loss": 1.0})
         time.sleep(0.4)
@@ -63,7 +63,7 @@ def test_speed_and_time_left_stand_on_a_narrow_terminal_too(monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
     with progress.ProgressBar() as bar:
-        done = bar.training("Seed 0")
+        done = bar.start_training("Seed 0")
         for steps in (1, 2, 3):
             done(steps, 4, {"epoch": 299, "loss": 0.512, "images/s": 1286.2, "validation": 0.512})
         time.sleep(0.4)
@@ -75,7 +75,7 @@ def test_stages_stand_before_and_behind_a_training(monkeypatch: pytest.MonkeyPat
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
     with progress.ProgressBar() as bar:
-        done, doing = bar.training("Seed 0"), bar.substage("Seed 0")
+        done, doing = bar.start_training("Seed 0"), bar.substage("Seed 0")
         doing("reading")
         time.sleep(0.3)
         assert "Seed 0: reading" in plain(terminal)

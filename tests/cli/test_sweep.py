@@ -222,11 +222,11 @@ def test_bars_show_what_runs_and_what_is_left(tiny: ModuleType, tmp_path: Path) 
     first, second = (type("Worker", (), {"steps": steps})() for steps in ((30, 200), (0, 0)))
     sweep = SimpleNamespace(queue=queue, running={first: queue.take()}, seconds_left=lambda: 240.0)
     with SweepBars(console) as bars:
-        bars.changed(sweep)
+        bars.handle_change(sweep)
         sweep.running[second] = queue.take()
-        bars.changed(sweep)
+        bars.handle_change(sweep)
         del sweep.running[first]
-        bars.changed(sweep)
+        bars.handle_change(sweep)
         bars.note("A note [bold].")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     for words in ("Runs", "0/2", "about 4 min left", "A note [bold]."):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.test_json import documented
 from tests.lab import slope
 from typer.testing import Result
 
@@ -422,6 +423,7 @@ def test_an_early_alarm_ends_with_code_3_and_advice(run: Run) -> None:
     result = run(*plain, "--json")
     assert result.exit_code == 3, result.stderr
     alarm = json.loads(result.stdout)["alarm"]
+    assert {"alarm", *alarm} == documented("train --early-alarm")
     assert (alarm["seed"], alarm["step"], alarm["steps"]) == (0, 2, 40)
     assert alarm["causes"] == ["no_residual"]
     assert any(code.startswith('uc.attach(model, "pre_activation_residual"') for code in alarm["advice"])

@@ -121,9 +121,9 @@ def test_bars() -> None:
     )  # fmt: skip
     sweep = SimpleNamespace(queue=queue, running={}, seconds_left=lambda: 60.0)
     with TrialBars(console, "Trials") as bars:
-        bars.changed(sweep)  # type: ignore[arg-type]
+        bars.handle_change(sweep)  # type: ignore[arg-type]
         for config in "abc":
-            bars.finished(sweep, config)  # type: ignore[arg-type]
+            bars.handle_end(sweep, config)  # type: ignore[arg-type]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "3/5 trial a: validation 25.00 %, 12 s" in shown
     assert "3/5 trial b: stopped after epoch 2" in shown

@@ -138,12 +138,12 @@ def test_a_scale_of_other_heads_is_refused():
     """It would broadcast one head to several, or several values to each token."""
     context, scales = torch.randn(1, 5, 4), [torch.ones(3), torch.ones(5, 1)]
     for scale in scales:
-        with pytest.raises(ValueError, match=r"one per head, \(1,\)"):
+        with pytest.raises(ValueError, match="head"):
             uc.attn_scale(context, context, scale)
-        with pytest.raises(ValueError, match=r"one per head, \(1,\)"):
+        with pytest.raises(ValueError, match="head"):
             uc.gfsa(context, context, context, scale)
 
 
 def test_a_gate_needs_heads():
-    with pytest.raises(ValueError, match=r"context must be \(..., heads, n, d\)"):
+    with pytest.raises(ValueError, match="context"):
         uc.output_gate(torch.ones(5, 4), torch.ones(5, 8), torch.ones(1, 8))

@@ -99,7 +99,7 @@ def test_the_result_has_the_dtype_of_the_first_argument(name):
 @pytest.mark.parametrize("name", [n for n, c in TOKENS.items() if c.takes("batch")])
 def test_graphs_need_a_matrix_of_nodes_without_an_order(name):
     arguments = {**ARGUMENTS.get(name, {}), "batch": torch.tensor([0, 0, 1])}
-    with pytest.raises(ValueError, match=r"batch needs nodes \(n, d\)"):
+    with pytest.raises(ValueError, match="nodes"):
         CURES[name].function(torch.randn(3, 4, 6), **arguments)
     if CURES[name].takes("causal"):
         with pytest.raises(ValueError, match="no causal"):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.diagnosis.layer_stats import massive_activation, token_norm
+from uncollapse.diagnosis.layer_measures import massive_activation, token_norm
 
 torchvision_ops.declare()
 transformers: Any = pytest.importorskip("transformers")

@@ -7,7 +7,7 @@ import torch
 
 import uncollapse as uc
 from uncollapse.diagnosis import describe
-from uncollapse.diagnosis.layer_stats import SAMPLE
+from uncollapse.diagnosis.layer_measures import SAMPLE
 from uncollapse.diagnosis.result import Layer, Summary
 from uncollapse.metrics.bootstrap import Interval
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import uncollapse as uc
-from uncollapse.diagnosis.distances import BINS, bin_shares, row_distances, uniform_distances
+from uncollapse.diagnosis.describe import BINS, bin_shares, row_distances, uniform_distances
 from uncollapse.diagnosis.result import Diagnosis
 
 EDGES = torch.linspace(0, 2, BINS + 1, dtype=torch.float64)

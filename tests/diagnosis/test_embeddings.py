@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import uncollapse as uc
-from uncollapse.diagnosis import layer_stats
+from uncollapse.diagnosis import layer_measures
 from uncollapse.diagnosis.embeddings import RowStatistics
 from uncollapse.errors import NotFiniteError
 
@@ -124,11 +124,11 @@ def test_rows_that_are_too_wide_for_moments_are_known_by_the_sample() -> None:
 
 
 def test_very_wide_rows_take_time_and_memory_linear_in_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [layer_stats.sample_size(dim) for dim in (768, 2**14, 2**17, 10**6)] == [1024, 1024, 128, 64]
+    assert [layer_measures.sample_size(dim) for dim in (768, 2**14, 2**17, 10**6)] == [1024, 1024, 128, 64]
     shared = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
     wide = shared + torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
     of_all = uc.diagnose_rows([wide], draws=0).layers[0]["feature_correlation"]
-    monkeypatch.setattr(layer_stats, "FEATURES", 256)
+    monkeypatch.setattr(layer_measures, "FEATURES", 256)
     of_some = uc.diagnose_rows([wide], draws=0).layers[0]["feature_correlation"]
     assert of_some != of_all
     assert of_some == pytest.approx(of_all, rel=0.05)

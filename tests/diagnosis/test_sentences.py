@@ -9,7 +9,7 @@ from tests.diagnosis.tiny_sentences_model import TEXTS, make
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.backbones.sentence_models import group_texts
+from uncollapse.backbones.forward import group_texts
 from uncollapse.diagnosis.result import Cause, Verdict
 from uncollapse.diagnosis.sentences import join_verdicts
 

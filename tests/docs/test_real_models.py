@@ -6,7 +6,7 @@ import pytest
 from website.pages import real_models
 
 from uncollapse import Diagnosis
-from uncollapse.diagnosis import healthy
+from uncollapse.diagnosis import reference_data
 
 RESULTS = Path(__file__).parents[2] / "results" / "real_models"
 FILES = sorted(path for path in RESULTS.glob("*.json") if path.stem != "false_alarms")
@@ -37,7 +37,7 @@ def test_the_decoder_has_outliers_that_are_recognised() -> None:
 
 
 def test_the_shipped_curves_of_healthy_models_are_those_of_the_results() -> None:
-    text = Path(healthy.__file__).with_name(healthy.FILE).read_text(encoding="utf-8")
+    text = Path(reference_data.__file__).with_name(reference_data.HEALTHY_FILE).read_text(encoding="utf-8")
     assert text == real_models.healthy_curves()
     for names in real_models.HEALTHY.values():
         for name in names:

@@ -9,7 +9,7 @@ from torch import nn
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.embeddings.sentence_module import TransformModule
+from uncollapse.embeddings.linear_map import TransformModule
 
 DIM = 6
 ROWS = torch.randn(300, DIM, generator=torch.Generator().manual_seed(0)) + 2

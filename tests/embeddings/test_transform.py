@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import uncollapse as uc
-from uncollapse.embeddings.choice import Geometry, advise
-from uncollapse.embeddings.scatter import Scatter
+from uncollapse.embeddings.geometry import Geometry, Scatter, advise
 from uncollapse.errors import UsageError
 
 ROWS, DIM = 400, 12

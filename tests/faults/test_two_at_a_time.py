@@ -94,10 +94,10 @@ class Silent:
     def __init__(self) -> None:
         self.done: list[object] = []
 
-    def changed(self, sweep: Sweep) -> None:
+    def handle_change(self, sweep: Sweep) -> None:
         pass
 
-    def finished(self, sweep: Sweep, config: object) -> None:
+    def handle_end(self, sweep: Sweep, config: object) -> None:
         self.done.append(config)
 
     def note(self, words: str) -> None:

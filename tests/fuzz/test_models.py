@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
-from uncollapse.io import built_in_sentences, load_model
-from uncollapse.io.batches import token_limit
+from uncollapse.io.batches import built_in_sentences, token_limit
 from uncollapse.io.hf_models import Origin, load_tokenizer
+from uncollapse.io.models import load_model
 
 from .damage import answer, as_json, changed, damaged, few
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.cli.app import app
-from uncollapse.io import built_in_sentences
+from uncollapse.io.batches import built_in_sentences
 
 torchvision_ops.declare()  # before any test of this folder imports transformers or timm
 

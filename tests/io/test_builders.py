@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.errors import import_optional
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io.models import import_function
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.io.embedding_files import open_rows
 from uncollapse.io.embedding_rows import PART
 

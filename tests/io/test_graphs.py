@@ -13,8 +13,9 @@ from tests.io import raw_planetoid
 from typer.testing import Result
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io import UsageError, graphs, planetoid
+from uncollapse.errors import UsageError
 from uncollapse.io import download as fetching
+from uncollapse.io import graphs, planetoid
 
 pytest.importorskip("torch_geometric")
 

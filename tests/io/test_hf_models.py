@@ -12,10 +12,10 @@ import torch
 from typer.testing import Result
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io import load_model
 from uncollapse.io.batches import built_in_sentences
 from uncollapse.io.hf_models import Origin, load_tokenizer
 from uncollapse.io.loading import silence_libraries
+from uncollapse.io.models import load_model
 
 pytest.importorskip("transformers")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from uncollapse.io import UsageError, hf_models
+from uncollapse.errors import UsageError
+from uncollapse.io import hf_models
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 errors = pytest.importorskip("huggingface_hub.errors")

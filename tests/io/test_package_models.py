@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin, load_classifier, load_tokenizer
 
 NAME = "a_package_with_a_model"

@@ -10,9 +10,9 @@ import pytest
 from tests.diagnosis.tiny_sentences_model import TEXTS, make
 from typer.testing import Result
 
-from uncollapse.io import UsageError, load_model
+from uncollapse.errors import UsageError
 from uncollapse.io.hf_models import Origin
-from uncollapse.io.sentence_folders import find_modules
+from uncollapse.io.models import find_modules, load_model
 
 pytest.importorskip("sentence_transformers")
 
@@ -46,7 +46,7 @@ def test_random_weights_are_the_encoder_alone(folder: Path) -> None:
 
 
 def test_without_the_library_the_encoder_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uncollapse.io.sentence_folders.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("uncollapse.io.models.importlib.util.find_spec", lambda name: None)
     loaded = load_model(str(folder))
     assert type(loaded.model).__name__ == "BertModel"
     assert "uncollapse[st]" in loaded.note

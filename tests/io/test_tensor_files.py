@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.io.tensor_files import load_into
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from uncollapse.io import UsageError, built_in_sentences
-from uncollapse.io.batches import known_tokens, read_lines
+from uncollapse.errors import UsageError
+from uncollapse.io.batches import built_in_sentences, known_tokens, read_lines
 
 
 def test_built_in_sentences_are_many_and_different() -> None:

@@ -8,7 +8,8 @@ import torch
 from typer.testing import Result
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.io import images, load_model
+from uncollapse.io import images
+from uncollapse.io.models import load_model
 
 timm = pytest.importorskip("timm")
 

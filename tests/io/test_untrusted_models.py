@@ -16,8 +16,9 @@ from torch import nn
 from typer.testing import Result
 
 from uncollapse.errors import UsageError
-from uncollapse.io import load_model, untrusted_models
+from uncollapse.io import untrusted_models
 from uncollapse.io.hf_models import Origin, load_classifier, load_tokenizer
+from uncollapse.io.models import load_model
 from uncollapse.io.untrusted_models import available_memory, bounded_size, check_folder, check_size
 
 pytest.importorskip("transformers")

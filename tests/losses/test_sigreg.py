@@ -3,24 +3,10 @@ import math
 
 import pytest
 import torch
+from tests.losses.slices import SLICES, directions, rows, seeded
 from torch import Tensor
 
 from uncollapse.losses import sigreg_loss
-
-SLICES = 6
-
-
-def rows(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(7)
-
-
-def directions(d: int) -> Tensor:
-    drawn = torch.randn(d, SLICES, generator=seeded()).double()
-    return drawn / drawn.norm(dim=0)
 
 
 def naive(x: Tensor, low: float = -3.0, high: float = 3.0, points: int = 33) -> float:

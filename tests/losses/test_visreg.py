@@ -3,24 +3,10 @@ from statistics import NormalDist
 
 import pytest
 import torch
+from tests.losses.slices import SLICES, directions, rows, seeded
 from torch import Tensor
 
 from uncollapse.losses import visreg_loss
-
-SLICES = 6
-
-
-def rows(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(7)
-
-
-def directions(d: int) -> Tensor:
-    drawn = torch.randn(d, SLICES, generator=seeded()).double()
-    return drawn / drawn.norm(dim=0)
 
 
 def naive(x: Tensor, scale: float = 1.0, shape: float = 1.0, centering: float = 1.0) -> float:

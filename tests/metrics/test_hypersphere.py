@@ -108,12 +108,15 @@ def test_fewer_than_two_rows_have_uniformity_zero(exclude_self: bool) -> None:
 def test_polygon(corners: int) -> None:
     angle = torch.arange(corners, dtype=torch.float64) * 2 * math.pi / corners
     x = torch.stack([angle.cos(), angle.sin()], -1)
-    without, with_self = POLYGON[corners]
-    assert float(pairwise_potential(x)) == pytest.approx(without, abs=5.1e-6)
-    assert float(pairwise_potential(x, exclude_self=False)) == pytest.approx(with_self, abs=5.1e-6)
+    without, with_self = float(pairwise_potential(x)), float(pairwise_potential(x, exclude_self=False))
+    assert (without, with_self) == pytest.approx(POLYGON[corners], abs=5.1e-6)
+    assert without == pytest.approx((corners * with_self - 1) / (corners - 1), rel=1e-10)
+    assert math.log(with_self) >= uniformity_optimum(2) - 1e-14
+    assert math.log(without) < uniformity_optimum(2)  # an estimate without self pairs may fall below the optimum
+    assert math.log(without) >= -8 - 1e-12  # floor −4t
 
 
-@pytest.mark.parametrize("n", [2, 3, 10, 50])
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 50])
 def test_simplex(n: int) -> None:
     x = torch.eye(n, dtype=torch.float64) - 1 / n
     assert float(uniformity(x)) == pytest.approx(-4 * n / (n - 1), abs=1e-12)

@@ -88,7 +88,7 @@ def test_measure_takes_any_step_once() -> None:
     assert monitor.step(model, 0) is None
     assert monitor.measure(model, 7) is not None
     assert monitor.measure(model, 7) is None
-    with pytest.raises(ValueError, match=r"Step 3.*step 7"):
+    with pytest.raises(ValueError, match="step 7"):
         monitor.measure(model, 3)
 
 
@@ -291,10 +291,10 @@ def test_an_alert_that_fails_is_reported_although_a_table_failed_before(monkeypa
     monkeypatch.setattr(Tracker, "__module__", "trackio.run")
     rules = [Rule("mean_cosine", above=0.9)]
     model, monitor = encoder(), Monitor([batch()], every=1, rules=rules, log=Tracker())
-    with pytest.warns(CollapseWarning, match="table 1 of 1 failed. ConnectionError: no network for tables"):
+    with pytest.warns(CollapseWarning, match="network"):
         monitor.step(model, 0)
     collapse(model)
-    with pytest.warns(CollapseWarning, match="mean_cosine"), pytest.warns(match="alert 1 of 1 failed"):
+    with pytest.warns(CollapseWarning, match="mean_cosine"), pytest.warns(match="alert"):
         monitor.step(model, 1)
 
 
@@ -344,7 +344,7 @@ def test_nan_is_told_and_the_training_goes_on(tmp_path: Path) -> None:
     kept = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         next(model.layers[1].parameters()).fill_(torch.nan)
-    with pytest.warns(CollapseWarning, match=r"Step 1.*block 1"):
+    with pytest.warns(CollapseWarning, match="block 1"):
         record = monitor.step(model, 1)
     assert record is not None
     assert record.diagnosis is None

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 import uncollapse as uc
-from uncollapse.pairwise import chunk_threads
+from uncollapse.pairwise import threads
 
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Two threads, of which each chunk notes the name of its own."""
     before, seen = torch.get_num_threads(), []
-    monkeypatch.setattr(chunk_threads, "LEAST", 0)
-    plain = chunk_threads.Grid.chunks
+    monkeypatch.setattr(threads, "LEAST", 0)
+    plain = threads.Grid.chunks
 
-    def chunks(self: chunk_threads.Grid, batch: int, count: int = 1) -> list[slice]:
+    def chunks(self: threads.Grid, batch: int, count: int = 1) -> list[slice]:
         seen.append(f"{count} of {torch.get_num_threads()}")
         return plain(self, batch, count)
 
-    monkeypatch.setattr(chunk_threads.Grid, "chunks", chunks)
+    monkeypatch.setattr(threads.Grid, "chunks", chunks)
     torch.set_num_threads(2)
     yield seen
     torch.set_num_threads(before)
@@ -71,9 +71,9 @@ def test_errors_reach_the_caller(two_threads: list[str]) -> None:
     def fail(c: slice) -> None:
         raise RuntimeError(f"chunk {c.start}")
 
-    inputs = chunk_threads.Inputs(rows(), rows(), rows(), None, 1.0)
+    inputs = threads.Inputs(rows(), rows(), rows(), None, 1.0)
     with pytest.raises(RuntimeError, match="chunk"):
-        chunk_threads.for_each_chunk(fail, chunk_threads.Grid(uc.pairwise.Pairs(), 12, 12, torch.device("cpu")), inputs)
+        threads.for_each_chunk(fail, threads.Grid(uc.pairwise.Pairs(), 12, 12, torch.device("cpu")), inputs)
 
 
 def test_fewer_sets_than_threads_are_not_divided(two_threads: list[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import uncollapse as uc
 from uncollapse import report
-from uncollapse.diagnosis import healthy
+from uncollapse.diagnosis import reference_data
 from uncollapse.diagnosis.describe import format_interval
 from uncollapse.report.page import render_page
 from uncollapse.report.plot_data import page_data
@@ -156,7 +156,9 @@ def test_healthy_models_of_the_same_kind_are_drawn_behind_the_curves(make: Any) 
     (cosine,) = [m for g in page_data([d])["groups"] for m in g["measures"] if m["name"] == "mean_cosine"]
     band = cosine["healthy"]
     assert (band["x"], band["depth"]) == ((0, 1, 2, 3, 4), [0, 0.25, 0.5, 0.75, 1])
-    assert (band["low"][-1], band["high"][-1]) == healthy.read()["text encoder"].range_at("mean_cosine", 1.0)
+    assert (band["low"][-1], band["high"][-1]) == reference_data.read_healthy()["text encoder"].range_at(
+        "mean_cosine", 1.0
+    )
     assert "healthy text encoders (MiniLM-L6, " in Outline(render_page([d])).text
     for others in ([make("two")], [d, make("two", settings={"kind": "decoder"})]):
         assert all(m["healthy"] is None for g in page_data(others)["groups"] for m in g["measures"])

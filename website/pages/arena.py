@@ -11,14 +11,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from uncollapse.diagnosis import measured_gains
+from uncollapse.diagnosis import reference_data
 from uncollapse.io.files import write
 from uncollapse.lab.experiments.arena.config import group_of
 from uncollapse.lab.experiments.arena.pages import COLUMNS, draw_plots, missing_table
 from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
 from uncollapse.lab.experiments.arena.standings import NONE, Standing, build_standings
 from uncollapse.lab.experiments.arena.standings import measured_gains as collect_gains
-from uncollapse.lab.tables.contrasts import format_interval, signed
+from uncollapse.lab.tables.contrasts import format_interval, format_signed
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.report.canvas import (
     INK,
@@ -34,7 +34,7 @@ from website import reference
 from website.pages.results import IMAGES, NOT_RUN, ROOT, Row, records
 from website.plots import save
 
-GAINS = ROOT / "src" / "uncollapse" / "diagnosis" / measured_gains.FILE
+GAINS = ROOT / "src" / "uncollapse" / "diagnosis" / reference_data.GAINS_FILE
 DEMO = "gcn, csbm 1"
 HEAD = ("cure", "test accuracy", *COLUMNS)
 PLOTS = ("score over seconds", "rank and gain", "learning rates")
@@ -86,7 +86,7 @@ def _gain(paired: Paired | None) -> str:
     if paired is None:
         return "–"
     interval = f"<br>({format_interval(TABLE, paired.interval)})" if paired.interval else ""
-    return f"{signed(TABLE, paired.mean)}{interval}".replace(
+    return f"{format_signed(TABLE, paired.mean)}{interval}".replace(
         " …", "\u00a0…"
     )  # an interval is broken before its end at most
 
@@ -95,7 +95,7 @@ def advice() -> str:
     """The best rows by the lower bound of their gain, for each kind of model and depth; what advice says."""
     rows = [
         (measured.kind, str(measured.depth), f"`{gain.row}`", gain.text, ", ".join(measured.data), measured.cause)
-        for measured in measured_gains.all_measured()
+        for measured in reference_data.all_measured()
         for gain in measured.gains[:SHOWN]
     ]
     head = ("model", "blocks", "what helped", "gain", "measured on", "verdict of the plain model")
@@ -141,8 +141,8 @@ def demo_sentence() -> str:
     said = (
         f"A plain graph network of {plain.depth} layers fails on a random graph: its test accuracy is "
         f"{plain.mean:.0f} %. The first advice of its diagnosis is `{best.row}`, with a gain of {found[best.row].text} "
-        f"on other graphs. On this one it reaches {best.mean:.0f} %, a gain of {measured_gains.signed(here)} points "
-        f"over {len(best.scores)} seeds."
+        f"on other graphs. On this one it reaches {best.mean:.0f} %, a gain of {reference_data.format_points(here)} "
+        f"points over {len(best.scores)} seeds."
     )
     others = ", ".join(f"`{row}` {rows[row].mean:.0f} %" for row in RIVALS if row in rows and row != best.row)
     return f"{said} For comparison: {others} ([Which cure should I try?](which-cure.md))."
@@ -153,10 +153,10 @@ def demo_rows() -> list[Standing]:
     return next((rows for (group, _), rows in places().items() if group == DEMO), [])
 
 
-def predictions() -> dict[str, measured_gains.Gain]:
+def predictions() -> dict[str, reference_data.Gain]:
     """Return the gains that other graphs predict for the demo, by row."""
     (plain,) = [each for each in demo_rows() if each.row == NONE]
-    measured = measured_gains.find_measured("graph network", plain.depth, plain.verdicts[1])
+    measured = reference_data.find_measured("graph network", plain.depth, plain.verdicts[1])
     return {} if measured is None else {gain.row: gain for gain in measured.gains}
 
 
@@ -164,7 +164,7 @@ def draw() -> Iterator[Path]:
     """Write the measured gains, and draw the plots of each task and of the demo."""
     found = collect_gains(TABLE, records(RECIPE.name))
     yield write(GAINS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    measured_gains.all_measured.cache_clear()
+    reference_data.all_measured.cache_clear()
     for plot in draw_plots(TABLE, records(RECIPE.name)):
         yield save(plot.figure, _image(plot.title))
     if demo_rows():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from uncollapse.diagnosis import healthy
+from uncollapse.diagnosis import reference_data
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.io.files import write
 
@@ -181,7 +181,9 @@ def healthy_curves() -> str:
     for kind, names in HEALTHY.items():
         for d in (d for name in names if (d := found(name)) is not None):
             layers = [layer for layer in d.layers if layer.place == "block"]
-            found_models.setdefault(kind, {})[d.model] = {m: _steps([at[m] for at in layers]) for m in healthy.MEASURES}
+            found_models.setdefault(kind, {})[d.model] = {
+                m: _steps([at[m] for at in layers]) for m in reference_data.HEALTHY_MEASURES
+            }
     kinds = []
     for kind, models in found_models.items():
         lines = (f"  {json.dumps(name)}: {json.dumps(of)}" for name, of in models.items())
@@ -190,10 +192,13 @@ def healthy_curves() -> str:
 
 
 def _steps(values: Sequence[float]) -> list[float]:
-    return [round(healthy.interpolate(values, step / healthy.STEPS), 3) for step in range(healthy.STEPS + 1)]
+    return [
+        round(reference_data.interpolate(values, step / reference_data.HEALTHY_STEPS), 3)
+        for step in range(reference_data.HEALTHY_STEPS + 1)
+    ]
 
 
 if __name__ == "__main__":
-    target = Path(healthy.__file__).with_name(healthy.FILE)
+    target = Path(reference_data.__file__).with_name(reference_data.HEALTHY_FILE)
     write(target, healthy_curves())
     print(f"{target.name} is written.")

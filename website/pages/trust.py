@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from uncollapse.diagnosis.measured_gains import signed
+from uncollapse.diagnosis.reference_data import format_points
 from uncollapse.diagnosis.verdict import ALIKE
-from uncollapse.embeddings.choice import ALIKE as ACT_FROM
+from uncollapse.embeddings.geometry import ALIKE as ACT_FROM
 from uncollapse.lab.experiments.calibration import analysis, model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate
-from uncollapse.lab.experiments.calibration.config import PAIRS, PROBES
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
+from uncollapse.lab.experiments.calibration.recipe import PAIRS, PROBES
 from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series_colour, series_marker
 from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save
@@ -50,7 +50,7 @@ def network_verdicts() -> tuple[Row, Sequence[Row]]:
     for family, kinds in model_outcomes.summarize(networks()).items():
         for kind, of in kinds.items():
             counts = (f"{of[name]:.0f}" for name in ("cases", "sources", "helped", "hurt"))
-            rows.append((family, VERDICTS[kind], *counts, signed(of["median"])))
+            rows.append((family, VERDICTS[kind], *counts, format_points(of["median"])))
     return head, rows
 
 

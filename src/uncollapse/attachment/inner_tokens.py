@@ -120,7 +120,7 @@ class Tokens:
         Nodes (N, d) of graph networks and vectors (b, d) of `modules` come as they are.
         """
         x, layout = self._raw(layer), self._layout(layer)
-        return x if layout in FLAT else to_sets(x, layout)[:, self._skipped() :]
+        return x if layout in FLAT else to_sets(x, layout)[:, self._count_skipped() :]
 
     def __iter__(self) -> Iterator[LayerName]:
         return iter(self._spots)
@@ -131,7 +131,7 @@ class Tokens:
         if layout in FLAT:
             return None
         mask = fit_mask(self._context().mask, to_sets(x, layout))
-        return None if mask is None else mask[:, self._skipped() :]
+        return None if mask is None else mask[:, self._count_skipped() :]
 
     def real(self, layer: LayerName) -> Tensor:
         """Return the tokens of all sequences (m, d), without padding."""
@@ -179,7 +179,7 @@ class Tokens:
         self._check_open()
         return self._reader.context
 
-    def _skipped(self) -> int:
+    def _count_skipped(self) -> int:
         """Return how many leading tokens are left out."""
         return self._context().prefix if self._tokens == "patches" else 0
 

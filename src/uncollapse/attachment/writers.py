@@ -194,16 +194,16 @@ class HeadWriter(Writer):
         heads = _split_heads(x, self.values.heads * self.values.repeats)
         known: dict[str, Any] = {"mask": fit_mask(context.mask, x), "causal": self._is_causal(x, context)}
         if self.scope.inputs:
-            known["inputs"] = self._held(self.scope.inputs)
+            known["inputs"] = self._get_held(self.scope.inputs)
         if self.scope.earlier is not None:
             known[self.scope.earlier_name] = self._split_values(self.scope.earlier.read(self.state))
         if "second" in self.scope.takes:
-            held = self._held(SECOND)
+            held = self._get_held(SECOND)
             known["second"] = held @ heads if self.scope.maps else held
-        new = self._apply(heads, self._split_values(self._held(self.values.path)), **known)
+        new = self._apply(heads, self._split_values(self._get_held(self.values.path)), **known)
         return new.transpose(-2, -3).reshape(x.shape)
 
-    def _held(self, key: str) -> Tensor:
+    def _get_held(self, key: str) -> Tensor:
         if key not in self.state.held:
             raise RuntimeError(f"{self.values.path} did not run before the projection of its attention.")
         return self.state.held[key]

@@ -11,7 +11,7 @@ from typing import get_args
 
 from torch import nn
 
-from uncollapse.backbones import named, series
+from uncollapse.backbones import named
 from uncollapse.backbones.sites import OUTPUT, Layout, Stack
 from uncollapse.errors import did_you_mean
 
@@ -86,9 +86,9 @@ def find_all(
     if modules is not None:
         return (named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout),)
     known = _all_stacks(model)
-    found = known + list(series.stacks(model, layout, beside=known))
+    found = known + list(named.obvious_stacks(model, layout, beside=known))
     if len(found) == 1 and known and not known[0].remark:
-        found = [replace(known[0], remark=series.left_out(model, known[0]))]
+        found = [replace(known[0], remark=named.left_out(model, known[0]))]
     if part is not None:
         listed = [s for s, name in zip(found, part_names(found), strict=True) if name == part]
         selected = [s for s in found if s.path == part] or listed or [s for s in found if _lies_in(s, part)]

@@ -1,22 +1,26 @@
-"""Run a model that somebody else wrote in order to inspect it, and leave it as it was."""
+"""Run a model that somebody else wrote in order to inspect it, and leave it as it was.
+
+Models of sentence-transformers take texts or features, and return a mapping with the embeddings.
+"""
 
 import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones import sentence_models
+from uncollapse.errors import UsageError
 
 Call = Callable[[nn.Module, Any], Any]
 
 _one_at_a_time = threading.RLock()  # modes, random states and the compiler's stance belong to the whole process
 _inspections = threading.local()  # count: how many inspections this thread is running
+BATCH = 32  # texts that are read at a time, if they come one by one
 
 
 @contextmanager
@@ -157,9 +161,9 @@ def run(model: nn.Module, batch: Any) -> Any:
     passed whole if the model requires one argument, or else as x, edge_index, batch and other attributes by name.
     Anything else is the only argument. A SentenceTransformer takes texts, or features.
     """
-    if sentence_models.is_sentence_model(model):
+    if is_sentence_model(model):
         home = next((p.device for p in model.parameters()), torch.device("cpu"))
-        return model(move_to_device(sentence_models.read_batch(model, batch), home))
+        return model(move_to_device(read_batch(model, batch), home))
     try:
         return _call(model, batch)
     except (AttributeError, TypeError) as error:
@@ -227,3 +231,47 @@ def check_unsharded(model: nn.Module) -> None:
             "The model's weights are sharded over processes (FSDP, tensor parallel or ZeRO 3), and one process alone "
             "runs it here. Gather a checkpoint and use `uncollapse diagnose` on it instead."
         )
+
+
+def is_sentence_model(model: nn.Module) -> bool:
+    """Return whether a model is a SentenceTransformer; the library is not imported for this."""
+    kinds = type(model).__mro__
+    return any(k.__name__ == "SentenceTransformer" and k.__module__.startswith("sentence_transformers") for k in kinds)
+
+
+def read_batch(model: Any, batch: Any) -> dict[str, Any]:
+    """Return the features of a batch: texts as `model.encode` reads them, with the default prompt, or features."""
+    if isinstance(batch, Mapping):
+        return dict(batch)  # the modules of the model add to it
+    texts = [batch] if isinstance(batch, str) else list(batch) if isinstance(batch, list | tuple) else None
+    if texts is None:
+        raise UsageError(
+            f"A SentenceTransformer reads batches of texts, or the features of model.preprocess(texts), got a "
+            f"{type(batch).__name__}."
+        )
+    name = getattr(model, "default_prompt_name", None)
+    prompt = None if name is None else model.prompts.get(name)
+    if hasattr(model, "preprocess"):
+        return dict(model.preprocess(texts, prompt=prompt))
+    return dict(model.tokenize([(prompt or "") + text for text in texts]))  # before sentence-transformers 5.4
+
+
+def sentence_embeddings(output: Any) -> Tensor | None:
+    """Return the embeddings (b, d) in what a SentenceTransformer returned."""
+    found = output.get("sentence_embedding") if isinstance(output, Mapping) else None
+    return found if isinstance(found, Tensor) and found.dim() == 2 else None
+
+
+def group_texts(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches, with texts that come one by one in lists of 32."""
+    waiting: list[str] = []
+    for batch in batches:
+        if isinstance(batch, str):
+            waiting.append(batch)
+        if waiting and (len(waiting) == BATCH or not isinstance(batch, str)):
+            yield waiting
+            waiting = []
+        if not isinstance(batch, str):
+            yield batch
+    if waiting:
+        yield waiting

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.backbones import axes, introspection
-from uncollapse.backbones.attend_twice import IMPLEMENTATION, attend_twice, implementation_of
+from uncollapse.backbones.attention_calls import IMPLEMENTATION, attend_twice, implementation_of
 from uncollapse.backbones.huggingface_blocks import (
     Run,
     ancestors,
@@ -246,11 +246,11 @@ def _hides_later(buffer: Tensor) -> bool:
 def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
     known = Context(prefix=prefix, causal=causal)
     if getattr(module, "main_input_name", "") in _AUDIO:
-        return partial(_known, known)
+        return partial(_fixed_context, known)
     return partial(_context, known, introspection.argument_names(module), type(module).__name__)
 
 
-def _known(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _fixed_context(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     return known
 
 

@@ -1,12 +1,19 @@
-"""Any model, by the names of the modules that are its blocks."""
+"""Models of no known library: blocks by the names of their modules, or else the obvious series of alike modules.
 
-from collections.abc import Iterable, Mapping
+Stages next to each other (`layer1` … `layer4`, or a list of stages) are the layers of a hierarchical model, each with
+its own width. A list of blocks is a series; two lists, such as those of an encoder and a decoder, are two.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from uncollapse.backbones import axes, introspection, random_weights
 from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, Side, Site, Stack, join_path
@@ -17,6 +24,9 @@ PADDING = ("src_key_padding_mask", "key_padding_mask", "padding_mask")  # True =
 MASKS = ("attention_mask", "mask")  # True = real, or hide some tokens from others
 HOLDERS = (nn.ModuleList, nn.ModuleDict)
 ORDERS = ("attn_mask", "src_mask", *MASKS)
+LISTS = (nn.ModuleList, nn.Sequential)
+SMALL = 0.1  # of the parameters of the largest series: what is smaller is a part of something else
+BESIDE = 0.25  # of the parameters of all known blocks: what is smaller next to them is a head or a stem
 
 
 def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None, *, remark: str = "") -> Stack:
@@ -147,3 +157,100 @@ def _is_series(module: nn.Module) -> bool:
     """Return whether it lists two or more modules of one class."""
     kinds = [type(child) for child in module.children()]
     return isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) > 1 and len(set(kinds)) == 1
+
+
+def obvious_stacks(model: nn.Module, layout: Layout | None = None, beside: Sequence[Stack] = ()) -> tuple[Stack, ...]:
+    """Return the obvious series of blocks as stacks; their `remark` says what was taken.
+
+    beside: stacks of the model that are known. Next to them, only a series that is a part of its own is taken, such as
+    the second of two towers.
+    """
+    modules = dict(model.named_modules())
+    found = find_series(modules, beside)
+    return tuple(stack(model, names, layout, remark=_remark(names, modules)) for names in found)
+
+
+def find_series(modules: Mapping[str, nn.Module], beside: Sequence[Stack] = ()) -> list[list[str]]:
+    """Return the names of the blocks of each obvious series, in the order of the model; see `obvious_stacks`."""
+    found = [names for path, module in modules.items() for names in _series_in(path, module)]
+    found = [names for names in found if not any(_is_inside(names[0], other) for other in found if other != names)]
+    groups: dict[str, list[list[str]]] = {}  # the lists of several stages, as `stages.0.blocks` and `stages.1.blocks`
+    for names in found:
+        groups.setdefault(re.sub(r"\d+", "*", names[0]), []).append(names)
+    joined = [[name for names in group for name in names] for group in groups.values()]
+    joined = [names for names in joined if not any(_is_near(names[0], stack) for stack in beside)]
+    sizes = [_size(names, modules) for names in joined]
+    known = [block.path for stack in beside for block in stack.blocks]
+    least = BESIDE * _size(known, modules) if beside else SMALL * max(sizes, default=0)
+    return [names for names, size in zip(joined, sizes, strict=True) if size >= least]
+
+
+def left_out(model: nn.Module, stack: Stack) -> str:
+    """Return a remark on large series in other children of a model whose only stack is known; "" if there are none.
+
+    They may be no tower of their own, such as the flows after the text encoder of VITS, but hold many of its weights.
+    """
+    if stack.path or stack.layout == "nodes":
+        return ""
+    modules = dict(model.named_modules())
+    found = find_series(modules, [replace(stack, path=stack.blocks[0].path)])
+    listed = ", ".join(f"{len(names)} × {type(modules[names[0]]).__name__} in {_common(names)}" for names in found)
+    return f"Not among the blocks: {listed}. Name them with modules=[…] to use them." if found else ""
+
+
+def _is_near(name: str, stack: Stack) -> bool:
+    """Return whether a module belongs to the tower of a stack: within its owner, or in the same child of the model."""
+    towers = {path.partition(".")[0] for path in (stack.path, stack.blocks[0].path)}
+    return "" in towers or name.partition(".")[0] in towers
+
+
+def _size(names: Sequence[str], modules: Mapping[str, nn.Module]) -> int:
+    return sum(_numel(modules[name]) for name in names)
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if not is_lazy(p))
+
+
+def _series_in(path: str, module: nn.Module) -> Iterator[list[str]]:
+    """Yield the blocks that a module lists, or its children that are numbered stages, such as `layer1` to `layer4`."""
+    children = {name: child for name, child in module.named_children() if _is_block(child)}
+    if isinstance(module, LISTS):
+        if _repeats(module, list(children.values())):
+            yield [join_path(path, name) for name in children]
+        return
+    groups: dict[tuple[str, type], list[str]] = {}
+    for name, child in children.items():
+        if re.fullmatch(r"\D*\d+", name):  # not the branches of a block, such as `branch3x3_1`
+            groups.setdefault((re.sub(r"\d+", "*", name), type(child)), []).append(name)
+    yield from ([join_path(path, name) for name in names] for names in groups.values() if len(names) > 1)
+
+
+def _repeats(holder: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Return whether classes that occur more than once hold at least half of the parameters."""
+    kinds = Counter(map(type, blocks))
+    return 2 * sum(_numel(b) for b in blocks if kinds[type(b)] > 1) >= max(1, _numel(holder))
+
+
+def _is_block(module: nn.Module) -> bool:
+    has_parts = any(True for _ in module.children()) and not never_runs(module)
+    if "Embed" in type(module).__name__:  # what divides an image into patches, between stages
+        return False
+    return (has_parts or isinstance(module, nn.RNNBase)) and any(True for _ in module.parameters())
+
+
+def _is_inside(name: str, blocks: list[str]) -> bool:
+    return any(name.startswith(f"{block}.") for block in blocks)
+
+
+def _remark(names: list[str], modules: Mapping[str, nn.Module]) -> str:
+    kinds = Counter(type(modules[name]).__name__ for name in names)
+    where = _common(names) or "the model"
+    what = " and ".join(f"{count} × {kind}" for kind, count in kinds.most_common(3))
+    return f"The blocks were not known and taken from the modules: {what} in {where}. Name others with modules=[…]."
+
+
+def _common(names: list[str]) -> str:
+    """Return the list that holds all names, or the pattern of several lists."""
+    holders = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    return holders[0] if len(holders) == 1 and holders[0] else re.sub(r"\d+", "*", names[0]) if names else ""

@@ -47,7 +47,7 @@ def _around(path: str, modules: Mapping[str, nn.Module]) -> tuple[str, Any]:
 def _stack(path: str, module: Any, outer: str, tower: Any) -> Stack:
     prefix = int(hasattr(tower, "class_embedding"))
     causal = getattr(module, "attn_mask", getattr(tower, "attn_mask", None)) is not None
-    known = partial(_known, prefix, causal)
+    known = partial(_fixed_context, prefix, causal)
     paths = [join_path(path, name) for name in _blocks(module)]
     attention = module.resblocks[0].attn
     return Stack(
@@ -72,7 +72,7 @@ def _blocks(module: Any) -> list[str]:
     return [f"{name}.{number}" for number in range(len(module.resblocks)) for name in lists]
 
 
-def _known(prefix: int, causal: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+def _fixed_context(prefix: int, causal: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
     return Context(prefix=prefix, causal=causal)
 
 

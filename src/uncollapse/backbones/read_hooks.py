@@ -57,7 +57,7 @@ class SiteReader:
         self._thread = threading.get_ident()
         self._calls.clear()
         self.passes = 0
-        self.context = self._known()
+        self.context = self._read_context()
         with ExitStack() as hooks:  # if a later step fails, earlier ones are undone
             hooks.enter_context(self.stack.under_hooks(self.model))
             owner = self.model.get_submodule(self.stack.path)
@@ -77,7 +77,7 @@ class SiteReader:
     def __exit__(self, *error: object) -> None:
         self._hooks.close()
 
-    def _known(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Context:
+    def _read_context(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Context:
         graphs = Context(batch=self.graphs if self.stack.layout == "nodes" else None)
         return self.stack.context(args, kwargs or {}).fill_from(self._outer).fill_from(graphs)
 
@@ -86,7 +86,7 @@ class SiteReader:
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.passes += 1
-        self.inside, self.context = True, self._known(args, kwargs)
+        self.inside, self.context = True, self._read_context(args, kwargs)
         self._calls.clear()
         self._pass_begins()
 
@@ -95,7 +95,7 @@ class SiteReader:
 
     def _fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not self.inside:  # the mask of an earlier pass is not that of this one
-            self.context = self._known()
+            self.context = self._read_context()
         own = self.stack.blocks[0].context(args, kwargs)
         if own.mask is not None and self.context.mask is not None and own.mask.shape != self.context.mask.shape:
             self.context = replace(self.context, mask=own.mask)  # padded to whole windows, as in Longformer

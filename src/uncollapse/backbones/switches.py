@@ -90,25 +90,25 @@ class Switchboard:
         """Let each token attend to all tokens that it may see alike."""
         self._mix(self._mean)
 
-    def no_mixing(self) -> None:
+    def stop_mixing(self) -> None:
         """Let each token attend to itself alone, and each node see no neighbour."""
         self._mix(lambda v: v)
         for path in dict.fromkeys(b.path for b in self.stack.blocks if "conv.output" in b.places):
             conv = self.model.get_submodule(path)
             self._add(conv.register_forward_pre_hook(self._isolate_nodes, with_kwargs=True))
 
-    def mlp_off(self) -> None:
+    def stop_mlp(self) -> None:
         """Let every MLP add nothing."""
         for branch in self._branches():
             if branch.part == "mlp":
                 self._write(branch.output, torch.zeros_like)
 
-    def residual_doubled(self) -> None:
+    def double_residual(self) -> None:
         """Let the residual count twice in every sum: each branch adds half of what it computes."""
         for branch in self._branches():
             self._write(branch.output, lambda f: f / 2)
 
-    def residual_added(self) -> None:
+    def add_residual(self) -> None:
         """Add what enters each branch to what it computes, where both have one shape."""
         for branch in self._branches():
             self._write(branch.output, partial(_add, self._hold(branch.stream)))

@@ -25,7 +25,7 @@ from uncollapse.errors import UsageError
 from uncollapse.io import files
 
 if TYPE_CHECKING:  # what trains is imported when something is trained
-    from uncollapse.diagnosis.measured_gains import Gain
+    from uncollapse.diagnosis.reference_data import Gain
     from uncollapse.diagnosis.result import Diagnosis
     from uncollapse.lab.experiments.arena.config import Config
 
@@ -104,16 +104,18 @@ def minilm_folder() -> Path | None:
 
 def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> dict[str, Any]:
     """Diagnose MiniLM on the built-in sentences, and return its verdict and where it is written."""
-    from uncollapse import io, report
+    from uncollapse import report
     from uncollapse.diagnosis.build import Labels
     from uncollapse.diagnosis.run import find_target, measure
+    from uncollapse.io.batches import DataRequest, load_data
+    from uncollapse.io.models import load_model
 
     print_paragraph(terminal, "A real model, all-MiniLM-L6-v2, reads the built-in sentences.")
     with ProgressBar() as bar:
         bar.stage("Loading MiniLM")
-        loaded = io.load_model(str(folder))
+        loaded = load_model(str(folder))
         target = find_target(loaded.model, attention=True)
-        data = io.load_data(loaded, target.stack, io.DataRequest())
+        data = load_data(loaded, target.stack, DataRequest())
         done = bar.stage("Measuring MiniLM", data.total)
         labels = Labels("all-MiniLM-L6-v2", data.words, data.example)
         found = measure(target, count_steps(data.batches, done), labels=labels)
@@ -163,7 +165,7 @@ def _train_and_measure(config: "Config", bar: ProgressBar) -> TrainedModel:
     from uncollapse.diagnosis.run import diagnose
     from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.experiments.arena.config import row_of
-    from uncollapse.lab.experiments.arena.training import build_problem, train
+    from uncollapse.lab.experiments.arena.recipe import build_problem, train
 
     row = row_of(vars(config))
     problem = build_problem(config, Runtime())
@@ -177,7 +179,7 @@ def _train_and_measure(config: "Config", bar: ProgressBar) -> TrainedModel:
 
 def predicted_gains(plain: "Diagnosis") -> "dict[str, Gain]":
     """Return the gains that other graphs predict, by row."""
-    from uncollapse.diagnosis.measured_gains import find_measured
+    from uncollapse.diagnosis.reference_data import find_measured
 
     blocks = sum(layer.name.startswith("block") for layer in plain.layers)
     measured = find_measured("graph network", blocks, plain.verdict.kind)
@@ -213,7 +215,7 @@ def _compare(rows: Sequence[TrainedModel], predicted: "dict[str, Gain]") -> list
 
 def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
     """Show what came of each row, the best first, next to its prediction; it fits into 80 columns."""
-    from uncollapse.diagnosis.measured_gains import signed
+    from uncollapse.diagnosis.reference_data import format_points
 
     table = Table(box=box.SIMPLE_HEAD, caption=CAPTION, caption_justify="left")
     table.add_column("", no_wrap=True)
@@ -225,8 +227,8 @@ def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             f"{fact['row']}{' *' if fact['advised'] else ''}",
             f"{fact['test']:.1f} %",
-            "" if fact["gain"] is None else signed(fact["gain"]),
-            " to ".join(map(signed, fact["predicted"] or ())),
+            "" if fact["gain"] is None else format_points(fact["gain"]),
+            " to ".join(map(format_points, fact["predicted"] or ())),
             fact["came_true"],
             f"{fact['seconds']:.0f} s",
         )

@@ -15,8 +15,6 @@ from uncollapse.cli import console
 from uncollapse.cli.console import error_sentence, select_device
 from uncollapse.cli.options import (
     DEVICES,
-    DTYPES,
-    GRAPHS,
     PLACES,
     AsJson,
     FailOnCollapse,
@@ -29,13 +27,15 @@ from uncollapse.cli.options import (
 )
 from uncollapse.cli.progress import ProgressBar, count_steps
 from uncollapse.errors import UsageError
+from uncollapse.io import DTYPES, GRAPHS
 
 if TYPE_CHECKING:  # torch is imported only when something is measured
     import torch
 
     from uncollapse.diagnosis.result import Diagnosis
     from uncollapse.diagnosis.run import Target
-    from uncollapse.io import Data, DataRequest, LoadedModel
+    from uncollapse.io.batches import Data, DataRequest
+    from uncollapse.io.models import LoadedModel
 
 LENGTH = 128  # tokens of a text, as in io.batches, which needs torch
 DATA, MODEL, MEASURE = "Data (built-in data if none is given)", "Model", "Measurement"  # panels of the help
@@ -121,8 +121,9 @@ def diagnose(
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
     """Measure a model layer by layer: where and how its representations collapse."""
-    from uncollapse import io
     from uncollapse.attachment.save import load_cure
+    from uncollapse.io.batches import DataRequest
+    from uncollapse.io.models import load_model
 
     distributed.join_group(device)
     length = LENGTH
@@ -130,11 +131,11 @@ def diagnose(
         given = {name for name in ("batch_size", "dtype", "baseline") if _is_given(ctx, name)}
         batch_size, length = batch_size if "batch_size" in given else 4, 512
         dtype, baseline = dtype if "dtype" in given else "auto", baseline if "baseline" in given else False
-    wanted = io.DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches, length)
+    wanted = DataRequest(text, images, graph, batches, data_root, batch_size, max_length, max_batches, length)
     home = select_device(device)
     with ProgressBar() as waiting:
         waiting.stage("Loading the model")
-        loaded = io.load_model(
+        loaded = load_model(
             model, checkpoint=checkpoint, random_weights=random_weights, dtype=dtype, load_cure=load_cure
         )
         loaded = replace(loaded, name=name or (f"{loaded.name} {part}" if part else loaded.name))
@@ -174,14 +175,14 @@ def _measure_parts(
 
     A part that the data does not fit is left out with a note, unless no part is left.
     """
-    from uncollapse import io
+    from uncollapse.io.batches import load_data, runs_alone
 
-    alone = bool(target.others) and not wanted.batches and io.runs_alone(loaded.model, target.stack)
+    alone = bool(target.others) and not wanted.batches and runs_alone(loaded.model, target.stack)
     found: list[Diagnosis] = []
     problems: list[Exception] = []
     for one in (replace(target, others=()), *target.others) if alone else (target,):
         try:
-            data = io.load_data(loaded, one.stack, wanted)
+            data = load_data(loaded, one.stack, wanted)
             _note_surprises(loaded, data, bar.note)
             done = bar.stage(f"Measuring {loaded.name} {one.part if alone else ''}".rstrip(), data.total)
             found.append(_measure(loaded, one, replace(data, batches=_limit(data, wanted, done)), device, why))

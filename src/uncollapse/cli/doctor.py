@@ -107,7 +107,7 @@ def doctor(
             bar.stage(f"Checked: {finding.name}")
     if as_json:
         facts = {"healthy": not _bad(found), "findings": [dataclasses.asdict(finding) for finding in found]}
-        typer.echo(json.dumps(facts, ensure_ascii=False, indent=1))
+        typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
         _print(found)
     raise typer.Exit(1 if _bad(found) else 0)

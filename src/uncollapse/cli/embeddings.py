@@ -157,8 +157,7 @@ class Mending:
 
 def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mending) -> None:
     """Fit a transform while the rows are measured; write the changed rows, and compare both."""
-    from uncollapse.io.embedding_files import open_rows
-    from uncollapse.io.embedding_writer import check_target, write_changed
+    from uncollapse.io.embedding_files import check_target, open_rows, write_changed
 
     if distributed.launch_size() > 1:
         raise UsageError("--mend runs in one process; start it without a launcher.")
@@ -240,7 +239,7 @@ def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
 
 
 def _describe(outcome: dict[str, Any], how: Mending) -> str:
-    from uncollapse.diagnosis.outcomes import embedding_outlook
+    from uncollapse.diagnosis.reference_data import embedding_outlook
 
     used, counts, reason = outcome["method"], embedding_outlook(outcome["advice"] != "none"), outcome["reason"]
     like = f" {counts[0].upper()}{counts[1:]}." if counts else ""

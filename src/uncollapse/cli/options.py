@@ -47,11 +47,8 @@ AsJson = Annotated[
 ]
 FailOnCollapse = Annotated[bool, flag("--fail-on-collapse", "Exit with code 3 if there is a collapse.", OUTPUT)]
 
-
 Layout = Literal["auto", "tokens", "sequence_first", "nodes", "vectors", "channels_first", "channels_last"]
-DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-GRAPHS = {"karate": "Zachary's karate club", "cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 PLACES = {
     "block": "the residual stream after a block",
     "attention.input": "what enters the block",

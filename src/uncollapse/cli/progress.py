@@ -21,7 +21,7 @@ from rich.table import Column
 
 from uncollapse import distributed
 from uncollapse.cli.console import print_note
-from uncollapse.cli.outcomes import ACCURACIES, format_duration, format_metric, format_rate
+from uncollapse.cli.run_tables import ACCURACIES, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
     from uncollapse.lab.runs.sweep import Sweep
@@ -77,7 +77,7 @@ class ProgressBar:
 
         return done
 
-    def training(self, words: str) -> Callable[[int, int, Mapping[str, float]], None]:
+    def start_training(self, words: str) -> Callable[[int, int, Mapping[str, float]], None]:
         """Start a training stage; call the returned function with the steps done, all steps and the newest metrics."""
         begun = False
         self.stage(words)
@@ -135,10 +135,10 @@ class SweepLines:
     ) -> None:
         """Leave the printed lines as they are."""
 
-    def changed(self, sweep: "Sweep") -> None:
+    def handle_change(self, sweep: "Sweep") -> None:
         """Print nothing while a run goes on."""
 
-    def finished(self, sweep: "Sweep", config: Any) -> None:
+    def handle_end(self, sweep: "Sweep", config: Any) -> None:
         """Print the number of the run, its name, metrics and time."""
         queue = sweep.queue
         record = queue.records[queue.key(config)]
@@ -177,7 +177,7 @@ class SweepBars(SweepLines):
         """Erase the bars."""
         self._bar.stop()
 
-    def changed(self, sweep: "Sweep") -> None:
+    def handle_change(self, sweep: "Sweep") -> None:
         """Update the bars."""
         queue = sweep.queue
         left = f"about {format_duration(sweep.seconds_left())} left" if queue.done < queue.total else ""
@@ -207,7 +207,7 @@ def sweep_progress() -> SweepLines:
 class TrialLines(SweepLines):
     """One line on stderr per finished trial."""
 
-    def finished(self, sweep: "Sweep", config: Any) -> None:
+    def handle_end(self, sweep: "Sweep", config: Any) -> None:
         """Print how many trials are done, what was tried, and its metric or where it stopped."""
         queue: Any = sweep.queue
         trial = next(trial for trial in queue.trials if trial.key == queue.key(config))

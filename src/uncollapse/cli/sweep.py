@@ -13,7 +13,7 @@ import typer
 from uncollapse.cli import console
 from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, complete_recipe, flag, option
-from uncollapse.cli.outcomes import MISSING, PlannedRun, format_duration, format_metric, plan_table
+from uncollapse.cli.run_tables import MISSING, PlannedRun, format_duration, format_metric, plan_table
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.config.field_types import as_text
@@ -194,7 +194,7 @@ def print_sweep_plan(queue: "RunQueue", runs: Path, jobs: int) -> None:
     """Print the first runs, and the number and duration of all."""
     terminal = console.stdout_console()
     if queue.open:
-        due = queue.missing()
+        due = queue.list_missing()
         terminal.print(plan_table([_planned_run(queue, config, runs) for config in due[:MOST]]))
         if len(due) > MOST:
             console.print_paragraph(terminal, f"… and {len(due) - MOST} more.")
@@ -292,7 +292,7 @@ def _facts(queue: "RunQueue") -> dict[str, Any]:
             "file": str(queue.results.path(recipe, config)),
             "seconds": round(queue.seconds(config), 1),
         }
-        for config in queue.missing()
+        for config in queue.list_missing()
     ]
     failed = [{"name": recipe.name_of(queue.config(key)), "error": why} for key, why in queue.failed.items()]
     counts = {"total": queue.total, "there": len(queue.records), "later": queue.later}

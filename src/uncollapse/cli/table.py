@@ -18,8 +18,7 @@ from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.config import fields
 from uncollapse.lab.tables import contrasts
 from uncollapse.lab.tables import markdown as tables
-from uncollapse.lab.tables.details import Details, details_json
-from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
+from uncollapse.lab.tables.paper_table import Details, PaperTable, TableCell, build_cells, details_json
 
 if TYPE_CHECKING:
     from uncollapse.lab.recipe import Recipe

@@ -12,11 +12,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from uncollapse import distributed
-from uncollapse.cli import console, options, outcomes, recipe_flags
+from uncollapse.cli import console, options, recipe_flags, run_tables
 from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, flag, option
-from uncollapse.cli.outcomes import Outcome, PlannedRun
 from uncollapse.cli.progress import ProgressBar
+from uncollapse.cli.run_tables import Outcome, PlannedRun
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 
@@ -126,7 +126,7 @@ def _train(recipe: "Recipe", configs: list[Any], asked: TrainOptions) -> None:
         if any(run.due for run in plan):  # seeds share their data
             missing = recipe.missing_data(configs[0], _runtime(recipe, configs[0], asked))
             plan = [dataclasses.replace(run, missing=missing) for run in plan]
-        outcomes.print_plan(plan, as_json=asked.as_json)
+        run_tables.print_plan(plan, as_json=asked.as_json)
         return
     done: list[Outcome] = []
     try:
@@ -136,7 +136,7 @@ def _train(recipe: "Recipe", configs: list[Any], asked: TrainOptions) -> None:
                 done.append(_run(recipe, config, results, asked, bar, words))
     except typer.Exit:  # interrupted
         if done and not asked.as_json and distributed.is_launch_rank_zero():
-            outcomes.print_outcomes(_title(recipe, configs[0]), done)
+            run_tables.print_outcomes(_title(recipe, configs[0]), done)
         raise
     _print(_title(recipe, configs[0]), done, asked)
 
@@ -167,7 +167,7 @@ def _print(title: str, done: list[Outcome], asked: TrainOptions) -> None:
     if asked.as_json:
         typer.echo(json.dumps([outcome.record for outcome in done], ensure_ascii=False))
     else:
-        outcomes.print_outcomes(title, done)
+        run_tables.print_outcomes(title, done)
 
 
 def _title(recipe: "Recipe", config: Any) -> str:
@@ -216,7 +216,7 @@ def _run(
     if found is not None:
         done = Outcome(found, results.path(recipe, config), new=False)
     else:
-        runtime = dataclasses.replace(runtime, progress=bar.training(words), on_stage=bar.substage(words))
+        runtime = dataclasses.replace(runtime, progress=bar.start_training(words), on_stage=bar.substage(words))
         try:
             done = _run_locked(recipe, config, results, runtime, asked.again)
         except AlarmError as alarm:

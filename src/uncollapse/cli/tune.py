@@ -12,7 +12,7 @@ import typer
 
 from uncollapse.cli import console, recipe_flags
 from uncollapse.cli.options import OUTPUT, flag, option
-from uncollapse.cli.outcomes import format_duration, format_metric
+from uncollapse.cli.run_tables import format_duration, format_metric
 from uncollapse.cli.train import FILES, RUN, RecipeCommands
 from uncollapse.distributed import launch_size
 from uncollapse.errors import UsageError

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise.chunk_threads import for_each_chunk
 from uncollapse.pairwise.grid import LOG2E, Grid, Inputs, Pairs, memory
 from uncollapse.pairwise.products import accumulate
+from uncollapse.pairwise.threads import for_each_chunk
 
 SHORT = 32  # tokens below which a product takes less time than new memory for d×d, or than adding a transpose
 

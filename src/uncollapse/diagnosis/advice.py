@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from uncollapse.diagnosis.measured_gains import PAGE, Gain, Measured, find_measured
+from uncollapse.diagnosis.reference_data import PAGE, Gain, Measured, find_measured
 from uncollapse.diagnosis.result import Advice, Cause, Kind
 from uncollapse.diagnosis.verdict import Subject
 

@@ -11,9 +11,10 @@ from uncollapse.diagnosis import verdict
 from uncollapse.diagnosis.advice import follow_causes, suggest
 from uncollapse.diagnosis.causes import name_causes
 from uncollapse.diagnosis.cautions import list_cautions
-from uncollapse.diagnosis.layer_stats import StatsConfig, spaced_tokens
-from uncollapse.diagnosis.outcomes import outlook
+from uncollapse.diagnosis.layer_measures import spaced_tokens
+from uncollapse.diagnosis.layer_stats import StatsConfig
 from uncollapse.diagnosis.parts import Parts
+from uncollapse.diagnosis.reference_data import outlook
 from uncollapse.diagnosis.result import Diagnosis, Layer, Verdict
 from uncollapse.diagnosis.verdict import Subject
 

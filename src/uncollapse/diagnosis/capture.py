@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from uncollapse import distributed
 from uncollapse.backbones import nonfinite
-from uncollapse.backbones.attention_tiles import TileReader, Tiles
+from uncollapse.backbones.attention_calls import TileReader, Tiles
 from uncollapse.backbones.read_hooks import SiteReader
 from uncollapse.backbones.select import Selection
 from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, sets_with_mask
 from uncollapse.diagnosis.layer_stats import LayerStats, Samples, StatsConfig
 from uncollapse.diagnosis.result import Layer
-from uncollapse.diagnosis.side_by_side import run_side_by_side
 from uncollapse.errors import NotFiniteError
 from uncollapse.pairwise import numerics
+from uncollapse.pairwise.threads import run_side_by_side
 
 View = Literal["first", "first of two", "second"]
 Key = tuple[str, str, int]  # name of the layer, place, call

@@ -27,7 +27,7 @@ def name_causes(found: Findings, parts: Parts) -> tuple[Cause, ...]:
     given = _input(found)
     ruled = (given, _no_residual(parts), training, None if given else _mixing(found, parts), growth)
     causes = tuple(cause for cause in ruled if cause is not None)
-    return causes or (_few_directions(found, parts) or _unknown(parts),)
+    return causes or (_few_directions(found, parts) or _unknown_cause(parts),)
 
 
 def _no_residual(parts: Parts) -> Cause | None:
@@ -107,19 +107,19 @@ def _few_directions(found: Findings, parts: Parts) -> Cause | None:
         return None
     last = found.last
     says = [f"The effective rank of all {found.nouns[0]} at {last.name} is {last['dataset_rank']:.1f} of {last.dim}."]
-    says += _leading(last)
+    says += _leading_directions(last)
     says += _effect(parts, "no mixing", ALONE)
     return Cause("few_directions", "A few directions dominate, and no part of the blocks explains it.", tuple(says))
 
 
-def _leading(layer: Layer) -> Iterator[str]:
+def _leading_directions(layer: Layer) -> Iterator[str]:
     """Yield how much of the variance the largest directions hold, if all singular values are stored."""
     energy = [value**2 for value in layer.spectrum]
     if layer.place == OUTPUT and energy and layer.spectrum_ranks[-1] == len(energy) and sum(energy) > 0:
         yield f"Three directions hold {sum(energy[:3]) / sum(energy):.0%} of the variance."
 
 
-def _unknown(parts: Parts) -> Cause:
+def _unknown_cause(parts: Parts) -> Cause:
     says = [text for switch in parts.switches[1:] for text in _effect(parts, switch.name, f"Switch “{switch.name}”")]
     return Cause("unknown", "It cannot be determined from these measurements.", tuple(says))
 

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from uncollapse.backbones.sites import OUTPUT
-from uncollapse.diagnosis.layer_stats import sample_size
+from uncollapse.diagnosis.layer_measures import sample_size
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Certainty, Evidence, Kind
 from uncollapse.diagnosis.verdict import ALIKE, SHARES, Findings

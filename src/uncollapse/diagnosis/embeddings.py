@@ -18,8 +18,8 @@ from uncollapse import distributed, metrics
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis import describe
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough
-from uncollapse.diagnosis.distances import bin_shares, row_distances, uniform_distances
-from uncollapse.diagnosis.layer_stats import (
+from uncollapse.diagnosis.describe import bin_shares, row_distances, uniform_distances
+from uncollapse.diagnosis.layer_measures import (
     WIDEST,
     cosine_map,
     dataset_measures,

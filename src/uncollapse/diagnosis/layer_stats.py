@@ -9,28 +9,32 @@ import torch
 from torch import Tensor
 
 from uncollapse import metrics
-from uncollapse.backbones.attention_tiles import Tiles
+from uncollapse.backbones.attention_calls import Tiles
 from uncollapse.backbones.sites import Context
+from uncollapse.diagnosis.layer_measures import (
+    WIDEST,
+    cosine_map,
+    dataset_measures,
+    dataset_spectrum,
+    first_token_norm,
+    massive_activation,
+    measure_tiles,
+    sample_size,
+    thin_spectrum,
+    token_norm,
+)
 from uncollapse.diagnosis.result import Layer, Summary
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
-from uncollapse.diagnosis.tile_metrics import measure_tiles
 from uncollapse.errors import NotFiniteError
 from uncollapse.metrics import robust
-from uncollapse.metrics.spectrum import gram_spectrum, rank_from_singular_values
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.pair_means import SetSums, mean_from_sum
 
-WIDEST = 1536  # features up to which moments of all tokens are kept: 36 MiB per layer there, 9 at 768
 TOKENS = 1024  # tokens of a batch used for measures of the dataset, or twice the features if that is more
-SAMPLE = 1024  # tokens sampled for measures that are not moments
-NUMBERS = 2**24  # in a sample: 1,024 tokens up to 16,384 features, and fewer of wider ones
-FEATURES = 8192  # features that are compared with each other at most, in time quadratic in their number
 FIRST = 8  # sequences of the first batch whose ranks are taken at least, so that short runs have some
-CURVE = 256  # singular values that a diagnosis stores
-SIDE = 48  # tokens on each side of a heat map
 
 
 @dataclass(frozen=True)
@@ -280,77 +284,6 @@ def metric_function(name: str) -> Callable[..., Tensor]:
     """Return the metric function of this name."""
     function: Callable[..., Tensor] = getattr(metrics, name)
     return function
-
-
-def first_token_norm(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the norm of the first real token over the median norm of the others, (b, n, d) -> (b,)."""
-    norms = torch.linalg.vector_norm(x.double(), dim=-1)
-    others = robust.drop_first_token(mask)
-    first = norms.masked_fill(~(mask & ~others), 0).sum(-1)
-    median = norms.masked_fill(~others, torch.nan).nanmedian(-1).values
-    return torch.where(median > 0, first / median, 1.0)
-
-
-def massive_activation(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the largest |activation| of the real tokens over the median one, (b, n, d) -> (b,); 1 where that is 0.
-
-    Sun et al., Massive Activations in Large Language Models, arXiv 2402.17762.
-    """
-    sizes = x.abs().float().masked_fill(~mask[..., None], torch.nan).flatten(1)
-    median = sizes.nanmedian(-1).values
-    return torch.where(median > 0, sizes.nan_to_num(0).amax(-1) / median, 1.0)
-
-
-def token_norm(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the median norm of the real tokens without the first, (b, n, d) -> (b,)."""
-    norms = torch.linalg.vector_norm(x.double(), dim=-1)
-    found: Tensor = norms.masked_fill(~robust.drop_first_token(mask), torch.nan).nanmedian(-1).values
-    return found.nan_to_num(0)
-
-
-def cosine_map(x: Tensor, mask: Tensor | None) -> tuple[tuple[float, ...], ...]:
-    """Return cosines between at most 48 evenly spaced real tokens of one set (n, d), to two digits."""
-    rows = (x if mask is None else x[mask])[spaced_tokens(len(x) if mask is None else int(mask.sum()))]
-    unit = numerics.unit_rows(rows.float())
-    return tuple(tuple(round(value, 2) for value in row) for row in (unit @ unit.mT).tolist())
-
-
-def spaced_tokens(n: int) -> list[int]:
-    """Return the positions, among n real tokens, of those in a heat map."""
-    return torch.linspace(0, n - 1, min(n, SIDE)).round().long().tolist() if n else []
-
-
-def thin_spectrum(sigma: Tensor) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return singular values over their sum, at most 256 of them, and their ranks from 1."""
-    total = float(sigma.sum()) or 1.0
-    ranks = torch.linspace(0, len(sigma) - 1, min(len(sigma), CURVE)).round().long()
-    return tuple(float(f"{value:.6g}") for value in (sigma[ranks] / total).tolist()), tuple((ranks + 1).tolist())
-
-
-def sample_size(dim: int) -> int:
-    """Return how many tokens with so many features are sampled."""
-    return min(SAMPLE, max(64, NUMBERS // max(1, dim)))
-
-
-def dataset_spectrum(moments: Moments | None, rows: Tensor) -> Tensor:
-    """Return the singular values of all tokens minus their mean, or of a sample if they are too wide for moments."""
-    return moments.spectrum(center=True) if moments else gram_spectrum(numerics.center(rows.double(), None))
-
-
-def dataset_measures(moments: Moments | None, rows: Tensor, sigma: Tensor, t: float) -> dict[str, Tensor]:
-    """Return measures of all tokens. rows: a sample of them. sigma: their singular values, which take most time."""
-    found = {"dataset_rank_share": robust.sample_rank_share(rows)}
-    found["uniformity"] = metrics.uniformity(rows, t)
-    found["dataset_rank"] = rank_from_singular_values(sigma)
-    if moments is None:  # too wide for moments: use the sample
-        features = torch.randperm(rows.shape[-1], generator=torch.Generator().manual_seed(0))[:FEATURES]
-        some = rows if rows.shape[-1] <= FEATURES else rows[:, features.sort().values]
-        found["feature_correlation"] = metrics.feature_correlation(some)
-        found["outlier_share"] = metrics.outlier_share(rows)
-    else:
-        found["feature_correlation"] = moments.feature_correlation()
-        found["outlier_share"] = moments.outlier_share()
-    return found
 
 
 def _merge_optional(first: Any, second: Any) -> Any:

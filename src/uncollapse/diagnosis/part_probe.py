@@ -215,13 +215,13 @@ class PartProbe:
             self.missing["residual"] = "the convolutions add it themselves"
             return {}
         try:
-            exists, share = self._carried("stream"), self._carried("branch")
+            exists, share = self._correlate_with_earlier("stream"), self._correlate_with_earlier("branch")
         except ERRORS as error:
             self.missing["residual"] = _sentence(error)
             return {}
         return {number: share[number] if exists[number] >= CARRIED else 0.0 for number in exists}
 
-    def _carried(self, like: Any) -> dict[int, float]:
+    def _correlate_with_earlier(self, like: Any) -> dict[int, float]:
         """Return the largest squared correlation of each block's output with an earlier stream, if branches are noise.
 
         What a branch computes is replaced by noise, so that only what passes it correlates.
@@ -246,13 +246,13 @@ class PartProbe:
 
     def _switches(self, last: int, residuals: Mapping[int, float]) -> list[Switch]:
         """Return the last block with each switch that fits the model."""
-        flips: dict[str, Flip] = {"no mixing": Switchboard.no_mixing}
+        flips: dict[str, Flip] = {"no mixing": Switchboard.stop_mixing}
         if self.stack.family != "pyg":
-            flips |= {"uniform attention": Switchboard.uniform_attention, "MLP off": Switchboard.mlp_off}
+            flips |= {"uniform attention": Switchboard.uniform_attention, "MLP off": Switchboard.stop_mlp}
         if residuals:
             has = 2 * sum(share > 0 for share in residuals.values()) > len(residuals)
             name = "residual doubled" if has else "residual added"
-            flips[name] = Switchboard.residual_doubled if has else Switchboard.residual_added
+            flips[name] = Switchboard.double_residual if has else Switchboard.add_residual
         found, key = [], self._output(last)
         for name, flip in flips.items():
             try:

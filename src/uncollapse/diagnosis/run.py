@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from uncollapse import backbones, distributed
 from uncollapse.attachment.attach import attachments
 from uncollapse.backbones import forward
+from uncollapse.backbones.forward import group_texts
 from uncollapse.backbones.nonfinite import first_fault
 from uncollapse.backbones.select import At, Layers, Selection, TokenChoice, check_tokens, select_layers, select_places
-from uncollapse.backbones.sentence_models import group_texts
 from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, sets_with_mask
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough, settings_of
 from uncollapse.diagnosis.capture import Capture

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from uncollapse.backbones.sentence_models import is_sentence_model, sentence_embeddings
+from uncollapse.backbones.forward import is_sentence_model, sentence_embeddings
 from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.describe import NO_PAIRS
 from uncollapse.diagnosis.embeddings import RowStatistics, merge_ranks

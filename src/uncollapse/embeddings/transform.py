@@ -8,10 +8,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from uncollapse.embeddings import choice, storage
-from uncollapse.embeddings.choice import Advice, Geometry
-from uncollapse.embeddings.scatter import Scatter
-from uncollapse.embeddings.sentence_module import TransformModule
+from uncollapse.embeddings import geometry
+from uncollapse.embeddings.geometry import Advice, Geometry, Scatter
+from uncollapse.embeddings.linear_map import LinearMap, TransformModule, load_map, save_map
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.pairwise.numerics import check_positive
 
@@ -63,7 +62,7 @@ class EmbeddingTransform:
     ) -> None:
         self.method, self.k, self.dims, self.shrinkage = method, k, dims, shrinkage
         self._scatter: Scatter | None = None
-        self._map: storage.LinearMap | None = None
+        self._map: LinearMap | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the arguments, as scikit-learn's `clone` and grid searches need them."""
@@ -116,7 +115,7 @@ class EmbeddingTransform:
 
     def transform(self, X: Rows) -> Rows:
         """Return rows (..., d) transformed, of the same kind and type; half precision is computed in float32."""
-        mapped: Rows = self._solved().apply(X)
+        mapped: Rows = self._fitted_map().apply(X)
         return mapped
 
     __call__ = transform
@@ -124,50 +123,50 @@ class EmbeddingTransform:
     @property
     def method_(self) -> str:
         """Return the method in use: what "auto" chose."""
-        return self._solved().method
+        return self._fitted_map().method
 
     @property
     def n_features_in_(self) -> int:
         """Return the number of features of a row."""
-        return self._solved().mean.shape[0]
+        return self._fitted_map().mean.shape[0]
 
     @property
     def n_features_out_(self) -> int:
         """Return the number of features of a transformed row."""
-        return self._solved().out_dim
+        return self._fitted_map().out_dim
 
     @property
     def mean_(self) -> Tensor:
         """Return the mean of the rows (d,), in float64."""
-        return self._solved().mean
+        return self._fitted_map().mean
 
     @property
     def shrinkage_(self) -> float | None:
         """Return the shrinkage in use; None unless whitening."""
-        return self._solved().shrinkage
+        return self._fitted_map().shrinkage
 
     @property
     def geometry_(self) -> Geometry:
         """Return what the choice of "auto" is made from."""
-        return choice.measure(self._sums())
+        return geometry.measure(self._sums())
 
     @property
     def advice_(self) -> Advice:
         """Return what "auto" would do with these rows, and why."""
-        return choice.advise(self.geometry_)
+        return geometry.advise(self.geometry_)
 
     def as_module(self) -> TransformModule:
         """Return a module for a sentence-transformers model: `SentenceTransformer(modules=[*model, module])`."""
-        return TransformModule(self._solved(), self.get_params())
+        return TransformModule(self._fitted_map(), self.get_params())
 
     def save(self, folder: str | Path) -> Path:
         """Write a folder with config.json and model.safetensors, which `load` reads back."""
-        return storage.save_map(self._solved(), self.get_params(), Path(folder))
+        return save_map(self._fitted_map(), self.get_params(), Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Read what `save` wrote. It transforms rows alike; the sums that it was fitted from are not stored."""
-        linear_map, params = storage.load_map(Path(folder))
+        linear_map, params = load_map(Path(folder))
         loaded = cls(**params)
         loaded._map = linear_map
         return loaded
@@ -186,12 +185,12 @@ class EmbeddingTransform:
             raise ValueError(f"This transform {why}. Call fit first.")
         return self._scatter
 
-    def _solved(self) -> storage.LinearMap:
+    def _fitted_map(self) -> LinearMap:
         if self._map is None:
             self._map = self._solve(self._sums())
         return self._map
 
-    def _solve(self, scatter: Scatter) -> storage.LinearMap:
+    def _solve(self, scatter: Scatter) -> LinearMap:
         """Return the map of the method."""
         if self.method not in METHODS:
             raise UsageError(
@@ -200,24 +199,24 @@ class EmbeddingTransform:
         method: str = self.method
         k = self.k
         if method == "auto":
-            advice = choice.advise(choice.measure(scatter))
+            advice = geometry.advise(geometry.measure(scatter))
             method, k = advice.method, k or advice.k
         mean = scatter.moments.mean()
         if method in ("none", "center"):
-            return storage.LinearMap(method, mean if method == "center" else torch.zeros_like(mean))
+            return LinearMap(method, mean if method == "center" else torch.zeros_like(mean))
         if method == "all_but_the_top":
-            return self._all_but_the_top(scatter, mean, k or choice.usual_k(scatter.dim))
+            return self._all_but_the_top(scatter, mean, k or geometry.usual_k(scatter.dim))
         return self._whiten(scatter, mean) if method == "whiten" else self._pca(scatter, mean)
 
-    def _all_but_the_top(self, scatter: Scatter, mean: Tensor, k: int) -> storage.LinearMap:
+    def _all_but_the_top(self, scatter: Scatter, mean: Tensor, k: int) -> LinearMap:
         check_positive(k, "k")
-        _check_rows(scatter, choice.TOP_ROWS * k, f"removing {k} directions")
+        _check_rows(scatter, geometry.TOP_ROWS * k, f"removing {k} directions")
         if k >= scatter.dim:
             raise UsageError(f"k must be below the {scatter.dim} features, got {k}: nothing would be left.")
         top = torch.linalg.eigh(scatter.moments.covariance()).eigenvectors[:, -k:].mT.flip(0)
-        return storage.LinearMap("all_but_the_top", mean, removed=top)
+        return LinearMap("all_but_the_top", mean, removed=top)
 
-    def _whiten(self, scatter: Scatter, mean: Tensor) -> storage.LinearMap:
+    def _whiten(self, scatter: Scatter, mean: Tensor) -> LinearMap:
         _check_rows(scatter, WHITEN_ROWS * scatter.dim, f"whitening {scatter.dim} features")
         weight = scatter.shrinkage() if self.shrinkage == "auto" else self.shrinkage
         if not isinstance(weight, int | float) or not 0 <= weight <= 1:
@@ -227,9 +226,9 @@ class EmbeddingTransform:
         values, vectors = torch.linalg.eigh(covariance)
         values = (1 - weight) * values.clamp(min=0) + weight * mu
         scale = values.clamp(min=float(SMALLEST * values[-1])).rsqrt().nan_to_num(posinf=0.0)
-        return storage.LinearMap("whiten", mean, matrix=(vectors * scale) @ vectors.mT, shrinkage=float(weight))
+        return LinearMap("whiten", mean, matrix=(vectors * scale) @ vectors.mT, shrinkage=float(weight))
 
-    def _pca(self, scatter: Scatter, mean: Tensor) -> storage.LinearMap:
+    def _pca(self, scatter: Scatter, mean: Tensor) -> LinearMap:
         if self.dims is None:
             raise UsageError("pca needs dims, the number of dimensions to return, such as dims=128.")
         check_positive(self.dims, "dims")
@@ -237,7 +236,7 @@ class EmbeddingTransform:
             raise UsageError(f"dims must be at most the {scatter.dim} features, got {self.dims}.")
         _check_rows(scatter, self.dims + 1, f"{self.dims} principal directions")
         top = torch.linalg.eigh(scatter.moments.covariance()).eigenvectors[:, -self.dims :].mT.flip(0)
-        return storage.LinearMap("pca", mean, matrix=top)
+        return LinearMap("pca", mean, matrix=top)
 
 
 def _check_rows(scatter: Scatter, needed: int, what: str) -> None:

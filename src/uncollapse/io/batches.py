@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uncollapse.backbones import forward, sentence_models
+from uncollapse.backbones import forward
 from uncollapse.backbones.sites import Stack
 from uncollapse.errors import UsageError
 from uncollapse.io import graphs, images, models
@@ -234,7 +234,7 @@ def _text(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     if loaded.origin is None:
         raise UsageError(f"Text needs a tokenizer, and {loaded.name} has none; pass --batches module:function.")
     texts = read_lines(request.text, request.limit) if request.text else built_in_sentences()[: request.limit]
-    if sentence_models.is_sentence_model(loaded.model):
+    if forward.is_sentence_model(loaded.model):
         return _sentences(loaded.model, texts, request)
     tokenizer = hf_models.load_tokenizer(hf_models.Origin(loaded.origin))
     length = token_limit(tokenizer, loaded.model, request.max_length, request.usual_length)

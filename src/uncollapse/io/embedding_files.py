@@ -1,24 +1,32 @@
-"""Open files of embeddings that may be larger than memory.
+"""Read files of embeddings that may be larger than memory, and write changed rows into a new file of the same kind.
 
-Files are read in parts. Memory-mapped files are opened again for each part, which frees the memory of the last one.
+Files are read and written in parts. Memory-mapped files are opened again for each part, which frees the memory of the
+last one.
 """
 
+import json
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
+from numpy.lib import format as npy
+from torch import Tensor
 
 from uncollapse.errors import UsageError, file_errors
 from uncollapse.io import tensor_files, vector_files
 from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
-from uncollapse.io.files import read_config
+from uncollapse.io.files import open_new, read_config
 
 WILDCARDS = "*?["
 STATE = "state.json"  # describes a dataset in a folder of `datasets`
 TABLES = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
+SAFETENSORS = {"F16": "float16", "F32": "float32", "F64": "float64"}
+TYPES = {name: short for short, name in SAFETENSORS.items()}
+Change = Callable[[Tensor], Tensor]
 
 
 def open_rows(path: Path, key: str | None = None) -> Rows:
@@ -94,7 +102,7 @@ def _read_all(files: list[Rows], first: int, last: int) -> Iterator[Any]:
         first, last = first - rows.count, last - rows.count
 
 
-def _npy(path: Path, key: str | None) -> Rows:
+def _read_npy(path: Path, key: str | None) -> Rows:
     if key is not None:
         raise UsageError(f"{path.name} holds one array, which has no name; leave out --key.")
     kind = ".npy file of numbers"
@@ -118,7 +126,7 @@ def _npy(path: Path, key: str | None) -> Rows:
     return Rows(path.name, count, dim, read_mapped if by_column else read, (path,), dtype=_float_name(dtype))
 
 
-def _npz(path: Path, key: str | None) -> Rows:
+def _read_npz(path: Path, key: str | None) -> Rows:
     """Open an array of an archive as a stream, which is never unpacked as a whole."""
     with file_errors(path, ".npz file"), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -142,7 +150,7 @@ def _npz(path: Path, key: str | None) -> Rows:
     return Rows(words, count, dim, read, (path,), key=key, dtype=_float_name(dtype))
 
 
-def _safetensors(path: Path, key: str | None) -> Rows:
+def _read_safetensors(path: Path, key: str | None) -> Rows:
     from safetensors import safe_open
 
     open_file: Any = safe_open
@@ -161,9 +169,6 @@ def _safetensors(path: Path, key: str | None) -> Rows:
     return Rows(words, count, dim, read, (path,), key=key, dtype=SAFETENSORS.get(kind, "float32"))
 
 
-SAFETENSORS = {"F16": "float16", "F32": "float32", "F64": "float64"}
-
-
 def _float_name(dtype: Any) -> str:
     return dtype.name if dtype.name in SAFETENSORS.values() else "float32"
 
@@ -180,16 +185,87 @@ def _shape(words: str, shape: tuple[int, ...], numbers: bool) -> tuple[int, int]
     return shape[0], shape[1]
 
 
-def _table(path: Path, key: str | None) -> Rows:
+def _read_table(path: Path, key: str | None) -> Rows:
     from uncollapse.io.table_files import read_rows  # needs pyarrow, which other files do not
 
     return read_rows(path, key)
 
 
 READERS: dict[str, Callable[[Path, str | None], Rows]] = {
-    ".npy": _npy,
-    ".npz": _npz,
-    ".safetensors": _safetensors,
-    **dict.fromkeys(TABLES, _table),
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    **dict.fromkeys(TABLES, _read_table),
     **vector_files.READERS,
+}
+
+
+def check_target(source: Rows, path: Path) -> None:
+    """Raise a UsageError if the rows cannot be written to this path."""
+    given = source.paths[0]
+    if len(source.paths) > 1:
+        raise UsageError(
+            f"{source.words} are several files; change them one by one, or put them into one: "
+            "datasets.load_from_disk(folder).to_parquet(file) for a dataset."
+        )
+    if path.suffix != given.suffix:
+        raise UsageError(f"The new file must be of the same kind, {given.suffix}, got {path.name}.")
+    if path.exists() and path.samefile(given):
+        raise UsageError(f"{path} is the file that is read; give the new one another name.")
+
+
+def write_changed(source: Rows, path: Path, change: Change, dim: int) -> Path:
+    """Write all rows, changed, to a new file in the type of numbers of the old one; it is never half written.
+
+    Args:
+        source: The embeddings of one file.
+        path: The new file, with the suffix of the old one.
+        change: Maps rows (m, d) to rows (m, dim).
+        dim: The number of features after the change.
+    """
+    check_target(source, path)
+    with open_new(path) as file:
+        WRITERS[path.suffix](source, file, change, dim)
+    return path
+
+
+def _arrays(source: Rows, change: Change) -> Iterator[Any]:
+    for rows in source.parts():
+        yield numpy.ascontiguousarray(change(rows).numpy(), source.dtype)
+
+
+def _write_npy(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
+    header = {"descr": npy.dtype_to_descr(numpy.dtype(source.dtype)), "fortran_order": False}
+    npy.write_array_header_2_0(file, header | {"shape": (source.count, dim)})
+    for array in _arrays(source, change):
+        file.write(array.tobytes())
+
+
+def _write_npz(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
+    with zipfile.ZipFile(file, "w") as archive, archive.open(f"{source.key}.npy", "w", force_zip64=True) as inner:
+        _write_npy(source, inner, change, dim)
+
+
+def _write_safetensors(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
+    size = source.count * dim * numpy.dtype(source.dtype).itemsize
+    entry = {"dtype": TYPES[source.dtype], "shape": [source.count, dim], "data_offsets": [0, size]}
+    header = json.dumps({source.key: entry}).encode()
+    header += b" " * (-len(header) % 8)
+    file.write(struct.pack("<Q", len(header)) + header)
+    for array in _arrays(source, change):
+        file.write(array.tobytes())
+
+
+def _write_table(source: Rows, file: IO[bytes], change: Change, dim: int) -> None:
+    from uncollapse.io.table_files import write_mapped  # needs pyarrow, which other files do not
+
+    write_mapped(source, file, change)
+
+
+WRITERS: dict[str, Callable[[Rows, IO[bytes], Change, int], None]] = {
+    ".npy": _write_npy,
+    ".npz": _write_npz,
+    ".safetensors": _write_safetensors,
+    **dict.fromkeys(TABLES, _write_table),
+    **vector_files.WRITERS,
 }

@@ -81,7 +81,7 @@ def load_hf_model(
 
     dtype: None keeps the dtype of the files.
     """
-    with loading(origin) as transformers, fixed_seed():
+    with quiet_loading(origin) as transformers, fixed_seed():
         config = transformers.AutoConfig.from_pretrained(origin.place, **origin.options)
         if random_weights:
             build = partial(transformers.AutoModel.from_config, config, dtype=dtype or config.dtype or torch.float32)
@@ -109,7 +109,7 @@ def load_classifier(
         head_too: Refuse a missing head as well.
         changes: Changed fields of the model's configuration, such as the number of layers.
     """
-    with loading(origin) as transformers:
+    with quiet_loading(origin) as transformers:
         config = transformers.AutoConfig.from_pretrained(origin.place, num_labels=labels, **origin.options)
         _change(config, changes, origin)
         kind = transformers.AutoModelForSequenceClassification
@@ -152,7 +152,7 @@ def _of_cures(report: Any) -> list[str]:
 
 def load_tokenizer(origin: Origin) -> Any:
     """Return the tokenizer of the model; it pads on the right, with the end of a text if it has no padding token."""
-    with loading(origin) as transformers:
+    with quiet_loading(origin) as transformers:
         found = transformers.AutoTokenizer.from_pretrained(origin.place, **origin.options)
         found(["A"])  # settings of the wrong kind show when it is used
     if found.pad_token is None:
@@ -165,7 +165,7 @@ def load_tokenizer(origin: Origin) -> Any:
 
 def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Return a function that preprocesses images as the model expects, into its arguments."""
-    with loading(origin) as transformers:
+    with quiet_loading(origin) as transformers:
         processor = transformers.AutoImageProcessor.from_pretrained(origin.place, **origin.options)
 
     def read(images: Sequence[Any]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def hf_image_reader(origin: Origin) -> Callable[[Sequence[Any]], dict[str, Any]]
 
 
 @contextmanager
-def loading(origin: Origin) -> Iterator[Any]:
+def quiet_loading(origin: Origin) -> Iterator[Any]:
     """Yield transformers with its output silenced; its errors become usage errors."""
     torchvision_ops.declare()
     with silence_libraries():

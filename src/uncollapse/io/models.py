@@ -1,4 +1,7 @@
-"""Load a model by name: a folder, a name on the hub, timm:NAME, or a function that builds it."""
+"""Load a model by name: a folder, a name on the hub, timm:NAME, or a function that builds it.
+
+Models of sentence-transformers are loaded whole, so that their embeddings are measured as well.
+"""
 
 import importlib
 import importlib.util
@@ -14,13 +17,17 @@ import torch
 from torch import nn
 
 from uncollapse.backbones.random_weights import reset_cures
-from uncollapse.errors import UsageError, did_you_mean
-from uncollapse.io import DTYPES, hf_models, sentence_folders, tensor_files, timm_models
-from uncollapse.io.files import CURE_FILE, expand_user
+from uncollapse.errors import UsageError, did_you_mean, import_optional
+from uncollapse.io import DTYPES, hf_models, tensor_files, timm_models
+from uncollapse.io.files import CURE_FILE, expand_user, read_config
+from uncollapse.io.hf_models import Origin, quiet_loading
 from uncollapse.io.loading import fixed_seed
+from uncollapse.io.untrusted_models import bounded_size
 
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 LoadCure = Callable[[nn.Module, Path], object]
+MODULES = "modules.json"
+TRUSTED = ("sentence_transformers.", "uncollapse.")  # packages whose modules are loaded
 
 
 @dataclass(frozen=True)
@@ -106,10 +113,10 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
 
 def _load_hf(what: str, name: str, random_weights: bool, dtype: torch.dtype | None) -> tuple[LoadedModel, list[str]]:
     """Load a model of transformers or of sentence-transformers; return it and the weights of cures without a place."""
-    origin, note = hf_models.Origin(what), ""
-    modules = None if random_weights else sentence_folders.find_modules(origin)
+    origin, note = Origin(what), ""
+    modules = None if random_weights else find_modules(origin)
     if modules is not None:
-        model = sentence_folders.load_sentence_model(origin, modules, dtype)
+        model = load_sentence_model(origin, modules, dtype)
         if model is not None:
             return LoadedModel(model, name, what), []
         note = f'{name} makes sentence embeddings; to measure them too: pip install "uncollapse[st]".'
@@ -194,3 +201,51 @@ def _import_file(path: Path) -> ModuleType:
 def _make_importable(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def find_modules(origin: Origin) -> Path | None:
+    """Return the file that lists the modules of a sentence-transformers model; None if this is not one."""
+    folder = expand_user(origin.place)
+    if folder.is_dir():
+        return folder / MODULES if (folder / MODULES).exists() else None
+    hub: Any = import_optional("huggingface_hub", "hf")
+    try:
+        return Path(hub.hf_hub_download(origin.place, MODULES, local_files_only=_is_local(origin)))
+    except Exception:  # it has none, or the hub cannot be reached and the cache does not have it
+        return None
+
+
+def _is_local(origin: Origin) -> bool:
+    return bool(origin.options.get("local_files_only", Path(origin.place).is_dir()))
+
+
+def load_sentence_model(origin: Origin, modules: Path, dtype: torch.dtype | None) -> nn.Module | None:
+    """Return the SentenceTransformer; None if the library is not installed.
+
+    modules: the file that lists its modules. dtype: None keeps that of the files. UsageError if a module of the model
+    is not of a known package.
+    """
+    _check_modules(origin, modules)
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return None
+    with quiet_loading(origin), fixed_seed(), bounded_size(origin.place):
+        library: Any = import_optional("sentence_transformers", "st")
+        options = {"device": "cpu", "trust_remote_code": False, "local_files_only": _is_local(origin)}
+        model: nn.Module = library.SentenceTransformer(origin.place, model_kwargs={"dtype": dtype or "auto"}, **options)
+    return model.eval()
+
+
+def _check_modules(origin: Origin, path: Path) -> None:
+    """Raise UsageError if modules.json names a class outside of the known packages: loading it would run its code."""
+    found = read_config(path)
+    kinds = (
+        [entry.get("type") if isinstance(entry, dict) else None for entry in found] if isinstance(found, list) else []
+    )
+    if not kinds or not all(isinstance(kind, str) for kind in kinds):
+        raise UsageError(f"{path} is not a list of modules, each with a type; save the model again.")
+    for kind in kinds:
+        if not str(kind).startswith(TRUSTED):
+            raise UsageError(
+                f"{origin.place} needs its own code ({kind}), which is not run; build the model in a function and name "
+                "module:function."
+            )

@@ -13,8 +13,7 @@ from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.grids import Grid
 from uncollapse.lab.search.variables import Search
-from uncollapse.lab.tables.details import Details
-from uncollapse.lab.tables.paper_table import PaperTable
+from uncollapse.lab.tables.paper_table import Details, PaperTable
 from uncollapse.registry import Lazy, Registry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uncollapse.backbones.sentence_models import group_texts
+from uncollapse.backbones.forward import group_texts
 from uncollapse.diagnosis.run import check_batches
 
 

@@ -177,13 +177,13 @@ class Monitor:
     @property
     def cost(self) -> Cost:
         """What the measurements have cost so far; known on rank 0."""
-        state, elapsed = self._state, self._elapsed()
+        state, elapsed = self._state, self._elapsed_seconds()
         share = state.seconds / elapsed if elapsed > 0 else 0.0
         return Cost(state.measured, state.seconds, share, state.skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs, as plain values, for your own checkpoint."""
-        return self._state.brief(self._elapsed()) | {"reference": self._state.reference}
+        return self._state.brief(self._elapsed_seconds()) | {"reference": self._state.reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. Later lines in the folder, if there is one, are dropped."""
@@ -235,7 +235,7 @@ class Monitor:
         """Resume the run in the folder, or make sure that another run is not lost; on rank 0."""
         if self.folder is None:
             self._state = self._state if self._restored or done > 0 else State()
-            self._state.elapsed = self._elapsed() if self._restored or done > 0 else 0.0
+            self._state.elapsed = self._elapsed_seconds() if self._restored or done > 0 else 0.0
         elif self._restored:
             journal.Journal(self.folder).resume_from(self._state)
         else:
@@ -294,7 +294,7 @@ class Monitor:
             if record.met and record.diagnosis is not None:
                 facts = {"step": record.step, "epoch": record.epoch, "met": list(record.met), "rules": state.met}
                 self._save_diagnosis(journal.COLLAPSE, record.diagnosis, facts)
-            journal.Journal(self.folder).append(record.line() | {"state": state.brief(self._elapsed())})
+            journal.Journal(self.folder).append(record.line() | {"state": state.brief(self._elapsed_seconds())})
 
     def _log(self, record: Record, loggers: tuple[Sink, ...], trackers: tuple[Any, ...]) -> None:
         """Log a record, and alert where a rule was met.
@@ -346,7 +346,7 @@ class Monitor:
         for sentence in (*record.met, *problems):
             warnings.warn(f"Step {record.step}: {sentence}", CollapseWarning, stacklevel=4)
 
-    def _elapsed(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return self._state.elapsed + (0.0 if self._began is None else time.perf_counter() - self._began)
 
     def _check_save(self) -> None:

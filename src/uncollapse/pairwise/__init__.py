@@ -29,9 +29,14 @@ from uncollapse.pairwise.both_ways import log_sums_operator
 from uncollapse.pairwise.grid import Pairs as Pairs
 from uncollapse.pairwise.grid import keeps_weights
 from uncollapse.pairwise.grid import sort_by_query as sort_by_query
-from uncollapse.pairwise.neighbours import Nearest as Nearest
-from uncollapse.pairwise.neighbours import distances, nearest_operator
-from uncollapse.pairwise.operators import all_pairs_eagerly, all_pairs_operator, spread_operator
+from uncollapse.pairwise.operators import Nearest as Nearest
+from uncollapse.pairwise.operators import (
+    all_pairs_eagerly,
+    all_pairs_operator,
+    nearest_distances,
+    nearest_operator,
+    spread_operator,
+)
 
 Exclude = Literal["self"] | Tensor | None
 
@@ -138,7 +143,7 @@ def nearest(
         shift = k3.mean(1, keepdim=True) if k3.shape[1] else k3.sum(1, keepdim=True)  # smaller terms, more digits
         index = nearest_operator(q3 - shift, k3 - shift, b2, pairs.offset, pairs.no_self, pairs.excluded)
     with torch.autocast(q.device.type, enabled=False):
-        found = distances(q3, k3, index)
+        found = nearest_distances(q3, k3, index)
     return Nearest(found.reshape(*batch, q.shape[-2]), index.reshape(*batch, q.shape[-2]))
 
 
@@ -160,7 +165,7 @@ def column_mean(
         v = v.masked_fill(~mask.unsqueeze(-1), 0)
     bias = log_weight(query_mask, q)
     if pairs.offset is None:
-        return _columns(k, q, v, temperature, pairs.transposed(), bias)
+        return _columns(k, q, v, temperature, pairs.transpose(), bias)
     # a key is seen by its own query and later ones: with both reversed, that is causal again
     n, m = q.shape[-2], k.shape[-2]
     excluded = pairs.excluded

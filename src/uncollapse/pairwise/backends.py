@@ -26,7 +26,7 @@ T = TypeVar("T")
 _works: dict[torch.device, bool] = {}  # devices on which the kernels were tried
 
 
-def _checked(name: str) -> Backend:
+def _parse_backend(name: str) -> Backend:
     for known in get_args(Backend):
         if name == known:
             return known  # type: ignore[no-any-return]
@@ -34,7 +34,7 @@ def _checked(name: str) -> Backend:
     raise UsageError(f"The backend must be 'auto', 'torch' or 'triton', got {name!r}.{hint}")
 
 
-_setting: Backend = _checked(os.environ.get(VARIABLE) or "auto")
+_setting: Backend = _parse_backend(os.environ.get(VARIABLE) or "auto")
 
 
 class Switch:
@@ -71,7 +71,7 @@ def backend(name: Backend) -> Switch:
     tensor([0., 0.])
     """
     former = _setting
-    _set(_checked(name))
+    _set(_parse_backend(name))
     return Switch(former)
 
 

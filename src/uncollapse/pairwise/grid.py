@@ -16,7 +16,7 @@ TILE_ELSEWHERE = (4096, 1 << 24)  # enough to fill a GPU
 ABSENT = -1e30  # the logit of an excluded pair: finite, see `walk`
 LOG2E = math.log2(math.e)
 DOMINANCE = 1.5  # a key dominates its row if 1.5 times its weight exceeds the sum: it has 2/3, no other key has 1/2
-PLAIN, DOMINATED, SYMMETRIC = 0, 1, 2  # how a row was computed: by `rows`, with a dominant key, by `symmetric`
+PLAIN, DOMINATED, SYMMETRIC = 0, 1, 2  # how a row was computed: plainly, with a dominant key, by `symmetric`
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pairs:
     row_group: Tensor | None = None
     key_group: Tensor | None = None
 
-    def transposed(self) -> "Pairs":
+    def transpose(self) -> "Pairs":
         """Return the same pairs with queries and keys swapped; not for causal pairs."""
         excluded = None if self.excluded is None else sort_by_query(self.excluded.flip(0))
         return replace(self, excluded=excluded, row_group=self.key_group, key_group=self.row_group)

@@ -1,7 +1,7 @@
 """The pass for q = k: each tile on and above the diagonal serves both directions.
 
 The weights are exp(S) without a shift, so the logits must be moderate. The log-weight b_j of a key scales its value by
-exp(b_j). Rows with a dominant key go to `rows`, which keeps their digits.
+exp(b_j). Rows with a dominant key go to the general pass, which keeps their digits.
 """
 
 import math

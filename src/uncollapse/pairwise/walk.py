@@ -8,9 +8,10 @@ with gradients, for incoming dO and dL,
 
     G_ij = P_ij (dO_i·(v_j − o_i) + dL_i)     dq = G k/τ     dk = Gᵀ q/τ     dv = Pᵀ dO     db_j = Σ_i G_ij
 
-Two passes compute this. `rows` visits every tile and handles every case. `symmetric` is for q = k beyond one tile, on
-the CPU: it visits only the tiles on and above the diagonal, each of which serves both directions. `both_ways` returns
-the log-sum-exps of rows and of columns from the same tiles. All need a few megabytes in addition to inputs and outputs.
+Two passes compute this. The general one visits every tile, with a running maximum, and handles every case. `symmetric`
+is for q = k beyond one tile, on the CPU: it visits only the tiles on and above the diagonal, each of which serves both
+directions. `both_ways` returns the log-sum-exps of rows and of columns from the same tiles. All need a few megabytes in
+addition to inputs and outputs.
 
 Decisions that the formulas do not show:
 
@@ -26,10 +27,11 @@ Decisions that the formulas do not show:
 import torch
 from torch import Tensor
 
-from uncollapse.pairwise import rows, symmetric
-from uncollapse.pairwise.chunk_threads import for_each_chunk
+from uncollapse.pairwise import symmetric
 from uncollapse.pairwise.grid import (
     ABSENT,
+    DOMINANCE,
+    DOMINATED,
     LOG2E,
     PLAIN,
     SYMMETRIC,
@@ -39,8 +41,11 @@ from uncollapse.pairwise.grid import (
     OutputGradients,
     Outputs,
     Pairs,
+    Tile,
+    memory,
 )
 from uncollapse.pairwise.products import accumulate
+from uncollapse.pairwise.threads import for_each_chunk
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -69,7 +74,7 @@ def forward(
     def work(c: slice) -> None:
         part, out = inputs.chunk(c), Outputs(*(t[c] for t in outputs))
         if upper is None or not symmetric.forward(part, upper, out):
-            rows.forward(part, grid, out)
+            _forward_general(part, grid, out)
 
     for_each_chunk(work, grid, inputs)
     return outputs.mean, outputs.log2sum.div_(LOG2E), outputs.kind, outputs.weight
@@ -105,7 +110,7 @@ def backward(
         if upper is not None and bool(outputs.kind[:, :1].eq(SYMMETRIC).any()):
             symmetric.backward(part, upper, outputs, d_out, out)
         else:
-            rows.backward(part, grid, outputs, d_out, out, same=k is None)
+            _backward_general(part, grid, outputs, d_out, out, same=k is None)
 
     for_each_chunk(work, grid, inputs)
     return grads.q, None if k is None else grads.k, grads.v, grads.bias
@@ -122,7 +127,7 @@ def spread(q: Tensor, k: Tensor | None, d: Tensor, bias: Tensor | None, temperat
     for c in grid.chunks(q.shape[0]):
         part = inputs.chunk(c)
         for t in grid:
-            accumulate(out[c, t.keys], rows.softmax(part, log2sum[c], t).mT, d[c, t.rows])
+            accumulate(out[c, t.keys], _softmax(part, log2sum[c], t).mT, d[c, t.rows])
     return out
 
 
@@ -139,3 +144,105 @@ def _grids(pairs: Pairs, n: int, m: int, device: torch.device, same: bool) -> tu
     """Return all tiles, and those on and above the diagonal where the symmetric pass may pay off."""
     grid = Grid(pairs, n, m, device)
     return grid, Grid(pairs, n, m, device, upper=True) if same and not grid.single else None
+
+
+def _forward_general(inputs: Inputs, grid: Grid, out: Outputs) -> None:
+    """Visit all tiles: write means, sums and which rows have a dominant key."""
+    mean, log2sum, kind, kept = out
+    beta = 0.0 if grid.whole else 1.0
+    if not grid.whole:
+        mean.zero_()
+        peak, total = torch.full_like(log2sum, ABSENT), torch.zeros_like(log2sum)
+    for t in grid:
+        weight = _logits(inputs, t, kept if kept.numel() else None)
+        if inputs.bias is not None:
+            weight.clamp_(min=ABSENT)
+        t.fill_absent(weight, ABSENT)
+        highest = weight.amax(-1)
+        if t.lo > t.first:  # rescale earlier sums to the new peak
+            highest = torch.maximum(peak[:, t.rows], highest)
+            fade = (peak[:, t.rows] - highest).exp2_()
+            total[:, t.rows] *= fade
+            mean[:, t.rows] *= fade[..., None]
+        weight.sub_(highest[..., None]).exp2_()
+        if inputs.v.shape[-1] > 0:
+            accumulate(mean[:, t.rows], weight, inputs.v[:, t.keys], beta)
+        if grid.whole:
+            peak, total = highest, weight.sum(-1)
+        else:
+            peak[:, t.rows] = highest
+            total[:, t.rows] += weight.sum(-1)
+    nothing = peak < ABSENT / 2
+    total.masked_fill_(nothing, torch.inf)
+    mean.div_(total[..., None])
+    if kept.numel():
+        kept.div_(total[..., None])
+    torch.add(peak, total.log2(), out=log2sum).masked_fill_(nothing, -torch.inf)
+    kind.masked_fill_(total < DOMINANCE, DOMINATED)  # relative to the largest weight, which is 1
+
+
+def _backward_general(
+    inputs: Inputs, grid: Grid, outputs: Outputs, d_out: OutputGradients, grads: InputGradients, same: bool
+) -> None:
+    """Fill the gradients. `same`: q and k are one tensor, and so are their gradients."""
+    level = d_out.log - (d_out.mean * outputs.mean).sum(-1)
+    dominated = outputs.kind == DOMINATED
+    dominant = DominantKeys(dominated, d_out.log) if inputs.v.shape[-1] > 0 and bool(dominated.any()) else None
+    beta, alpha = 0.0 if grid.whole else 1.0, 1 / inputs.temperature
+    for t in grid:
+        weight = outputs.weight if outputs.weight.numel() else _softmax(inputs, outputs.log2sum, t)
+        if inputs.v.shape[-1] > 0:
+            accumulate(grads.v[:, t.keys], weight.mT, d_out.mean[:, t.rows], beta)
+            push = memory.product("push", d_out.mean[:, t.rows], inputs.v[:, t.keys])
+            push.add_(level[:, t.rows, None]).mul_(weight)  # G
+        else:
+            push = weight.mul_(d_out.log[:, t.rows, None])
+        if dominant is not None:
+            dominant.take(push, weight, t)
+        if grads.bias is not None:
+            grads.bias[:, t.keys] += push.sum(-2)
+        if same and grid.whole:  # dq + dk = (G + Gᵀ) q: one product instead of two; G is 0 at excluded keys
+            accumulate(grads.q, push + push.mT, inputs.q, 0.0, alpha)
+        else:
+            accumulate(grads.q[:, t.rows], push, inputs.k[:, t.keys], beta, alpha)
+            accumulate(grads.k[:, t.keys], push.mT, inputs.q[:, t.rows], beta, alpha)
+    if dominant is not None:
+        dominant.give(inputs, grads)
+
+
+def _softmax(inputs: Inputs, log2sum: Tensor, t: Tile) -> Tensor:
+    """Return the weights P of a tile."""
+    weight = _logits(inputs, t).sub_(log2sum[:, t.rows, None])
+    t.fill_absent(weight, ABSENT)
+    return weight.exp2_()
+
+
+def _logits(inputs: Inputs, t: Tile, into: Tensor | None = None) -> Tensor:
+    """Return S·log₂e of a tile, including excluded pairs; in the tensor `into` if the weights are kept."""
+    logits = memory.product("weight", inputs.q[:, t.rows], inputs.k[:, t.keys], LOG2E / inputs.temperature, into)
+    return logits if inputs.bias is None else logits.add_(inputs.bias[:, None, t.keys], alpha=LOG2E)
+
+
+class DominantKeys:
+    """The entries of G of dominant keys: what the other entries of the row leave of Σ_j G_ij = dL_i."""
+
+    def __init__(self, dominated: Tensor, d_log: Tensor) -> None:
+        self.dominated, self.rest = dominated, d_log.clone()
+        self.key = torch.zeros_like(dominated, dtype=torch.long)
+
+    def take(self, push: Tensor, weight: Tensor, t: Tile) -> None:
+        """Set the dominant entries of a tile of G to 0 and subtract the others from the rest."""
+        b, i, j = ((weight > 0.5) & self.dominated[:, t.rows, None]).nonzero(as_tuple=True)
+        push[b, i, j] = 0
+        self.key[:, t.rows][b, i] = j + t.lo
+        self.rest[:, t.rows] -= push.sum(-1)
+
+    def give(self, inputs: Inputs, grads: InputGradients) -> None:
+        """Add the contributions of the dominant entries to the gradients of q, k and bias."""
+        b, i = self.dominated.nonzero(as_tuple=True)
+        j, push = self.key[b, i], self.rest[b, i, None]
+        scaled = push / inputs.temperature
+        grads.q.index_put_((b, i), scaled * inputs.k[b, j], accumulate=True)
+        grads.k.index_put_((b, j), scaled * inputs.q[b, i], accumulate=True)
+        if grads.bias is not None:
+            grads.bias.index_put_((b, j), push.squeeze(-1), accumulate=True)

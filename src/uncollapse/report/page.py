@@ -12,8 +12,8 @@ from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.report import frame, words
 from uncollapse.report import tracks as tr
-from uncollapse.report.distance_plot import draw_distances
 from uncollapse.report.plot_data import QUESTIONS, describe_measure, healthy_models, page_data
+from uncollapse.report.plots import draw_distances
 from uncollapse.report.words import format_number, measure_title
 
 SCRIPTS = ("table.js", "figures.js")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from uncollapse.diagnosis import healthy
+from uncollapse.diagnosis import reference_data
 from uncollapse.diagnosis.measures import MEASURES, Measure
 from uncollapse.diagnosis.result import Diagnosis, Layer, Summary
 from uncollapse.report import tracks as tr
@@ -148,9 +148,9 @@ def _measure_data(measure: Measure, diagnoses: Sequence[Diagnosis], tracks: Sequ
     }
 
 
-def healthy_models(diagnoses: Sequence[Diagnosis]) -> healthy.HealthyModels | None:
+def healthy_models(diagnoses: Sequence[Diagnosis]) -> reference_data.HealthyModels | None:
     """Return the healthy models of the kind that all diagnoses are of; None if there are none."""
-    found = [healthy.like(d.settings) for d in diagnoses]
+    found = [reference_data.healthy_like(d.settings) for d in diagnoses]
     return found[0] if all(each is found[0] for each in found) else None
 
 

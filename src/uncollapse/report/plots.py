@@ -1,7 +1,9 @@
-"""Static plots of diagnoses, as PNG, SVG or PDF."""
+"""Static plots of diagnoses, as PNG, SVG or PDF, and of the distances between embeddings."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from uncollapse.report.plot_data import SMALLEST, needs_log_axis, spread_band, v
 SIZE = (7.2, 4.2)
 
 Diagnoses = Diagnosis | Sequence[Diagnosis]
+DISTANCES_SIZE = (5.6, 3.4)  # inches; narrow, so that the plot fits on a phone
+STYLES = {"rows": ("two rows", "-"), "pairs": ("a row and its partner", ":")}
 
 
 def plot(diagnoses: Diagnoses, measure: str = "effective_rank", path: str | Path | None = None) -> Any:
@@ -169,3 +173,53 @@ def _label_tokens(axes: Any, tokens: Sequence[str]) -> None:
     shown = [tokens[i][:12] for i in at]
     axes.set_xticks(list(at), shown, rotation=90, fontsize=7, parse_math=False)
     axes.set_yticks(list(at), shown, fontsize=7, parse_math=False)
+
+
+@dataclass(frozen=True)
+class DistancePlot:
+    """A figure of matplotlib, and its main numbers in words."""
+
+    figure: Any
+    caption: str
+
+
+def draw_distances(diagnoses: Sequence[Diagnosis]) -> DistancePlot | None:
+    """Return the histograms of all layers that have them; None if there are none."""
+    found = [
+        (name, layer, of)
+        for of, (name, d) in enumerate(zip(tr.diagnosis_names(diagnoses), diagnoses, strict=True))
+        for layer in d.layers
+        if layer.distances
+    ]
+    if not found:
+        return None
+    figure, (axes,) = new_figure("", DISTANCES_SIZE)
+    captions, widths = [], set()
+    for name, layer, of in found:
+        start = f"{name}: " if len(found) > 1 else ""
+        for kind, (words, line) in STYLES.items():
+            if kind in layer.distances:
+                _draw_shares(axes, layer.distances[kind], f"{start}{words}", line, series_colour(of))
+                captions.append(f"{start}{words}, median {_median(layer.distances[kind]):.2f}")
+        if layer.dim not in widths and "random" in layer.distances:
+            label = f"random points in {layer.dim} dimensions"
+            _draw_shares(axes, layer.distances["random"], label, "--", QUIET)
+            captions.append(f"{label}, median {_median(layer.distances['random']):.2f}")
+            widths.add(layer.dim)
+    axes.set_xlabel("distance on the unit sphere", color=INK)
+    axes.set_ylabel("share of pairs", color=INK)
+    axes.set_xlim(0, 2)
+    axes.set_ylim(bottom=0)
+    add_legend_below(figure, axes, 2)
+    return DistancePlot(figure, f"Distances: {'; '.join(captions)}.")
+
+
+def _draw_shares(axes: Any, shares: Sequence[float], label: str, line: str, colour: str) -> None:
+    edges = [2 * number / len(shares) for number in range(len(shares) + 1)]
+    axes.stairs(shares, edges, label=label, linestyle=line, color=colour, linewidth=1.6)
+
+
+def _median(shares: Sequence[float]) -> float:
+    """Return the middle of the bin in which half of the pairs is reached."""
+    reached = next(number for number, total in enumerate(accumulate(shares)) if total >= 0.5 * sum(shares))
+    return 2 * (reached + 0.5) / len(shares)

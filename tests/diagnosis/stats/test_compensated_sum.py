@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.diagnosis.stats.random_merges import merge_in_some_order
 from torch import Tensor
 
 from uncollapse.diagnosis.stats.compensated_sum import PARTS, CompensatedSum, exact_total
@@ -45,21 +46,12 @@ def bits(parts: Tensor) -> list[int]:
     return parts.contiguous().view(torch.int64).flatten().tolist()
 
 
-def merged_somehow(parts: list[CompensatedSum], draw) -> CompensatedSum:
-    parts = list(parts)
-    while len(parts) > 1:
-        left = parts.pop(draw(st.integers(0, len(parts) - 1)))
-        right = parts.pop(draw(st.integers(0, len(parts) - 1)))
-        parts.append(left.merge(right))
-    return parts[0]
-
-
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_tree_of_merges_is_the_exact_sum_and_has_the_same_bits(data) -> None:
     numbers = data.draw(terms())
     parts = [sum_of(x) for x in numbers]
-    whole = merged_somehow([*parts, CompensatedSum.zero(1)], data.draw)
+    whole = merge_in_some_order([*parts, CompensatedSum.zero(1)], data.draw)
     assert value(whole.parts) == sum(map(Fraction, numbers))
     chain = reduce(CompensatedSum.merge, [CompensatedSum.zero(1), *parts])
     assert bits(whole.parts) == bits(chain.parts)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 from scipy.stats import chi2
+from tests.diagnosis.stats.random_merges import merge_in_some_order
 from torch import Tensor
 
 from uncollapse.diagnosis.stats.moments import Moments
@@ -39,16 +40,6 @@ def distance(a: Moments, b: Moments) -> float:
     """The largest difference of a sum, relative to its norm."""
     assert (a.count, a.unit_count) == (b.count, b.unit_count)
     return max(float((getattr(a, s) - getattr(b, s)).norm() / getattr(b, s).norm()) for s in SUMS)
-
-
-def merge_in_some_order(parts: list, draw) -> object:
-    """Merge random pairs until one is left: a random tree."""
-    parts = list(parts)
-    while len(parts) > 1:
-        left = parts.pop(draw(st.integers(0, len(parts) - 1)))
-        right = parts.pop(draw(st.integers(0, len(parts) - 1)))
-        parts.append(left.merge(right))
-    return parts[0]
 
 
 @st.composite

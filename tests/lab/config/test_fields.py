@@ -99,7 +99,7 @@ def test_bounds() -> None:
     assert fields.build(Words, {"share": "1", "shares": "0,1"}) == Words(share=1.0, shares=(0.0, 1.0))
     assert fields.build(Words, {"share": "none"}).share is None
     for name, value in (("share", 1.5), ("share", "-0.1"), ("shares", "0.5,1.5")):
-        with pytest.raises(UsageError, match=f"{name}.*0 to 1"):
+        with pytest.raises(UsageError, match=name):
             fields.build(Words, {name: value})
 
 

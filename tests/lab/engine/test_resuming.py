@@ -33,7 +33,7 @@ import json, os, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from uncollapse.lab.experiments.gcn.config import Config
-from uncollapse.lab.experiments.gcn.training import run
+from uncollapse.lab.experiments.gcn.recipe import run
 from uncollapse.lab.engine.runtime import Runtime
 import torch_geometric, uncollapse.diagnosis.run
 config = Config(layers=4, epochs=60, dropout=0.5, select="loss", norm="contra_norm", sample=64, drop_edge=0.1)

@@ -32,7 +32,7 @@ def keep(tiny: ModuleType, folder: Path, config: object, seconds: float = 1.0, v
 def test_each_run_once_and_cheapest_first(tiny: ModuleType, tmp_path: Path) -> None:
     made = queue(tiny, tmp_path, Grid({"size": (3, 1)}), Grid({"size": (1, 2)}))
     assert (made.total, len(made.records)) == (3, 0)
-    assert [config.size for config in made.missing()] == [1, 2, 3]
+    assert [config.size for config in made.list_missing()] == [1, 2, 3]
     assert [made.take().size for _ in range(3)] == [1, 2, 3]
     assert made.take() is None
 
@@ -41,7 +41,7 @@ def test_what_is_there_is_not_missing_and_mends_the_guess(tiny: ModuleType, tmp_
     for size, seconds in ((1, 4.0), (2, 6.0), (3, 60.0)):
         keep(tiny, tmp_path, tiny.Config(size), seconds)
     made = queue(tiny, tmp_path, Grid({"size": (1, 2, 3, 10)}))
-    assert made.missing() == [tiny.Config(10)]
+    assert made.list_missing() == [tiny.Config(10)]
     assert made.seconds_open() == 40.0  # ratios 4, 3 and 20
 
 
@@ -65,7 +65,7 @@ def test_other_seeds_open_when_their_cell_is_complete(tiny: ModuleType, tmp_path
     made.fail(made.take(), "broken")
     assert made.later == 2
     again = queue(tiny, tmp_path, Grid({"size": (1,), "scale": (1, 2), "seed": (0, 1, 2)}, choose=("scale",)))
-    assert [config.seed for config in again.missing()] == [1, 2]
+    assert [config.seed for config in again.list_missing()] == [1, 2]
 
 
 def test_what_was_chosen(tiny: ModuleType, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_was_chosen(tiny: ModuleType, tmp_path: Path) -> None:
 
 def test_runs_whose_names_are_the_same_have_labels_that_are_not(tiny: ModuleType, tmp_path: Path) -> None:
     made = queue(tiny, tmp_path, Grid({"slow": (0, 1)}))
-    labels = [made.label(config) for config in made.missing()]
+    labels = [made.label(config) for config in made.list_missing()]
     assert len(set(labels)) == 2
     assert {label.partition("--")[0] for label in labels} == {"none-size1-s1-seed0"}
 

@@ -17,7 +17,7 @@ from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.bert_depth import recipe as bert_depth
 from uncollapse.lab.experiments.gcn import config as gcn_config
-from uncollapse.lab.experiments.gcn import training as gcn_training
+from uncollapse.lab.experiments.gcn import recipe as gcn_recipe
 from uncollapse.lab.experiments.glue import recipe as glue
 from uncollapse.lab.experiments.vit import digits
 from uncollapse.lab.runs import saved_models
@@ -106,7 +106,7 @@ def test_a_head_of_scores_and_names_of_classes_come_back(tmp_path: Path) -> None
 def test_a_graph_network_comes_back(tmp_path: Path, norm: str) -> None:
     pytest.importorskip("torch_geometric")
     config = gcn_config.Config(layers=4, hidden=8, epochs=2, norm=norm)  # its layers share one LayerNorm
-    model, record = gcn_training.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
+    model, record = gcn_recipe.train(config, Runtime(device="cpu", save_to=tmp_path / "model"))
     kept = json.loads((tmp_path / "model" / "config.json").read_text())
     assert kept == json.loads(json.dumps(record["config"]))
     graph = datasets.load_graph("csbm")
@@ -207,7 +207,7 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="other files"), atomic_folder(tmp_path / "thesis"):
         pass
     with (
-        pytest.raises(UsageError, match="is a file"),
+        pytest.raises(UsageError, match="a file"),
         atomic_folder(tmp_path / "file"),
     ):
         pass

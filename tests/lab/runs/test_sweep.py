@@ -39,10 +39,10 @@ class Ear:
     done: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def changed(self, sweep: Sweep) -> None:
+    def handle_change(self, sweep: Sweep) -> None:
         self.on_change(sweep)
 
-    def finished(self, sweep: Sweep, config: Any) -> None:
+    def handle_end(self, sweep: Sweep, config: Any) -> None:
         self.done.append(config)
 
     def note(self, words: str) -> None:

@@ -209,12 +209,12 @@ class Ear:
         self.notes: list[str] = []
         self.interrupt = interrupt
 
-    def changed(self, sweep: Sweep) -> None:
+    def handle_change(self, sweep: Sweep) -> None:
         if self.interrupt and sweep.queue.done == 2 and any(worker.steps[0] > 1 for worker in sweep.running):
             self.interrupt = False
             signal.raise_signal(signal.SIGINT)
 
-    def finished(self, sweep: Sweep, config: Any) -> None:
+    def handle_end(self, sweep: Sweep, config: Any) -> None:
         self.notes.append(sweep.queue.label(config))
 
     def note(self, words: str) -> None:

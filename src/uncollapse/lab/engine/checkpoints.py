@@ -92,7 +92,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_scratch()
             _write(target, checkpoint, self.identity)
-            for old in list(self._superseded(step)):
+            for old in list(self._list_superseded(step)):
                 _remove(old)
         return target
 
@@ -136,7 +136,7 @@ class Checkpoints:
         ranked = sorted(((int(name[1]), name[2] is None, path) for name, path in named if name), reverse=True)
         return [(step, path) for step, _, path in ranked]
 
-    def _superseded(self, step: int) -> Iterator[Path]:
+    def _list_superseded(self, step: int) -> Iterator[Path]:
         """Yield checkpoints before a step that are too many. A refused one does not count, and stays."""
         earlier = [(other, folder) for other, folder in self._newest_first() if other < step]
         usable = [folder for other, folder in earlier if self._is_usable(other, folder)]

@@ -135,7 +135,7 @@ def _open_tensorboard(folder: Path, run_name: str, config: Mapping[str, Any], st
 
 def _open_wandb(folder: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
     """Return a tracker for W&B, online or offline as its WANDB_ variables say. A resumed run keeps its id."""
-    wandb, id_file = _installed("wandb"), folder / WANDB_RUN
+    wandb, id_file = _import_library("wandb"), folder / WANDB_RUN
     known = id_file.read_text(encoding="utf-8").strip() if step > 0 and id_file.exists() else None
     options = {"name": run_name, "config": dict(config), "dir": str(folder), "id": known, "resume": "allow"}
     try:
@@ -150,13 +150,13 @@ def _open_wandb(folder: Path, run_name: str, config: Mapping[str, Any], step: in
 
 def _open_trackio(folder: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
     """Return a tracker for Trackio, which stores runs by project and name on this machine."""
-    _installed("trackio")
+    _import_library("trackio")
     resume = "allow" if step > 0 else "never"
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
     return _AccelerateTracker("TrackioTracker", project, name=run_name, config=dict(config), resume=resume)
 
 
-def _installed(name: str) -> Any:
+def _import_library(name: str) -> Any:
     """Return a library of a tracker. W&B leaves folders named wandb, which Python imports as an empty package."""
     try:
         module = importlib.import_module(name)

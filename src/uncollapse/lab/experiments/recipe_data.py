@@ -297,7 +297,7 @@ def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], r
         metric=table.metric,
         choose=tuple(table.choose),
         by=table.by,
-        published=tuple(_published(file, at, table, row_of)),
+        published=tuple(_read_published(file, at, table, row_of)),
         percent=table.percent,
         contrasts=tuple(_contrast(file, at, table, each, row_of) for each in table.contrasts),
         claim=None if table.claim is None else _row(file, at, table, table.claim, row_of),
@@ -325,7 +325,7 @@ def _protocol(file: _File, at: str, table: _Table, named: Mapping[str, Settings]
     return {name: value for name, value in every.items() if name not in table.open}
 
 
-def _published(file: _File, at: str, table: _Table, row_of: RowOf | None) -> Iterator[Published]:
+def _read_published(file: _File, at: str, table: _Table, row_of: RowOf | None) -> Iterator[Published]:
     if (numbers := table.published) is None:
         return
     columns = [file.value(at, table.columns, column) for column in numbers.columns]

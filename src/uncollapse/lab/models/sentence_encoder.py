@@ -99,7 +99,7 @@ class SentenceEncoder(nn.Module):
         for number, block in enumerate(self.blocks, 1):
             x = self._gru(block, x, mask) if self.kind == "gru" else block(x, src_key_padding_mask=~mask)
             last = number == len(self.blocks)
-            found[f"block {number}"] = self._pooled(self.norm(x) if last else x, mask)
+            found[f"block {number}"] = self._pool_words(self.norm(x) if last else x, mask)
         return found | {OUTPUT: self.output(found[self.features])}
 
     def _gru(self, block: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class SentenceEncoder(nn.Module):
         states, _ = pad_packed_sequence(block(packed)[0], batch_first=True, total_length=x.shape[1])
         return states
 
-    def _pooled(self, x: Tensor, mask: Tensor) -> Tensor:
+    def _pool_words(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.pooling == "last" and self.bidirectional:
             half = self.width // 2
             return torch.cat([pool(x[..., :half], mask, "last"), x[:, 0, half:]], dim=-1)

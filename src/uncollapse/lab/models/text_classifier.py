@@ -53,10 +53,10 @@ def build_random(origin: Origin, labels: int, *, depth: int, width: int, heads: 
     """Return the architecture of a model in another size with random weights; its MLPs are four times as wide."""
     sizes = {"num_hidden_layers": depth, "num_attention_heads": heads}
     sizes |= {"hidden_size": width, "intermediate_size": 4 * width}
-    return _sized(origin, labels, sizes)
+    return _change_sizes(origin, labels, sizes)
 
 
-def _sized(origin: Origin, labels: int, sizes: dict[str, Any]) -> nn.Module:
+def _change_sizes(origin: Origin, labels: int, sizes: dict[str, Any]) -> nn.Module:
     try:
         model = load_classifier(origin, labels, random_weights=True, **sizes)
         blocks = len(backbones.find(model).blocks)
@@ -82,7 +82,7 @@ def build_deepened(origin: Origin, labels: int, depth: int, *, repeated: bool) -
             ones are random, as transformers initializes blocks that a checkpoint does not have.
     """
     source = load_classifier(origin, labels)
-    deep = _sized(origin, labels, {"num_hidden_layers": depth})
+    deep = _change_sizes(origin, labels, {"num_hidden_layers": depth})
     paths = [[block.path for block in backbones.find(model).blocks] for model in (source, deep)]
     state = source.state_dict()
     for number, path in enumerate(paths[1] if repeated else paths[1][: len(paths[0])]):

@@ -102,7 +102,7 @@ class Grid:
         (Config(scale=0.5, seed=1), Config(scale=0.5, seed=2))
         """
         shared = dict(fixed or {})
-        every = self._narrowed(config, shared)
+        every = self._narrow(config, shared)
         if not self.choose:
             return [GridCell((build(config, shared | point),)) for point in _combinations(every)]
         seeds = list(dict.fromkeys(build(config, {SEED: seed}).seed for seed in every.get(SEED, ())))
@@ -116,7 +116,7 @@ class Grid:
             found.append(GridCell(tuple(dict.fromkeys(trials)), rest, self.choose, self.by))
         return found
 
-    def _narrowed(self, config: type, fixed: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    def _narrow(self, config: type, fixed: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         """Return the values of each field, only the fixed one where there is one."""
         chosen = {*self.choose, SEED} if self.choose else set()
         if both := sorted(chosen & fixed.keys() & self.values.keys()):

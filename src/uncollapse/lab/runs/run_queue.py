@@ -78,7 +78,7 @@ class RunQueue:
         later = sum(len(cell.seeds) * statistics.fmean(map(self.seconds, cell.trials)) for cell in self._waiting)
         return later + sum(map(self.seconds, self.open.values()))
 
-    def missing(self) -> list[Any]:
+    def list_missing(self) -> list[Any]:
         """Return the open configurations, cheapest first."""
         return sorted(self.open.values(), key=self.recipe.cost)
 

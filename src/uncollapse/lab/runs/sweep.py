@@ -23,10 +23,10 @@ StopReason = Literal["done", "time", "interrupted"]
 class SweepListener(Protocol):
     """Receives the events of a sweep, to show them."""
 
-    def changed(self, sweep: "Sweep") -> None:
+    def handle_change(self, sweep: "Sweep") -> None:
         """Handle progress: a run started, made some steps or ended."""
 
-    def finished(self, sweep: "Sweep", config: Any) -> None:
+    def handle_end(self, sweep: "Sweep", config: Any) -> None:
         """Handle the end of a run; its record is in the queue."""
 
     def note(self, words: str) -> None:
@@ -153,7 +153,7 @@ class Sweep:
             self.running[worker] = config
             runtime = with_run_folder(self._runtime, self.queue.recipe, config, self._runs)
             worker.assign(Job(self.queue.recipe.name, config, self.queue.results.folder, runtime, self.queue.prune_by))
-        self._listener.changed(self)
+        self._listener.handle_change(self)
 
     def _listen(self, timeout: float) -> None:
         """Handle the messages of workers, waiting at most `timeout` seconds for one."""
@@ -162,7 +162,7 @@ class Sweep:
                 self._remove_worker(worker)
             else:
                 self._handle(worker, message)
-        self._listener.changed(self)
+        self._listener.handle_change(self)
 
     def _handle(self, worker: AnyWorker, message: Message) -> None:
         match message.kind:
@@ -187,11 +187,11 @@ class Sweep:
                 self.queue.put_back(config)
             case "pruned":
                 self.queue.prune(config)
-                self._listener.finished(self, config)
+                self._listener.handle_end(self, config)
             case "busy":
                 self._wait_for(config)
             case _ if self.queue.look_up(config):
-                self._listener.finished(self, config)
+                self._listener.handle_end(self, config)
             case _:
                 self._fail(config, "The run left no result.")
 

@@ -55,7 +55,7 @@ def contrast_rows(table: PaperTable, found: Sequence[Comparison]) -> tuple[tuple
         pair, interval = each.paired, each.paired.interval
         texts = (
             f"{each.row} − {each.rival}",
-            signed(table, pair.mean),
+            format_signed(table, pair.mean),
             format_interval(table, interval) if interval else NONE,
             str(pair.n),
             f"{pair.p:.2g}" if each.holm is not None else NONE,
@@ -99,9 +99,9 @@ def contrast_json(table: PaperTable, found: Sequence[Comparison]) -> list[dict[s
 def format_interval(table: PaperTable, interval: tuple[float, float]) -> str:
     """Return an interval of a difference in words."""
     low, high = interval
-    return f"{signed(table, low)} … {signed(table, high)}"
+    return f"{format_signed(table, low)} … {format_signed(table, high)}"
 
 
-def signed(table: PaperTable, value: float) -> str:
+def format_signed(table: PaperTable, value: float) -> str:
     """Return a difference with its sign."""
     return f"{value:{'+.2f' if table.percent else '+.3g'}}".replace("-", "−")

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from uncollapse.lab.tables import contrasts
-from uncollapse.lab.tables.details import Details
-from uncollapse.lab.tables.paper_table import CLOSE, PaperTable, Published, TableCell, build_cells
+from uncollapse.lab.tables.paper_table import CLOSE, Details, PaperTable, Published, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 
 NOTHING, COMMAND_ONLY = "–", "command only"

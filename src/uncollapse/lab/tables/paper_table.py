@@ -1,9 +1,9 @@
-"""Tables of results in the layout of a paper's table, cell by cell next to the paper's numbers."""
+"""Tables of results in the layout of a paper's table, cell by cell next to the paper's numbers; and further tables."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from uncollapse.lab.tables.selection import (
@@ -274,3 +274,19 @@ def _sort_numbers(values: Iterable[Any]) -> list[Any]:
     found = list(dict.fromkeys(values))
     numbers = all(isinstance(value, int | float) for value in found)
     return sorted(found) if numbers else found
+
+
+@dataclass(frozen=True)
+class Details:
+    """A table of texts. note: how to read it. words: how many of the first columns are words and not numbers."""
+
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    words: int = 1
+
+
+def details_json(tables: Sequence[Details]) -> list[dict[str, Any]]:
+    """Return tables as plain data for JSON."""
+    return [asdict(table) for table in tables]

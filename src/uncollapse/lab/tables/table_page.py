@@ -8,9 +8,8 @@ from typing import Any
 
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.tables import contrasts, markdown
-from uncollapse.lab.tables.details import Details
 from uncollapse.lab.tables.markdown import group_cells
-from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
+from uncollapse.lab.tables.paper_table import Details, PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import mean_interval
 from uncollapse.report import frame

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.lab.data.graph import made_up_graphs
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph import datasets, graph_files
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph.datasets import arxiv_like, load_graph, to_undirected
 from uncollapse.lab.data.graph.random_graphs import _popular_members
 

@@ -10,7 +10,7 @@ import torch
 from tests.io import raw_planetoid
 from tests.lab.data.graph import made_up_graphs
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph import datasets as graphs
 from uncollapse.lab.data.graph import graph_files
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph.datasets import csbm, to_undirected
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph.datasets import NORMALISATIONS, hide_features, normalise_features
 
 X = torch.tensor([[3.0, -1.0, 5.0], [0.0, 0.0, 5.0], [1.0, 2.0, 5.0]])

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from tests.lab.data.graph import made_up_graphs
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.graph import datasets
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.lab.data.image.made_up_images import pack, put
 
 from uncollapse.backbones import torchvision_ops
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_sets
 
 torchvision_ops.declare()

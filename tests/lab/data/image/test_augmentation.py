@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.image.augmentation import (
     POLICY,
     InputSpec,

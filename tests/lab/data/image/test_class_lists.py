@@ -7,7 +7,7 @@ import numpy
 import pytest
 from tests.lab.data.image.made_up_images import COLOURS, folder, pack
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_sets
 from uncollapse.lab.data.image.image_source import ImageSet
 

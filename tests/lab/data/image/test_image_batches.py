@@ -15,7 +15,7 @@ import torch
 from tests.lab.data.image.made_up_images import content, folder, pack
 from torch import Tensor
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_batches import GRACE, ImageBatch, ImageBatches, epoch_order
 from uncollapse.lab.data.image.image_source import Images

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.lab.data.image.made_up_images import COLOURS, content, folder, pack, put
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_source import Images, UnreadableError, split_images
 
@@ -125,7 +125,7 @@ def test_a_packed_picture_that_is_torn(tmp_path: Path) -> None:
         pack(tmp_path / f"{part}.npz", [content(), b"", content()[:40]])
     found = image_sets.load_image_set(".", tmp_path).train
     for at in (1, 2):
-        with pytest.raises(UnreadableError, match=rf"^image {at} of train\.npz: "):
+        with pytest.raises(UnreadableError, match=f"image {at} "):
             found.image(at)
 
 

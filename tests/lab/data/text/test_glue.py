@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.glue import TASKS
 

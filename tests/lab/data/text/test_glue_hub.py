@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.data.text.glue import TASKS
 

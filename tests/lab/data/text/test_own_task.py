@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.lab.tiny_text import tiny_model
 
-from uncollapse.io import UsageError
+from uncollapse.errors import UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text import glue
 from uncollapse.lab.engine.runtime import Runtime

@@ -18,8 +18,7 @@ from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.arena import text_problems
 from uncollapse.lab.experiments.arena.config import Config, contestants, find_contestant, row_of
-from uncollapse.lab.experiments.arena.recipe import RECIPE
-from uncollapse.lab.experiments.arena.training import build_problem, run, saved_megabytes
+from uncollapse.lab.experiments.arena.recipe import RECIPE, build_problem, run, saved_megabytes
 from uncollapse.lab.tables.paper_table import build_cells
 from uncollapse.registry import CURES
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from uncollapse.diagnosis.measured_gains import FILE, Measured, find_measured
+from uncollapse.diagnosis.reference_data import GAINS_FILE, Measured, find_measured
 from uncollapse.lab.experiments.arena.config import Config, group_of, row_of
 from uncollapse.lab.experiments.arena.pages import draw_plots, missing_table
 from uncollapse.lab.experiments.arena.recipe import RECIPE, TABLE
@@ -139,7 +139,7 @@ def test_rows_are_averaged_over_datasets_that_have_all_of_them(records: list[dic
 
 
 def test_the_shipped_gains_are_those_of_the_results() -> None:
-    stored = json.loads((ROOT / "src/uncollapse/diagnosis" / FILE).read_text(encoding="utf-8"))
+    stored = json.loads((ROOT / "src/uncollapse/diagnosis" / GAINS_FILE).read_text(encoding="utf-8"))
     assert stored == measured_gains(TABLE, Results(ROOT / "results").all(RECIPE))
     assert all(set(entry) == set(Measured.__dataclass_fields__) for entry in stored["measured"])
 

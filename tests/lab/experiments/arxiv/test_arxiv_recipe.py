@@ -16,8 +16,8 @@ from uncollapse.cures import ContraNorm
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.arxiv.config import Config, data_fingerprint, load
-from uncollapse.lab.experiments.arxiv.recipe import RECIPE
-from uncollapse.lab.experiments.arxiv.training import (
+from uncollapse.lab.experiments.arxiv.recipe import (
+    RECIPE,
     _task,
     distillation_loss,
     draw_inputs,
@@ -116,7 +116,7 @@ def test_inputs_are_some_training_labels_and_never_all() -> None:
 def test_the_loss_is_of_training_nodes_that_are_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = load(TINY, Runtime())
     known = graph.train & (torch.arange(len(graph.y)) % 2 == 0)
-    monkeypatch.setattr("uncollapse.lab.experiments.arxiv.training.draw_inputs", lambda train, rate: known)
+    monkeypatch.setattr("uncollapse.lab.experiments.arxiv.recipe.draw_inputs", lambda train, rate: known)
     model = Spy(graph.x.shape[1], graph.classes)
     task = _task(model, graph, TINY, None)
     (batch,) = task.batches(1)

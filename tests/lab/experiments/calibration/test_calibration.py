@@ -9,10 +9,10 @@ import numpy
 import pytest
 import torch
 
-from uncollapse.embeddings.choice import Geometry
+from uncollapse.embeddings.geometry import Geometry
 from uncollapse.errors import UsageError
 from uncollapse.lab.engine.runtime import Runtime
-from uncollapse.lab.experiments.calibration import analysis, training
+from uncollapse.lab.experiments.calibration import analysis, recipe
 from uncollapse.lab.experiments.calibration.analysis import (
     Case,
     Rate,
@@ -22,8 +22,7 @@ from uncollapse.lab.experiments.calibration.analysis import (
     fit_rule,
     leave_one_out,
 )
-from uncollapse.lab.experiments.calibration.config import Config, Sentences, load_sentences, pool
-from uncollapse.lab.experiments.calibration.recipe import RECIPE
+from uncollapse.lab.experiments.calibration.recipe import RECIPE, Config, Sentences, load_sentences, pool
 
 for library in ("sklearn", "scipy"):
     pytest.importorskip(library)
@@ -48,22 +47,22 @@ def test_scores_are_the_naive_ones() -> None:
     which = numpy.arange(60)
     cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in zip(x, y, strict=True)]
     ranked = [numpy.argsort(numpy.argsort(values)) for values in (cosines, labels.numpy())]
-    found = training.scorer(x, y, labels, Config(task="stsb"))(which)
+    found = recipe.scorer(x, y, labels, Config(task="stsb"))(which)
     assert found == pytest.approx(numpy.corrcoef(*ranked)[0, 1])
     reciprocal = []
     for number, row in enumerate(x):
         every = torch.cosine_similarity(row[None], y)
         reciprocal.append(1 / int((every >= every[number]).sum()))
-    assert training.scorer(x, y, labels, Config(task="mrpc"))(which) == pytest.approx(numpy.mean(reciprocal))
-    assert training.scorer(x, y, labels, Config(task="mrpc"))(which[:9]) == pytest.approx(numpy.mean(reciprocal[:9]))
+    assert recipe.scorer(x, y, labels, Config(task="mrpc"))(which) == pytest.approx(numpy.mean(reciprocal))
+    assert recipe.scorer(x, y, labels, Config(task="mrpc"))(which[:9]) == pytest.approx(numpy.mean(reciprocal[:9]))
     classes = (x[:, 0] > 0).long()
-    assert training.scorer(5 * x, None, classes, Config(task="mr"))(which) > 0.8
+    assert recipe.scorer(5 * x, None, classes, Config(task="mr"))(which) > 0.8
 
 
 def test_constant_rows_score_zero_and_equal_rows_are_no_match() -> None:
     ones, labels = torch.ones(40, 4), torch.rand(40, generator=RANDOM)
-    assert training.scorer(ones, ones, labels, Config(task="stsb"))(numpy.arange(40)) == 0
-    assert training.scorer(ones, ones, labels, Config(task="mrpc"))(numpy.arange(40)) == pytest.approx(1 / 40)
+    assert recipe.scorer(ones, ones, labels, Config(task="stsb"))(numpy.arange(40)) == 0
+    assert recipe.scorer(ones, ones, labels, Config(task="mrpc"))(numpy.arange(40)) == pytest.approx(1 / 40)
 
 
 def test_acting_helps_where_a_common_direction_hides_the_rest() -> None:
@@ -72,7 +71,7 @@ def test_acting_helps_where_a_common_direction_hides_the_rest() -> None:
     direction = torch.nn.functional.normalize(torch.ones(16), dim=0)
     sides = [content + 12 * (1 + 0.5 * part) * direction for part in noise]
     sentences = Sentences([""] * 300, [""] * 300, torch.ones(300))
-    found = training.measure_layer(*sides, sentences, Config(task="mrpc", draws=40))
+    found = recipe.measure_layer(*sides, sentences, Config(task="mrpc", draws=40))
     assert found["auto"] == "all_but_the_top"
     assert found["geometry"]["mean_cosine"] > 0.5
     assert 0 < found["gain"]["low"] <= found["gain"]["value"] <= found["gain"]["high"]

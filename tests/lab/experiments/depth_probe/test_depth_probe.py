@@ -76,7 +76,7 @@ def test_other_scenes_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     assert not depth_probe.RECIPE.same_data(config, runtime, record)
     path.unlink()
     assert depth_probe.RECIPE.same_data(config, runtime, record)
-    with pytest.raises(UsageError, match="There is no"):
+    with pytest.raises(UsageError, match="nyu_depth"):
         depth_probe.RECIPE.run(config, runtime)
 
 

@@ -14,7 +14,7 @@ from uncollapse.lab.experiments.contrastive import config as contrastive
 from uncollapse.lab.experiments.contrastive.config import ContrastConfig
 from uncollapse.lab.experiments.depth_probe import config as depth_probing
 from uncollapse.lab.experiments.depth_probe.config import Config
-from uncollapse.lab.experiments.depth_probe.training import DepthTraining
+from uncollapse.lab.experiments.depth_probe.recipe import DepthTraining
 from uncollapse.lab.runs import saved_models
 
 TINY = Config(data="rendered", examples=10, width=0.03, side=16, map_side=4, head_width=4, batch=3)

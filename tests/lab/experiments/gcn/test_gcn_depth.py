@@ -12,8 +12,7 @@ from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn.config import Config, load
 from uncollapse.lab.experiments.gcn.config import build as build_model
-from uncollapse.lab.experiments.gcn.recipe import RECIPE
-from uncollapse.lab.experiments.gcn.training import accuracies, run, train
+from uncollapse.lab.experiments.gcn.recipe import RECIPE, accuracies, run, train
 from uncollapse.lab.tables.significance import compare
 
 for library in ("torch_geometric", "accelerate"):

@@ -18,7 +18,7 @@ from uncollapse.lab.experiments.contrastive.config import Data
 from uncollapse.lab.experiments.contrastive.objectives import ObjectiveConfig, queue_objective
 from uncollapse.lab.experiments.moco import config as momentum
 from uncollapse.lab.experiments.moco.config import MomentumConfig
-from uncollapse.lab.experiments.moco.training import MomentumTraining, batch_statistics, marked_share
+from uncollapse.lab.experiments.moco.recipe import MomentumTraining, batch_statistics, marked_share
 from uncollapse.lab.models.image_encoder import ResNetEncoder
 
 TINY = MomentumConfig(encoder="small_alexnet", width=0.03, dim=4, side=15, queue=10, batch=6, epochs=3)

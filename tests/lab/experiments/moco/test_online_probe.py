@@ -14,7 +14,7 @@ from uncollapse.errors import NotFiniteError
 from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.experiments.moco import config as momentum
 from uncollapse.lab.experiments.moco.config import MomentumConfig
-from uncollapse.lab.experiments.moco.training import OnlineProbe
+from uncollapse.lab.experiments.moco.recipe import OnlineProbe
 
 pytest.importorskip("accelerate")
 

@@ -52,7 +52,7 @@ def test_half_labels_and_half_the_teachers_answers(tmp_path: Path) -> None:
     of_labels = by_hand(student.head(x[:, 0]), mixed().labels)
     of_teacher = F.cross_entropy(student.head_dist(x[:, 1]), answers)
     model = WithPatchHead(student, patch_head=False, dropout=0.0)
-    with teacher.teaching(student):
+    with teacher.show_both_heads(student):
         found = soft_labels.classification_loss(model(images()), mixed(), teacher)
     torch.testing.assert_close(found, 0.5 * of_labels + 0.5 * of_teacher)
     found.backward()
@@ -65,11 +65,11 @@ def test_only_training_within_gives_both_heads(tmp_path: Path) -> None:
     teacher = soft_labels.load_teacher(kept(tmp_path / "teacher"), student, CLASSES)
     assert teacher is not None
     expected = student(images())
-    with teacher.teaching(student):
+    with teacher.show_both_heads(student):
         assert torch.equal(student.eval()(images()), expected)
         assert isinstance(student.train()(images()), tuple)
     assert isinstance(student(images()), Tensor)
-    with pytest.raises(RuntimeError, match="broke"), teacher.teaching(student):
+    with pytest.raises(RuntimeError, match="broke"), teacher.show_both_heads(student):
         raise RuntimeError("broke")
     assert isinstance(student(images()), Tensor)
 

@@ -243,12 +243,12 @@ def _read_labels(task: GlueTask, path: Path, column: int, lines: list[Row]) -> l
         word = row[column].strip()
         value = _number(word) if task.scores else numbers.get(word)
         if value is None or (task.scores and not least <= value <= most):
-            raise UsageError(f"{path}, line {number}: {_allowed(task)}, got {word!r}.")
+            raise UsageError(f"{path}, line {number}: {_describe_allowed(task)}, got {word!r}.")
         found.append(value)
     return found
 
 
-def _allowed(task: GlueTask) -> str:
+def _describe_allowed(task: GlueTask) -> str:
     if task.scores:
         least, most = task.bounds
         return f"the score must be a {'finite number' if most == LARGEST else f'number from {least:g} to {most:g}'}"

@@ -11,9 +11,8 @@ from uncollapse.lab.experiments.arena.config import NAME, Config, group_of, row_
 from uncollapse.lab.experiments.arena.standings import WORKS, Standing, build_standings
 from uncollapse.lab.runs.grids import Grid, GridCell
 from uncollapse.lab.tables.contrasts import NONE as NOTHING
-from uncollapse.lab.tables.contrasts import format_interval, signed
-from uncollapse.lab.tables.details import Details
-from uncollapse.lab.tables.paper_table import PaperTable
+from uncollapse.lab.tables.contrasts import format_interval, format_signed
+from uncollapse.lab.tables.paper_table import Details, PaperTable
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.significance import Paired, mean_interval
 from uncollapse.lab.tables.table_page import ResultPlot
@@ -68,7 +67,7 @@ def _gain(table: PaperTable, paired: Paired | None) -> str:
     if paired is None:
         return NOTHING
     interval = f" ({format_interval(table, paired.interval)})" if paired.interval else ""
-    return f"{signed(table, paired.mean)}{interval}"
+    return f"{format_signed(table, paired.mean)}{interval}"
 
 
 def rate_table(found: Sequence[Standing]) -> Details:

@@ -11,7 +11,7 @@ from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task, TrainingOptions
 from uncollapse.lab.experiments.arena.config import Config
 from uncollapse.lab.experiments.gcn import config as gcn_config
-from uncollapse.lab.experiments.gcn import training as gcn_training
+from uncollapse.lab.experiments.gcn import recipe as gcn_recipe
 
 Cure = Callable[[nn.Module], None]  # puts the contestant into the model, before the optimizer is built
 
@@ -53,11 +53,11 @@ def build_gcn(config: Config, settings: Mapping[str, Any], cure: Cure, runtime: 
     with use_seed(own.seed):
         model = gcn_config.build(own, graph)
         cure(model)
-    task, options = gcn_training.build_task(model, graph, own), gcn_training.training_options(own)
+    task, options = gcn_recipe.build_task(model, graph, own), gcn_recipe.training_options(own)
     batch = {"x": graph.x, "edge_index": graph.edge_index}
     data = {"name": graph.name, "fingerprint": graph.fingerprint(), "nodes": len(graph.y)}
 
     def test(model: nn.Module) -> dict[str, float]:
-        return gcn_training.accuracies(model, graph)
+        return gcn_recipe.accuracies(model, graph)
 
     return Problem(task, options, test, [batch], data)

@@ -71,10 +71,10 @@ def build_standings(table: PaperTable, records: Sequence[Record]) -> list[Standi
 
 
 def _standing(cell: TableCell, records: Sequence[Record], gain: Comparison | None) -> Standing:
-    def chosen(record: Record) -> bool:
+    def is_chosen(record: Record) -> bool:
         return all(record["config"][name] == value for name, value in cell.chosen.items())
 
-    runs = [r for r in records if r["seed"] in cell.figures and chosen(r)]
+    runs = [r for r in records if r["seed"] in cell.figures and is_chosen(r)]
     seconds = [r["cost"]["processor_seconds"] for r in runs if r["cost"]["processor_seconds"] is not None]
     return Standing(
         cell.group,
@@ -131,7 +131,7 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
 
 
 def measured_gains(table: PaperTable, records: Sequence[Record]) -> dict[str, Any]:
-    """Return what advice is taken from, as `uncollapse.diagnosis.measured_gains` reads it.
+    """Return what advice is taken from, as `uncollapse.diagnosis.reference_data` reads it.
 
     Gains are averaged over the datasets of a task by seed. Datasets on which fewer rows were run than on others are
     left out, and so are rows that are not on all that remain: means over different datasets cannot be compared. Advice
@@ -142,12 +142,12 @@ def measured_gains(table: PaperTable, records: Sequence[Record]) -> dict[str, An
     for each in build_standings(table, known):
         if len(each.scores) >= FEWEST and "+" not in each.row:
             found[each.group.partition(",")[0], each.depth][each.group][each.row] = each
-    entries = [_measured(task, depth, groups) for (task, depth), groups in found.items()]
+    entries = [_measured_entry(task, depth, groups) for (task, depth), groups in found.items()]
     date = max((str(record["date"])[:10] for record in known), default="")
     return {"source": "results/arena", "date": date, "measured": [entry for entry in entries if entry]}
 
 
-def _measured(task: str, depth: int, groups: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any] | None:
+def _measured_entry(task: str, depth: int, groups: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any] | None:
     most = max(len(rows) for rows in groups.values())
     full = {group: rows for group, rows in groups.items() if len(rows) == most and NONE in rows}
     if not full:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from uncollapse.embeddings.choice import Geometry, advise
+from uncollapse.embeddings.geometry import Geometry, advise
 
 QUANTILE = 1.959963984540054  # of the normal distribution, for 95 %
 

@@ -123,7 +123,7 @@ class Teacher:
         return logits.argmax(-1)
 
     @contextmanager
-    def teaching(self, student: Any) -> Iterator[None]:
+    def show_both_heads(self, student: Any) -> Iterator[None]:
         """Let a student in training mode return the logits of both heads; otherwise it returns their mean."""
         student.set_distilled_training(True)
         try:

@@ -89,7 +89,7 @@ def _fill(vit: Any, weights: dict[str, Tensor], heads: int | None, start: str, o
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(HEADS)}
         fresh += head
     _check_names(own, weights, fresh, start)
-    resized = _resized(vit, weights, start)
+    resized = _resize(vit, weights, start)
     _check_shapes(own, resized, start)
     vit.load_state_dict(resized, strict=False)
     if not fits:
@@ -124,7 +124,7 @@ def _check_shapes(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], star
         )
 
 
-def _resized(vit: nn.Module, weights: dict[str, Tensor], start: str) -> dict[str, Tensor]:
+def _resize(vit: nn.Module, weights: dict[str, Tensor], start: str) -> dict[str, Tensor]:
     """Return the weights with positions and patches in the model's sizes."""
     module: Any = import_optional("timm.models.vision_transformer", "timm")
     try:

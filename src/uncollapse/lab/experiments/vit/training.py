@@ -48,7 +48,7 @@ class Training:
             raise UsageError("The training has one step, at which the schedule is 0 already. Take a smaller batch.")
         self.open.enter_context(self.losses.open())
         if self.teacher is not None:
-            self.open.enter_context(self.teacher.teaching(self.model.vit))
+            self.open.enter_context(self.teacher.show_both_heads(self.model.vit))
         warmup = min(WARMUP / config.epochs, 0.1) if config.warmup is None else config.warmup / config.epochs
         schedule = cosine(steps, warmup, floor=config.lr_floor / config.lr if config.lr else 0.0)
         return Task(

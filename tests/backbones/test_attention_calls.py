@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import uncollapse as uc
-from uncollapse.backbones import attention_tiles, find
-from uncollapse.backbones.attention_tiles import TileReader, Tiles
+from uncollapse.backbones import attention_calls, find
+from uncollapse.backbones.attention_calls import TileReader, Tiles
 from uncollapse.backbones.sites import Site
-from uncollapse.diagnosis.tile_metrics import measure_tiles
+from uncollapse.diagnosis.layer_measures import measure_tiles
 
 NAMES = ("attention_similarity", "attention_std", "attention_entropy")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
@@ -52,7 +52,7 @@ def measure(model: nn.Module, inputs: tuple[Tensor, ...], mask: Tensor | None, p
 def test_tiles_give_the_output_and_the_metrics_of_whole_maps(
     monkeypatch: pytest.MonkeyPatch, tile: int, kind: str, prefix: int
 ) -> None:
-    monkeypatch.setattr(attention_tiles, "TILE", tile)
+    monkeypatch.setattr(attention_calls, "TILE", tile)
     torch.manual_seed(0)
     q, v = 2 * torch.randn(3, 4, 7, 5), torch.randn(3, 2 if kind == "groups" else 4, 7, 6)
     k = torch.randn(*v.shape[:2], 7, 5)

@@ -1,4 +1,4 @@
-"""Apply a fitted linear map to rows, and store it as a folder with safetensors and JSON."""
+"""A fitted linear map of embeddings: applied to rows, stored in a folder, and as a module of sentence-transformers."""
 
 import json
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
-from uncollapse.errors import UsageError
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io import files
 from uncollapse.pairwise.numerics import check_float
 
@@ -79,14 +79,14 @@ def load_map(folder: Path) -> tuple[LinearMap, dict[str, Any]]:
         tensors = load_file(folder / WEIGHTS)
         if config["type"] != KIND:
             raise ValueError(f"its type is {config['type']!r}")
-        return _checked(config, tensors), dict(config["arguments"])
+        return _build_map(config, tensors), dict(config["arguments"])
     except OSError as error:
         raise UsageError(f"{folder} has no embedding transform: {error.strerror} ({error.filename}).") from error
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UsageError(f"{folder} is not a valid embedding transform: {error}.") from error
 
 
-def _checked(config: dict[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
+def _build_map(config: dict[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
     mean = tensors["mean"]
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float64 or not bool(tensor.isfinite().all()):
@@ -95,3 +95,54 @@ def _checked(config: dict[str, Any], tensors: dict[str, Tensor]) -> LinearMap:
             raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which does not fit the mean")
     shrinkage = config["shrinkage"]
     return LinearMap(str(config["method"]), mean, tensors.get("matrix"), tensors.get("removed"), shrinkage)
+
+
+class TransformModule(nn.Module):
+    """A module of sentence-transformers that transforms `sentence_embedding`; see `EmbeddingTransform.as_module`.
+
+    Its map is fixed: it has buffers and no parameters. A model that was trained on goes with a new fit.
+    """
+
+    def __init__(self, linear_map: LinearMap, params: dict[str, Any]) -> None:
+        super().__init__()
+        self.method, self.shrinkage, self.params = linear_map.method, linear_map.shrinkage, params
+        self.register_buffer("mean", linear_map.mean.clone())
+        self.register_buffer("matrix", linear_map.matrix)
+        self.register_buffer("removed", linear_map.removed)
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Transform the embeddings of a batch."""
+        features["sentence_embedding"] = self._map().apply(features["sentence_embedding"])
+        return features
+
+    def get_embedding_dimension(self) -> int:
+        """Return the number of features of an embedding."""
+        return self._map().out_dim
+
+    get_sentence_embedding_dimension = get_embedding_dimension  # its name before sentence-transformers 6
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> None:
+        """Write the files of the module into its folder of a saved model."""
+        save_map(self._map(), self.params, Path(output_path))
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> "TransformModule":
+        """Read the module of a saved model, from a folder or from the hub."""
+        folder = Path(model_name_or_path) / subfolder
+        if not folder.is_dir():
+            known = {name: kwargs.get(name) for name in ("token", "cache_folder", "revision", "local_files_only")}
+            util: Any = import_optional("sentence_transformers.util", "st")
+            folder = Path(util.load_dir_path(model_name_or_path, subfolder, **known))
+        return cls(*load_map(folder))
+
+    def _map(self) -> LinearMap:
+        given = [getattr(self, name) for name in ("mean", "matrix", "removed")]
+        mean, matrix, removed = (tensor if tensor is None else _tensor(tensor) for tensor in given)
+        assert mean is not None
+        return LinearMap(self.method, mean, matrix, removed, self.shrinkage)
+
+
+def _tensor(buffer: Any) -> Tensor:
+    """Return a buffer in float64: `model.half()` casts buffers too, and a map is stored as float64."""
+    tensor: Tensor = buffer.double()
+    return tensor

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import uncollapse as uc
-from uncollapse.diagnosis.side_by_side import run_side_by_side
+from uncollapse.pairwise.threads import run_side_by_side
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from uncollapse.errors import UsageError
-from uncollapse.io.embedding_files import open_rows
-from uncollapse.io.embedding_writer import write_changed
+from uncollapse.io.embedding_files import open_rows, write_changed
 
 ROWS = numpy.random.default_rng(0).normal(size=(9000, 5))  # more than one part
 
@@ -56,7 +55,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=word):
             write_changed(source, tmp_path / path, lambda rows: rows, 5)
     save(tmp_path / "second.npy", "float32")
-    with pytest.raises(UsageError, match="one by one"):
+    with pytest.raises(UsageError, match="several"):
         write_changed(open_rows(tmp_path), tmp_path / "new.npy", lambda rows: rows, 5)
 
 

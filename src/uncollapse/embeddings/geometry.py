@@ -1,4 +1,6 @@
-"""Gather what a transform of embeddings is fitted from: mean, covariance and Ledoit–Wolf shrinkage, in one pass."""
+"""Gather the geometry of embeddings in one pass, and choose from it how to mend them, or to leave them as they are."""
+
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -8,6 +10,8 @@ from uncollapse.diagnosis.stats.streaming import check_entries, chunks, flat_row
 
 LARGEST = 1e70  # largest entry whose fourth powers can be summed without overflow
 EXTRA = ("fourth", "weighted")
+ALIKE = 0.3  # mean cosine from which removing common directions has helped
+TOP_ROWS = 10  # rows per removed direction
 
 
 class Scatter:
@@ -75,3 +79,46 @@ class Scatter:
         along = float(mean @ moments.gram @ mean)  # Σ (x·m)²
         fourth, weighted = float(self._sums["fourth"].value[0]), float(self._sums["weighted"].value @ mean)
         return fourth - 4 * weighted + 4 * along + 2 * c * squares - 3 * self.count * c**2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the choice is made from: the number of rows and features, and the mean cosine of two rows."""
+
+    rows: int
+    dim: int
+    mean_cosine: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do with embeddings, and why. k: directions to remove, for all_but_the_top."""
+
+    method: str
+    reason: str
+    k: int | None = None
+
+
+def measure(scatter: Scatter) -> Geometry:
+    """Return the geometry of rows."""
+    return Geometry(scatter.count, scatter.dim, float(scatter.moments.mean_cosine()))
+
+
+def usual_k(dim: int) -> int:
+    """Return how many directions all_but_the_top removes of d features: d/100, at least 1 (arXiv 1702.01417)."""
+    return max(1, min(round(dim / 100), dim - 1))
+
+
+def advise(geometry: Geometry) -> Advice:
+    """Return what to do with rows of a geometry.
+
+    >>> advise(Geometry(10_000, 384, 0.05)).method, advise(Geometry(10_000, 384, 0.6)).method
+    ('none', 'all_but_the_top')
+    """
+    cosine, k = geometry.mean_cosine, usual_k(geometry.dim)
+    if cosine < ALIKE:
+        return Advice("none", f"the mean cosine of two rows is {cosine:.2f}, below {ALIKE}: they are not alike")
+    alike = f"the mean cosine of two rows is {cosine:.2f}: they share directions that say little about them"
+    if geometry.rows < TOP_ROWS * k or geometry.dim < 2:
+        return Advice("center", f"{alike}, and {geometry.rows:,} rows are too few to find more than their mean")
+    return Advice("all_but_the_top", alike, k)
