@@ -108,7 +108,7 @@ def fit_column(figure: Any) -> Any:
     specs = [axes.get_subplotspec() for axes in panels]
     grid, (width, height) = specs[0].get_gridspec(), figure.get_size_inches()
     shape = max(0.7, (height / grid.nrows) / (width / grid.ncols))
-    columns = 2 if len(panels) > 1 and width / grid.ncols < NARROW or grid.nrows > 1 else 1
+    columns = 2 if (len(panels) > 1 and width / grid.ncols < NARROW) or grid.nrows > 1 else 1
     places, ratios = [divmod(number, columns) for number in range(len(panels))], {}
     if grid.nrows == 2:
         places = [(spec.colspan.start, spec.rowspan.start) for spec in specs]
