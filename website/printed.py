@@ -4,7 +4,7 @@ A comment `<!-- printed -->` on a page stands for what the block of code above i
 in their order and share their names, as a reader would run them. To run them again after a change:
 
     python -m website.printed            # all pages
-    python -m website.printed timm.md    # one
+    python -m website.printed pyg.md    # one
 """
 
 import contextlib

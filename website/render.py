@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uncollapse
 from website import printed, tables
+from website.plots import COLUMN
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("CONTRIBUTING.md", "ROADMAP.md", "CHANGELOG.md", "SECURITY.md")  # of the root, which are pages too
@@ -23,8 +24,6 @@ TABLE = re.compile(r"<!-- table: (\w+) -->")
 API = re.compile(r"<!-- api: ([\w.,\s]+?) -->")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 PLOT = re.compile(r"!\[[^\]]*\]\((?:\.\./)?images/([\w-]+\.svg)\)")
-WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')
-WIDEST = 480  # points that can still be read when they are scaled down to the width of a phone
 RUN = (
     "**Run it yourself**: in a clone, `python notebooks/{name}.py`, or open that file in VS Code or Jupyter. "
     "{{download}}`Download the notebook <{name}.ipynb>`."
@@ -52,15 +51,17 @@ def pages() -> Iterator[tuple[str, bytes]]:
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").as_posix()
         text = move_links(fill(path.read_text(encoding="utf-8"), name), f"docs/{name}")
-        yield name, PLOT.sub(mark_wide, text).encode()
+        yield name, PLOT.sub(add_column, text).encode()
     for name in TEXTS:
         yield name.lower(), move_links((ROOT / name).read_text(encoding="utf-8"), name).encode()
 
 
-def mark_wide(plot: re.Match[str]) -> str:
-    """Give a plot of several panels the class by which the style sheet scrolls it on a phone; others are scaled."""
-    drawn = WIDTH.search((ROOT / "docs" / "images" / plot[1]).read_text(encoding="utf-8"))
-    return f"{plot[0]}{{.wide}}" if drawn and float(drawn[1]) > WIDEST else plot[0]
+def add_column(plot: re.Match[str]) -> str:
+    """Add the form of a plot for phones, if there is one; the style sheet shows one of the two."""
+    column = plot[1].replace(".svg", f"{COLUMN}.svg")
+    if not (ROOT / "docs" / "images" / column).exists():
+        return plot[0]
+    return f"{plot[0]}{{.on-screen}}{plot[0].replace(plot[1], column)}{{.on-phone}}"
 
 
 def images() -> Iterator[tuple[str, bytes]]:

@@ -141,6 +141,19 @@ def benchmarks(name: str) -> str:
     return f"{table}\n\nMeasured on {result['date'][:10]} with {versions}, on {machine}, by `make bench`."
 
 
+def times(name: str) -> str:
+    """What a file of benchmarks measured, without the targets."""
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        return results.NOT_RUN
+    result = json.loads(file.read_text(encoding="utf-8"))
+    rows = (
+        (f"– {t['name'].strip()}" if t["name"].startswith(" ") else t["name"], f"{t['measured']:.2f}", t["detail"])
+        for t in result["targets"]
+    )
+    return reference.table(("", "× the time", f"measured on {result['date'][:10]}"), rows)
+
+
 def targets() -> str:
     """Every target of the benchmarks next to what was measured, also where it was missed, and on which machine."""
     rows, machines, dates = [], set(), set()
@@ -196,8 +209,6 @@ def _of(parts: dict[str, Callable[[], Any]], name: str) -> Callable[[], str]:
 
 BENCHMARKS = {  # table -> file in results/
     "benchmarks": "benchmarks",
-    "overhead": "benchmarks_diagnose",
-    "attaching": "benchmarks_attach",
     "graph_costs": "benchmarks_graphs",
     "text_costs": "benchmarks_text",
     "vision_costs": "benchmarks_vision",
@@ -207,6 +218,8 @@ BENCHMARKS = {  # table -> file in results/
     "mended_files": "benchmarks_mending",
 }
 TABLES: dict[str, Callable[[], str]] = {
+    "overhead": partial(times, "benchmarks_diagnose"),
+    "attaching": partial(times, "benchmarks_attach"),
     **{name: partial(benchmarks, file) for name, file in BENCHMARKS.items()},
     "mending": mending,
     "targets": targets,

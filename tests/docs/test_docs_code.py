@@ -23,7 +23,7 @@ def test_the_blocks_of_a_page_run_in_their_order(page: Path, tmp_path: Path, mon
 
 def test_the_pages_that_say_how_have_code() -> None:
     names = {page.name for page in WITH_CODE}
-    assert names >= {"README.md", "quickstart.md", "huggingface.md", "timm.md", "pyg.md", "own-model.md"}
+    assert names >= {"README.md", "quickstart.md", "transformers.md", "pyg.md", "own-model.md"}
     assert names >= {"embeddings.md", "monitor.md", "mend.md"}
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("```python\n") >= 4
 

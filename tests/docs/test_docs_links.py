@@ -58,11 +58,13 @@ def test_links_of_a_file_lead_from_its_page() -> None:
     )
 
 
-def test_plots_of_several_panels_are_marked_for_phones() -> None:
-    text = "![a](images/demo.svg) ![b](images/trust_networks.svg) ![c](images/report.png)"
-    assert render.PLOT.sub(render.mark_wide, text) == (
-        "![a](images/demo.svg){.wide} ![b](images/trust_networks.svg) ![c](images/report.png)"
+def test_plots_have_a_form_for_phones() -> None:
+    text = "![a](images/demo.svg) ![c](images/report.png)"
+    assert render.PLOT.sub(render.add_column, text) == (
+        "![a](images/demo.svg){.on-screen}![a](images/demo_column.svg){.on-phone} ![c](images/report.png)"
     )
+    plots = {path.stem for path in (ROOT / "docs" / "images").glob("*.svg")}
+    assert {f"{stem}_column" for stem in plots if not stem.endswith("_column")} <= plots
 
 
 def test_the_build_fails_on_a_broken_link() -> None:

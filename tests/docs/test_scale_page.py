@@ -1,4 +1,4 @@
-"""The page on scale: its formulas are those of the code, and its tables come from what was measured."""
+"""Costs by formula: the formulas are those of the code, and its tables come from what was measured."""
 
 import json
 import math
@@ -78,9 +78,9 @@ def test_tables_have_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monke
     assert [row[0] for row in scale.checked()[1]] == ["`embeddings`, 2,000 × 10", "  its memory"]
 
 
-def test_the_page_asks_for_tables_that_there_are() -> None:
-    page = (ROOT / "docs" / "costs.md").read_text(encoding="utf-8")
-    asked = set(render.TABLE.findall(page))
-    assert asked >= {*scale.PARTS, "streaming"}
+def test_the_pages_ask_for_tables_that_there_are() -> None:
+    pages = [ROOT / "docs" / f"{name}.md" for name in ("costs", "kernel", "distributed", "embeddings")]
+    asked = {name for page in pages for name in render.TABLE.findall(page.read_text(encoding="utf-8"))}
+    assert asked >= {*scale.PARTS, "streaming", "overhead", "attaching", "targets"}
     for name in asked:
         assert tables.TABLES[name]().startswith(("| ", "Not run"))

@@ -51,3 +51,34 @@ def test_no_two_lines_are_alike_and_markers_differ_in_grey() -> None:
 )
 def test_a_legend_has_as_many_columns_as_fit(names: tuple[str, ...], columns: int) -> None:
     assert canvas.legend_columns(5.6, names) == columns
+
+
+def test_panels_go_below_each_other_in_a_column() -> None:
+    words = "a title of a figure that is far too long for a single line of a column"
+    figure, panels = canvas.new_figure(words, (10.0, 3.0), 3)
+    for axes in panels:
+        axes.errorbar([0, 1], [1, 2], yerr=0.1, marker="o", label="points with bars")
+        axes.set_xlabel("x")
+    panels[0].set_ylabel("the same y for all")
+    canvas.add_legend_below(figure, panels[0])
+    canvas.fit_column(figure).draw_without_rendering()
+    boxes = [axes.get_position() for axes in panels]
+    assert figure.get_figwidth() == canvas.COLUMN
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
+    assert [axes.get_ylabel().replace("\n", " ") for axes in panels] == ["the same y for all"] * 3
+    assert "\n" in figure.get_suptitle()
+    assert max(box.x1 for box in boxes) <= 1
+    (legend,) = figure.legends
+    assert len(legend.legend_handles) == 1
+
+
+def test_small_panels_stay_in_pairs_and_two_rows_become_columns() -> None:
+    figure, panels = canvas.new_figure("", (7.6, 3.0), 4)
+    canvas.fit_column(figure).draw_without_rendering()
+    assert [axes.get_subplotspec().colspan.start for axes in panels] == [0, 1, 0, 1]
+    figure, _ = canvas.new_figure("", (7.9, 4.6))
+    figure.clear()
+    above, below = figure.subplots(2, 3)
+    canvas.fit_column(figure).draw_without_rendering()
+    assert [axes.get_subplotspec().colspan.start for axes in (*above, *below)] == [0, 0, 0, 1, 1, 1]
+    assert [axes.get_subplotspec().rowspan.start for axes in below] == [0, 1, 2]

@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,15 @@ def places() -> dict[tuple[str, int], list[Standing]]:
     return {at: sorted(rows, key=lambda each: (each.row != NONE, -each.mean)) for at, rows in found.items()}
 
 
-def tables() -> str:
-    """One table per task and depth, with all rows; words where nothing was run."""
-    parts = []
+def tables(*tasks: str) -> str:
+    """One table per task and depth, with all rows and the plots of the task; words where nothing was run."""
+    parts, drawn = [], set()
     for (group, depth), rows in places().items():
-        title = f"### {group}, {depth} blocks" if group != DEMO else f"### {group}, {depth} blocks: the demo's graph"
-        parts += [title, reference.table(HEAD, map(_row, rows))]
+        if group.partition(",")[0] in tasks:
+            title = f"### {group}, {depth} blocks{': the graph of the demo' if group == DEMO else ''}"
+            plots = [] if group in drawn else _plots(group)
+            parts += [title, reference.table(HEAD, map(_row, rows)), *plots]
+            drawn.add(group)
     return "\n\n".join(parts) or NOT_RUN
 
 
@@ -91,11 +94,11 @@ def _gain(paired: Paired | None, short: str = "") -> str:
 def advice() -> str:
     """The best rows by the lower bound of their gain, for each kind of model and depth; what advice says."""
     rows = [
-        (measured.kind, str(measured.depth), ", ".join(measured.data), measured.cause, f"`{gain.row}`", gain.text)
+        (measured.kind, str(measured.depth), f"`{gain.row}`", gain.text, ", ".join(measured.data), measured.cause)
         for measured in reference_data.all_measured()
         for gain in measured.gains[:SHOWN]
     ]
-    head = ("model", "blocks", "measured on", "verdict of the plain model", "best lower bound", "gain over it")
+    head = ("model", "blocks", "what helped", "gain", "measured on", "verdict of the plain model")
     return reference.table(head, rows) if rows else NOT_RUN
 
 
@@ -117,12 +120,10 @@ def missing() -> str:
     return f"{reference.table(table.head, table.rows)}\n\n    uncollapse sweep arena --grid NAME"
 
 
-def plots() -> str:
-    """The plots of each task, if they were drawn."""
-    groups = dict.fromkeys(group for group, _ in places())
-    titles = [f"{group}: {name}" for group in groups for name in PLOTS]
-    shown = [f"![{title}](images/{_image(title).name})" for title in titles if _image(title).exists()]
-    return "\n\n".join(shown) or NOT_RUN
+def _plots(group: str) -> list[str]:
+    """Return the plots of a task, if they were drawn."""
+    titles = [f"{group}: {name}" for name in PLOTS]
+    return [f"![{title}](images/{_image(title).name})" for title in titles if _image(title).exists()]
 
 
 def demo() -> str:
@@ -196,10 +197,10 @@ def _draw_demo(rows: Sequence[Standing]) -> Path:
         if prediction := predictions().get(each.row):
             low, high = plain.mean + prediction.low, plain.mean + prediction.high
             scores.plot([low, high], [number + 0.4] * 2, color=QUIET, linewidth=3, solid_capstyle="butt")
-    scores.plot([], [], color=QUIET, linewidth=3, label="predicted from other graphs, 95 %")
+    scores.plot([], [], color=QUIET, linewidth=3, label="predicted, 95 %")
     scores.set_yticks(range(len(rows)), [each.row for each in rows], parse_math=False)
     scores.invert_yaxis()
-    scores.set_xlabel("test accuracy, %; bars are 95 % intervals over seeds", color=INK)
+    scores.set_xlabel("test accuracy, %, with 95 % intervals", color=INK)
     scores.legend(frameon=False, fontsize=9, loc="upper right")
     ranks.set(xlabel="layer", ylabel="effective rank of the nodes")
     ranks.grid(axis="y", color=LINE, linewidth=0.8)
@@ -224,11 +225,12 @@ def _image(title: str) -> Path:
 
 
 TEXTS: dict[str, Callable[[], str]] = {
-    "arena_tables": tables,
+    "arena_graphs": partial(tables, "gcn"),
+    "arena_images": partial(tables, "vit-digits", "vit-cifar"),
+    "arena_text": partial(tables, "bert", "decoder"),
     "arena_advice": advice,
     "arena_ends": ends,
     "arena_missing": missing,
-    "arena_plots": plots,
     "demo": demo,
     "demo_sentence": demo_sentence,
 }

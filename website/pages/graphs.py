@@ -17,11 +17,10 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of, metric_of
-from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_colour, series_style
 from website.pages import results
 from website.pages.results import IMAGES, NOT_RUN, Row
-from website.plots import save
+from website.plots import save, save_group
 
 RECIPE = RECIPES["gcn-depth"]
 TABLE_3 = RECIPE.tables["table3"]
@@ -131,7 +130,7 @@ def _groups_run() -> list[Any]:
 def draw() -> Iterator[Path]:
     """Draw all plots that the results allow."""
     for data in _groups_run():
-        yield plot_group(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
+        yield save_group(TABLE_3, _with_papers_data(TABLE_3, records()), data, _depth_image(data))
     cells = build_cells(TABLE_3, _with_papers_data(TABLE_3, records()))
     if deep := [cell for cell in cells if cell.run and (cell.group, cell.column) == (DATA, DEPTH)]:
         yield _draw_layers(deep)

@@ -15,11 +15,10 @@ from uncollapse.lab.experiments.glue.config import MINILM
 from uncollapse.lab.experiments.glue.recipe import variant
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.selection import Record, field_of
-from uncollapse.lab.tables.table_page import plot_group
 from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure
 from website.pages import results
 from website.pages.results import IMAGES, NOT_RUN, RESULTS, Row
-from website.plots import save
+from website.plots import save, save_group
 
 DEPTH = RECIPES["bert-depth"].tables["depth"]
 BY_LAYER = ("token_variance", "effective_rank", "mean_cosine")
@@ -208,7 +207,7 @@ def draw() -> Iterator[Path]:
     """Draw all plots that the results allow."""
     mine = [r for r in depth() if field_of(r, "task") == "sst2"]
     if mine:
-        yield plot_group(DEPTH, mine, "sst2", _image("depth"))
+        yield save_group(DEPTH, mine, "sst2", _image("depth"))
     for (way, record), shades in zip(deepest_pair().items(), SHADES, strict=False):
         yield _draw_layers(way, record, shades)
 

@@ -63,6 +63,12 @@ def embedding_rates() -> tuple[Row, Sequence[Row]]:
     return ("used by", *HEAD), rows
 
 
+def shipped_rates() -> tuple[Row, Sequence[Row]]:
+    """How often the rule that ships was right about embeddings, next to acting always and never."""
+    head, rows = embedding_rates()
+    return head, [row for row in rows if not row[1].startswith("fitted")]
+
+
 def embedding_counts() -> str:
     """How many cases there are, and of which encoders."""
     found = embeddings()
@@ -126,5 +132,6 @@ PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "trust_network_rates": network_rates,
     "trust_network_verdicts": network_verdicts,
     "trust_embedding_rates": embedding_rates,
+    "trust_shipped_rates": shipped_rates,
 }
 TEXTS: dict[str, Callable[[], str]] = {"trust_embedding_counts": embedding_counts}

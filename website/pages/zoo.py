@@ -1,4 +1,4 @@
-"""Tables of the page "Which models work", from results/zoo.json."""
+"""Tables of the models that were tried, from results/zoo.json."""
 
 import json
 import statistics

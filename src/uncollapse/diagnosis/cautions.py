@@ -94,8 +94,8 @@ def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
     if dim < SMALLEST:
         yield 1, f"{dim} features are few: a low rank is not far from a full one."
     if found.sequences < 8 and seen < 512 * found.sequences and found.subject.family != "embeddings":
-        few = "one set was" if found.sequences == 1 else f"{found.sequences} sets were"
-        yield 1, f"Only {few} seen: too few to tell how much sets differ."
+        few = "one sequence was" if found.sequences == 1 else f"{found.sequences} sequences were"
+        yield 1, f"Only {few} seen: too few to tell how much they differ."
     if "rank_share" not in found.last.measures:
         yield 1, f"No set had three {noun}: they are evaluated over the whole dataset, not within {found.nouns[1]}."
 

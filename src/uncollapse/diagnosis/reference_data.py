@@ -7,7 +7,7 @@ Each is a JSON file in this folder that is counted from `results/`:
 - `outcomes.json`: how often acting on a verdict has helped; written by `python -m experiments.outcomes`. docs/trust.md
   shows the cases behind it.
 - `healthy.json`: metrics of pretrained models of a kind by relative depth; written by `python -m
-  website.pages.real_models`. docs/real-models.md shows the models.
+  website.pages.real_models`. docs/models.md shows the models.
 """
 
 import json

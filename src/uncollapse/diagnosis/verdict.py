@@ -3,7 +3,7 @@
 Complete collapse: the tokens of a sequence are alike. Dimensional collapse: they differ, but span only a few of the
 dimensions available to them. Both are decided on the residual stream after each block, by measures that ignore rogue
 features and first tokens (`metrics.robust`). A collapse counts if it lasts until the last block. The bounds were set
-between healthy and collapsed models; docs/real-models.md has the numbers.
+between healthy and collapsed models; docs/models.md has the numbers.
 
 `evaluate` gives the findings. `cautions` and `advice` read them; `build.conclude` puts the three together.
 """

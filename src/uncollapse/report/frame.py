@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from uncollapse import __version__
 from uncollapse.io.files import write
-from uncollapse.report.canvas import inline_svg
+from uncollapse.report.canvas import fit_column, inline_svg
 from uncollapse.report.words import format_number, measure_title
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def _environment() -> "Environment":
         "number": format_number,
         "repr": repr,
         "svg": lambda figure: _safe(inline_svg(figure)),
+        "column_svg": lambda figure: _safe(inline_svg(fit_column(figure), "column")),
     }
     return environment
 
