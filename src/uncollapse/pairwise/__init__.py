@@ -193,7 +193,7 @@ def row_mean(
     if not isinstance(temperature, Tensor) and backends.uses_attention(q, k, v, whole):
         _check_shapes(q, k, v, None)
         batch = _batch_shape(q, k, v)
-        sets = (_flatten(x, batch) for x in (q, k, v))
+        sets = _flatten(q, batch), _flatten(k, batch), _flatten(v, batch)
         mean = backends.attention(*sets, float(temperature), causal=pairs.offset is not None)
         if mean is not None:
             return mean.reshape(*batch, *mean.shape[1:])

@@ -16,7 +16,8 @@ import torch
 from uncollapse.pairwise.grid import Corners, Grid, Inputs, Tile
 
 LEAST = 1 << 24  # multiplications of a product of the whole batch from which on this pays
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def for_each_chunk(work: Callable[[slice], None], grid: Grid, inputs: Inputs) -> None:
