@@ -193,8 +193,8 @@ def row_mean(
     if not isinstance(temperature, Tensor) and backends.uses_attention(q, k, v, whole):
         _check_shapes(q, k, v, None)
         batch = _batch_shape(q, k, v)
-        flat_q, flat_k, flat_v = (_flatten(x, batch) for x in (q, k, v))
-        mean = backends.attention(flat_q, flat_k, flat_v, float(temperature), causal=pairs.offset is not None)
+        sets = _flatten(q, batch), _flatten(k, batch), _flatten(v, batch)
+        mean = backends.attention(*sets, float(temperature), causal=pairs.offset is not None)
         if mean is not None:
             return mean.reshape(*batch, *mean.shape[1:])
     return all_pairs(q, k, v, temperature, pairs, bias)[0]

@@ -55,11 +55,11 @@ def forward(inputs: Inputs, grid: Grid, out: Outputs) -> bool:
                     peak[:, others] = torch.maximum(peak[:, others], beyond.amax(-2))
         return total, peak, mean
 
-    total, peak, mean = (torch.stack(parts) for parts in zip(*for_each_share(work, grid, inputs), strict=True))
-    total = total.sum(0)
-    if bool((peak.amax(0) * DOMINANCE > total).any()):
+    totals, peaks, means = zip(*for_each_share(work, grid, inputs), strict=True)
+    total = _sum(totals)
+    if bool((torch.stack(peaks).amax(0) * DOMINANCE > total).any()):
         return False
-    torch.div(mean.sum(0), total.clamp(min=torch.finfo(total.dtype).tiny)[..., None], out=out.mean)
+    torch.div(_sum(means), total.clamp(min=torch.finfo(total.dtype).tiny)[..., None], out=out.mean)
     torch.log2(total, out=out.log2sum)
     out.kind.fill_(SYMMETRIC)
     return True
@@ -72,7 +72,8 @@ def backward(inputs: Inputs, grid: Grid, outputs: Outputs, d_out: OutputGradient
     pull = _with_column(d_out.mean, level) * (-outputs.log2sum).exp2()[..., None]  # [dO, dL − dO·o]/Z
     offer = _with_column(inputs.v, torch.ones_like(share)) * share[..., None]
     left, right = torch.cat([pull, offer], -1), torch.cat([offer, pull], -1)
-    d_mean, d_level = pull[..., :-1].contiguous(), pull[..., -1:]
+    d_mean, d_level = pull[..., :-1], pull[..., -1:]
+    del offer, level  # memory that both threads need
     combine: Callable[[str, Tensor, Tensor], Tensor] = memory.product
     if inputs.v.shape[-1] == 0 and inputs.bias is None:  # a product over two features is slower than their sum
         combine, left, right = memory.sums, pull[..., 0], pull[..., 0]
@@ -90,7 +91,7 @@ def backward(inputs: Inputs, grid: Grid, outputs: Outputs, d_out: OutputGradient
         return dq, dv, d_share
 
     parts = for_each_share(work, grid, inputs)
-    dq, dv, d_share = (torch.stack(each).sum(0) for each in zip(*parts, strict=True))
+    dq, dv, d_share = map(_sum, zip(*parts, strict=True))
     torch.div(dq, inputs.temperature, out=grads.q)
     if grads.bias is not None:
         grads.bias.copy_(((dv * inputs.v).sum(-1) + d_share) * share)
@@ -131,6 +132,13 @@ def _add_products(out: Tensor, of: Tensor, weight: Tensor, beyond: Tensor, t: Ti
     """Add W·of to out, for the tile and, beyond the diagonal, for its transpose."""
     accumulate(out[:, t.rows], weight, of[:, t.keys])
     accumulate(out[:, others], beyond.mT, of[:, t.rows])
+
+
+def _sum(parts: tuple[Tensor, ...]) -> Tensor:
+    """Return the sum of what threads found, in the memory of the first."""
+    for other in parts[1:]:
+        parts[0].add_(other)
+    return parts[0]
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:
