@@ -58,7 +58,8 @@ def places() -> dict[tuple[str, int], list[Standing]]:
 
 def tables(*tasks: str) -> str:
     """One table per task and depth, with all rows and the plots of the task; words where nothing was run."""
-    parts, drawn = [], set()
+    parts: list[str] = []
+    drawn: set[str] = set()
     for (group, depth), rows in places().items():
         if group.partition(",")[0] in tasks:
             title = f"### {group}, {depth} blocks{': the graph of the demo' if group == DEMO else ''}"

@@ -109,7 +109,8 @@ def fit_column(figure: Any) -> Any:
     grid, (width, height) = specs[0].get_gridspec(), figure.get_size_inches()
     shape = max(0.7, (height / grid.nrows) / (width / grid.ncols))
     columns = 2 if (len(panels) > 1 and width / grid.ncols < NARROW) or grid.nrows > 1 else 1
-    places, ratios = [divmod(number, columns) for number in range(len(panels))], {}
+    places = [divmod(number, columns) for number in range(len(panels))]
+    ratios: dict[str, Any] = {}
     if grid.nrows == 2:
         places = [(spec.colspan.start, spec.rowspan.start) for spec in specs]
         ratios, shape = {"width_ratios": grid.get_height_ratios()}, 1.0
