@@ -77,22 +77,20 @@ def _sequences(parts: list[nn.Module]) -> SequenceAxes | None:
         return None
     return SequenceAxes(
         _widths(along),
-        _widths(last) | {size for part in mixing for size in (getattr(part, "embed_dim", 0), _recurrent(part)) if size},
+        (*_widths(last), *(size for part in mixing if (size := getattr(part, "embed_dim", 0) or _recurrent(part)))),
         _widths(part for part in last if "Norm" in type(part).__name__),
         any(name in PERMUTING for part in parts for name in _names_of(part)),
         any(not part.batch_first for part in mixing),
     )
 
 
-def _widths(parts: Iterable[nn.Module]) -> frozenset[int]:
+def _widths(parts: Iterable[nn.Module]) -> tuple[int, ...]:
     sides: tuple[Side, Side] = ("input", "output")
-    return frozenset(size for part in parts for side in sides if (size := width(part, side)))
+    return tuple(dict.fromkeys(size for part in parts for side in sides if (size := width(part, side))))
 
 
 def _recurrent(part: Any) -> int:
-    """Return the number of features that leave a recurrent layer, 0 for other modules."""
-    if not isinstance(part, nn.RNNBase):
-        return 0
+    """Return the number of features that leave a recurrent layer."""
     return (part.proj_size or part.hidden_size) * (2 if part.bidirectional else 1)
 
 

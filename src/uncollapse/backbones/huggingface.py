@@ -181,6 +181,9 @@ def _mixes_values(config: Any) -> bool:
 def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
     """Return where the block returns its attention map, according to the model's class; None if it does not say."""
     recorder = owner.can_record_outputs.get("attentions")
+    described = kind_of(block)
+    if recorder is None and described is not None and described.maps:
+        return Site(f"{path}.{described.maps}", what="attention")
     kind, index = getattr(recorder, "target_class", recorder), getattr(recorder, "index", 1)
     where = (getattr(recorder, "layer_name", None) or "").strip(".")
     if not isinstance(kind, type) or index != 1:  # after something else of this shape, such as T5's position bias
@@ -372,13 +375,15 @@ def _as_bool(mask: Any, kind: str) -> Tensor | None:
 
 @contextlib.contextmanager
 def _eager(model: nn.Module, path: str) -> Iterator[None]:
-    """Use eager attention, which computes the maps; fused attention never forms them."""
+    """Use eager attention, which computes the maps; fused attention never forms them. MPNet must be asked for them."""
     found: list[Any] = [getattr(m, "config", None) for m in model.get_submodule(path).modules()]
     settings = {id(config): implementation_of(config) for config in found if hasattr(config, IMPLEMENTATION)}
     before = [(holder, name, getattr(holder, name)) for holder, name in settings.values()]
+    asked = [config for config in found[:1] if getattr(config, "model_type", "") == "mpnet"]
+    before += [(config, "output_attentions", config.output_attentions) for config in asked]
     try:
         for holder, name, _ in before:
-            setattr(holder, name, "eager")
+            setattr(holder, name, True if name == "output_attentions" else "eager")
         yield
     finally:
         for holder, name, value in before:

@@ -23,6 +23,11 @@ CHILD = "uncollapse"  # the name of the child module that holds cures
 HOOKS = "_uncollapse_hooks"  # the attribute that holds a module's hooks for cures
 
 
+def _is_one(size: int, widths: tuple[int, ...]) -> bool:
+    """Return whether a size is one of these widths; sizes of exported models cannot be looked up in a set."""
+    return any(size == width for width in widths)
+
+
 class MisfitError(ValueError):
     """A mask or a batch vector belongs to other tokens than those at a site."""
 
@@ -36,17 +41,17 @@ class SequenceAxes:
     that parts need not see a tensor as it enters and leaves. sequence_first: attention or a recurrent layer says so.
     """
 
-    channels: frozenset[int] = frozenset()
-    features: frozenset[int] = frozenset()
-    norms: frozenset[int] = frozenset()
+    channels: tuple[int, ...] = ()
+    features: tuple[int, ...] = ()
+    norms: tuple[int, ...] = ()
     permutes: bool = False
     sequence_first: bool = False
 
     def decide(self, x: Tensor) -> "Layout":
         """Return the layout of a tensor of three axes."""
-        first, last = x.shape[1] in self.channels, x.shape[-1] in self.features
+        first, last = _is_one(x.shape[1], self.channels), _is_one(x.shape[-1], self.features)
         if first and last:  # by chance, or an MLP-Mixer, whose convolutions take tokens for channels
-            last = self.permutes or x.shape[-1] in self.norms
+            last = self.permutes or _is_one(x.shape[-1], self.norms)
         if (first and not last) or (self.channels and not self.features):
             return "channels_first"
         return "sequence_first" if self.sequence_first and not self.permutes else "tokens"
@@ -74,7 +79,7 @@ class Axes:
             return self.sequences.decide(x)
         ends: dict[Layout, int] = {"channels_first": x.shape[1], "channels_last": x.shape[-1]}
         widths = self.widths if self.features is None else (self.features,)
-        fits = [layout for layout, size in ends.items() if any(size == width for width in widths)]
+        fits = [layout for layout, size in ends.items() if _is_one(size, widths)]
         if self.layout is not None and (self.layout in fits or not fits):
             return self.layout
         if len(fits) == 1 and (self.layout is None or self.features is not None):

@@ -338,7 +338,8 @@ def check_batches(batches: Any) -> None:
             f"batches must be a list or a loader of batches, got {type(batches).__name__}. Tokenize texts first: "
             '[tokenizer(texts, padding=True, return_tensors="pt")]; or use the command `uncollapse diagnose`.'
         )
-    if isinstance(batches, Mapping) or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
+    one = isinstance(batches, Mapping | Tensor)
+    if one or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
         kind = type(batches).__name__
         raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
 
