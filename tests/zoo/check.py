@@ -227,7 +227,8 @@ def _real(x: Tensor, axis: int, count: int, batch: Any) -> list[Tensor]:
         if mask is not None and x.dim() > 3 and mask.shape == x.shape[:2]:  # several streams of each token
             mask = mask.repeat_interleave(x.shape[2:-1].numel(), 1)
         more = sequences.shape[1] - mask.shape[1] if mask is not None else 0
-        if mask is not None and 0 < more < WINDOW:  # padded to whole windows, as in Longformer
+        images = isinstance(batch, dict) and "pixel_values" in batch  # whose tokens may be a few more by chance
+        if mask is not None and 0 < more < WINDOW and not images:  # padded to whole windows, as in Longformer
             mask = torch.nn.functional.pad(mask, (0, more))
         if mask is not None and mask.shape == sequences.shape[:2]:
             return [s[m.bool()] for s, m in zip(sequences, mask, strict=True)]

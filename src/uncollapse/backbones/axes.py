@@ -91,7 +91,7 @@ def _widths(parts: Iterable[nn.Module]) -> tuple[int, ...]:
 
 def _recurrent(part: Any) -> int:
     """Return the number of features that leave a recurrent layer."""
-    return (part.proj_size or part.hidden_size) * (2 if part.bidirectional else 1)
+    return int(part.proj_size or part.hidden_size) * (2 if part.bidirectional else 1)
 
 
 def _end(module: nn.Module, side: Side) -> nn.Module:
