@@ -487,8 +487,8 @@ def _build(
     idle += _blocks_that_did_not_run(target, capture)
     check_enough(layers[-1].tokens)
     doubts: dict[str, Any] = {"no_baseline": baseline.missing, "unknown": labels.unknown, "skipped": counts.skipped}
-    pairs = {"unpaired": counts.unpaired, "spare_pairs": counts.spare > 0}
-    subject = replace(_subject(target, capture), idle=idle, **doubts, **pairs)
+    doubts |= {"unpaired": counts.unpaired, "spare_pairs": counts.spare > 0}
+    subject = replace(_subject(target, capture), idle=idle, **doubts)
     measured = Measured(
         layers,
         baseline.layers,
