@@ -1,6 +1,7 @@
 """Cures in files of their own. That every cure comes back as it was saved is in `test_contract`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,33 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
     uc.save_cure(model, tmp_path)
     with pytest.raises(ValueError, match="already"):
         uc.load_cure(model, tmp_path)
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_save_that_stops_leaves_the_cure_before_it_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """It stops before the weights, the description, or the weights get their name."""
+    old, new, loaded, rename, done = *(build("bert").model for _ in range(3)), os.replace, 0
+    for model, scale in ((old, 0.5), (new, 0.25)):
+        uc.attach(model, "contra_norm", scale=scale, learnable=True)
+    uc.save_cure(old, tmp_path)
+
+    def stop(*names: Path) -> None:
+        nonlocal done
+        if done == step:
+            raise KeyboardInterrupt
+        done += 1
+        rename(*names)
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        uc.save_cure(new, tmp_path)
+    monkeypatch.undo()
+    (found,) = uc.load_cure(loaded, tmp_path)
+    assert {float(scale.detach().mean()) for scale in found.parameters()} == {0.5 if step < 2 else 0.25}
+    uc.save_cure(new, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["uncollapse.json", "uncollapse.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Images with their channels first or last: told from the modules, read and written by every function alike."""
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -154,6 +155,92 @@ def test_cures_write_the_layout_back(name: str) -> None:
     with uc.attach(model, "contra_norm", scale=0.5, modules=pattern, layers="last", causal=False):
         torch.testing.assert_close(model(x), expected)
     assert torch.equal(model(x), before)
+
+
+class Along(nn.Module):
+    """Convolves sequences (b, d, n), and may normalize features last in between."""
+
+    def __init__(self, norm: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.conv, self.norm, self.causal = nn.Conv1d(6, 6, 3), nn.LayerNorm(6) if norm else None, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        new: Tensor = self.conv(nn.functional.pad(x, (2, 0) if self.causal else (1, 1)))
+        return x + (new if self.norm is None else self.norm(new.transpose(1, 2)).transpose(1, 2))
+
+
+class Attends(nn.Module):
+    """Attention as torch has it by default, with the sequence first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        new: Tensor = self.attention(x, x, x)[0]
+        return x + new
+
+
+class Swaps(Attends):
+    """It takes the batch first, and swaps axes around its attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+def mixer() -> nn.Module:
+    """Convolutions of an MLP-Mixer take the five tokens for channels."""
+    return nn.Sequential(nn.LayerNorm(6), nn.Conv1d(5, 5, 1), nn.Linear(6, 6))
+
+
+SEQUENCES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "convolution": (Along, (3, 6, 5), "channels_first"),
+    "convolution, d = n": (Along, (3, 6, 6), "channels_first"),
+    "convolution and norm": (lambda: Along(norm=True), (3, 6, 5), "channels_first"),
+    "mixer": (mixer, (3, 5, 6), "tokens"),
+    "attention, sequence first": (Attends, (5, 3, 6), "sequence_first"),
+    "attention, swapped": (Swaps, (3, 5, 6), "tokens"),
+    "torch's layer": (lambda: nn.TransformerEncoderLayer(6, 2, 8), (5, 3, 6), "sequence_first"),
+    "recurrent": (lambda: nn.GRU(6, 6), (5, 3, 6), "sequence_first"),
+    "recurrent, batch first": (lambda: nn.GRU(6, 6, batch_first=True), (3, 5, 6), "tokens"),
+}
+
+
+class Twice(nn.Module):
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(build() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            x = x[0] if isinstance(x, tuple) else x
+        return x
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_axes_of_sequences_come_from_the_modules(name: str) -> None:
+    torch.manual_seed(0)
+    build, shape, layout = SEQUENCES[name]
+    model, x = Twice(build).eval(), images(*shape)
+    with torch.no_grad():
+        last = model(x).double()
+    sets = {"channels_first": last.mT, "sequence_first": last.transpose(0, 1), "tokens": last}[layout]
+    layer = uc.diagnose(model, [x], modules="blocks.*", plan=PLAN).layers[-1]
+    assert (layer.dim, layer.tokens) == (6, sets.shape[0] * sets.shape[1])
+    assert layer["mean_cosine"] == pytest.approx(mean_cosine(sets), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_convolutions_over_earlier_steps_are_found_to_be_causal(causal: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Twice(lambda: Along(causal=causal)).eval(), images(2, 6, 9)
+    other = torch.cat([x[..., :-1], x[..., -1:] + 1], -1)
+    with warnings.catch_warnings(record=True) as caught, uc.attach(model, "contra_norm", scale=0.5), torch.no_grad():
+        warnings.simplefilter("always")
+        moved = (model(x) - model(other))[..., :-1].abs().max()
+    assert (float(moved) == 0) == causal
+    assert any("found to be causal" in str(each.message) for each in caught) == causal
 
 
 AMBIGUOUS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 
+import uncollapse as uc  # noqa: E402
 from uncollapse import backbones  # noqa: E402
 from uncollapse.backbones import huggingface  # noqa: E402
 from uncollapse.backbones.sites import Block, Context, Site, Stack, sets_with_mask  # noqa: E402
@@ -81,7 +82,7 @@ CASES = (
     Case("DistilBertModel", DISTIL),
     text("AlbertModel", config={"embedding_size": 8}),
     text("XLMRobertaModel"),
-    text("MPNetModel", maps=False),
+    text("MPNetModel"),
     text("DebertaV2Model", maps=False, config={"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     text("ModernBertModel", config=MODERN, final="final_norm"),
     text("RobertaPreLayerNormModel", places=False, final="LayerNorm"),  # the names of BERT, but other forward passes
@@ -570,3 +571,70 @@ def test_no_random_twin_where_weights_are_not_those_of_the_class() -> None:
         assert reinitialize is not None
         with pytest.raises(ValueError, match=rf"(?s)random twin.*{says}"):
             reinitialize(model)
+
+
+def zoo_model(kind: str) -> Any:
+    """A small model of a type with its first batch, as the zoo builds it: with padding."""
+    from tests.zoo.transformers_models import build as build_small
+
+    torch.manual_seed(0)
+    built = build_small("transformers", kind)
+    return built.model.eval(), built.batches[0]
+
+
+def diagnose_small(model: nn.Module, inputs: Any, **where: Any) -> Any:
+    return uc.diagnose(model, [inputs], plan=uc.Plan(baseline=0), tokens="all", **where)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "mask"),
+    [
+        ("canine", "initial_char_encoder", "attention_mask"),
+        ("git", "encoder", "attention_mask"),
+        ("paligemma", "language_model", "attention_mask"),
+        ("zaya", None, "attention_mask"),
+        ("fsmt", "encoder", "attention_mask"),
+        ("pegasus_x", "encoder", "attention_mask"),
+    ],
+)
+def test_padding_is_left_out_where_the_model_makes_the_mask(kind: str, part: str | None, mask: str) -> None:
+    model, inputs = zoo_model(kind)
+    found = diagnose_small(model, inputs, part=part)
+    assert int(inputs[mask].sum()) < inputs[mask].numel()
+    assert {layer.tokens for layer in found.layers} == {int(inputs[mask].sum())}
+
+
+def test_blocks_that_take_the_sequence_first_are_not_read_along_the_batch() -> None:
+    model, inputs = zoo_model("fsmt")
+    found = diagnose_small(model, {name: value for name, value in inputs.items() if "mask" not in name}, part="encoder")
+    assert found.sequences == len(inputs["input_ids"])
+
+
+def test_images_next_to_texts_have_no_padding() -> None:
+    """BridgeTower passes the mask of the texts to the module that runs both."""
+    model, inputs = zoo_model("bridgetower")
+    found = diagnose_small(model, inputs, part="cross_modal_image_layers")
+    assert found.layers[-1].tokens % len(inputs["input_ids"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "part", "says"), [("git", "encoder", "part="), ("prophetnet", "decoder", "side by")])
+def test_masks_and_streams_that_a_cure_cannot_respect_are_refused(kind: str, part: str, says: str) -> None:
+    model, inputs = zoo_model(kind)
+    with uc.attach(model, "contra_norm", scale=0.1, part=part, causal=False), pytest.raises(RuntimeError, match=says):
+        model(**inputs)
+
+
+def test_a_part_whose_tokens_do_not_fit_the_mask_is_refused_with_the_other_parts() -> None:
+    model, inputs = zoo_model("prophetnet")
+    with pytest.raises(ValueError, match="part='encoder'"):
+        diagnose_small(model, inputs)
+    found = diagnose_small(model, inputs, part="encoder")
+    assert found.layers[-1].tokens == int(inputs["attention_mask"].sum())
+
+
+def test_blocks_that_hooks_do_not_see_are_named_with_what_is_inside() -> None:
+    model, inputs = zoo_model("squeezebert")
+    with pytest.raises(ValueError, match=r"modules=\['encoder.layers.\*.output'\]"):
+        diagnose_small(model, inputs)
+    found = diagnose_small(model, inputs, modules="encoder.layers.*.output")
+    assert {layer.dim for layer in found.layers[1:]} == {model.config.hidden_size}

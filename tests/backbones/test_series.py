@@ -158,3 +158,28 @@ def test_a_large_series_after_the_blocks_of_a_known_model_is_named() -> None:
         **{"posterior_encoder_num_wavenet_layers": 2},
     )
     assert "4 × VitsResidualCouplingLayer in flow.flows" in backbones.find(transformers.VitsModel(vits)).remark
+
+
+class Small(nn.Module):
+    """A known encoder, and next to it a series with a fifth of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.tail = nn.TransformerEncoder(layer, 2), nn.Module()
+        self.tail.blocks = nn.ModuleList(block(8, 11) if n == 0 else block(11, 8) for n in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(x)
+        for part in self.tail.blocks:
+            x = part(x)
+        return x
+
+
+def test_a_series_too_small_for_a_part_next_to_a_known_one_is_mentioned() -> None:
+    model = Small()
+    sizes = [sum(p.numel() for p in part.parameters()) for part in (model.tail, model.encoder)]
+    assert 0.1 < sizes[0] / sizes[1] < 0.25
+    d = uc.diagnose(model, [torch.randn(4, 6, 8)], plan=uc.Plan(baseline=0))
+    assert not d.others
+    assert any("2 × Sequential in tail.blocks" in caution for caution in d.verdict.cautions)

@@ -538,6 +538,40 @@ def test_an_empty_batch_uses_up_its_second_view() -> None:
     assert some.layers[-1]["alignment"] == want.layers[-1]["alignment"]
 
 
+def test_a_batch_counts_although_its_second_view_is_only_padding() -> None:
+    model, (good, other) = encoder().eval(), batches(2)
+    blank = good | {"src_key_padding_mask": torch.ones(4, 10, dtype=torch.bool)}
+    plan = uc.Plan(baseline=0)
+    found = uc.diagnose(model, [good, other], pairs=[blank, good], plan=plan)
+    plain = uc.diagnose(model, [good, other], plan=plan)
+    alone = uc.diagnose(model, [other], pairs=[good], plan=plan)
+    assert (found.batches, found.sequences) == (2, 8)
+    for one, two, three in zip(found.layers, plain.layers, alone.layers, strict=True):
+        assert {name: one.measures[name] for name in two.measures} == two.measures
+        assert one["alignment"] == three["alignment"]
+    assert any("1 batch has a second view that is only padding" in caution for caution in found.verdict.cautions)
+    assert not any("left out" in caution for caution in found.verdict.cautions)
+
+
+def test_a_batch_of_padding_uses_up_its_second_view() -> None:
+    model, (good, other) = encoder().eval(), batches(2)
+    blank = good | {"src_key_padding_mask": torch.ones(4, 10, dtype=torch.bool)}
+    plan = uc.Plan(baseline=0)
+    found = uc.diagnose(model, [blank, good], pairs=[good, other], plan=plan)
+    alone = uc.diagnose(model, [good], pairs=[other], plan=plan)
+    assert [layer.measures for layer in found.layers] == [layer.measures for layer in alone.layers]
+    assert any("1 batch was left out" in caution for caution in found.verdict.cautions)
+
+
+def test_pairs_that_are_left_over_are_mentioned() -> None:
+    model, data, plan = encoder().eval(), batches(3), uc.Plan(baseline=0)
+    said = [uc.diagnose(model, data[:count], pairs=data, plan=plan).verdict.cautions for count in (2, 3)]
+    assert ["pairs has more" in " ".join(cautions) for cautions in said] == [True, False]
+    x = torch.randn(12, 8)
+    with pytest.raises(ValueError, match="after the 2 parts"):
+        uc.diagnose_rows(x.split(4)[:2], pairs=x.split(4))
+
+
 @pytest.mark.parametrize(
     ("model", "data", "says"),
     [

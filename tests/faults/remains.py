@@ -1,11 +1,13 @@
 """What is on the disk after a fault: whether it is whole, and what it says apart from times."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 
+import uncollapse as uc
 from uncollapse.lab.engine.checkpoints import STATE, read_files
 
 TIMES = ("seconds", "date", "created", "pace", "state")  # differ from run to run; the monitor's state has its seconds
@@ -31,6 +33,8 @@ def check_whole(folder: Path) -> None:
         if not any(part.startswith(".") for part in state.relative_to(folder).parts):
             facts = json.loads(state.read_text())
             read_files(state.parent, facts["step"], facts["identity"])
+    if (folder / "out" / "uncollapse.json").exists():
+        uc.load_cure(runpy.run_path(str(folder / "models.py"))["encoder"](), folder / "out")
 
 
 def said(folder: Path) -> dict[str, Any]:

@@ -38,11 +38,13 @@ SCENES: dict[str, list[str]] = {
     "embeddings": ["embeddings", "rows.npy", "--out", "out", "--draws", "0"],
     "monitor": ["monitor", "out"],
     "tune": ["tune", "study"],
+    "cure": ["cure", "out", "50"],
 }
 NEEDED = {  # what is there before a scene begins, besides the models and the rows
     "train again": [[*TRAIN, "--save"]],
     "report": [[*DIAGNOSE, "--out", "one"], [*DIAGNOSE, "--attention", "--out", "two"]],
     "table": [TRAIN],
+    "cure": [["cure", "out", "30"]],  # another one, which must not be lost
 }
 
 
@@ -57,8 +59,8 @@ def furnish(folder: Path) -> Path:
 
 
 def command(arguments: list[str]) -> int:
-    """Run the command line in this process; its exit code. `monitor` and `tune` are trainings with `uc`'s own."""
-    own = {"monitor": _monitored, "tune": _tuned}
+    """Run the command line in this process; its exit code. `monitor`, `tune` and `cure` are scripts with `uc`."""
+    own = {"monitor": _monitored, "tune": _tuned, "cure": _cured}
     if arguments[0] in own and not arguments[1].startswith("gcn"):
         return _told(lambda: own[arguments[0]](Path(arguments[1]), *map(int, arguments[2:])))
     from uncollapse.cli.app import app
@@ -114,6 +116,17 @@ def _tuned(folder: Path, trials: int = 4) -> None:
     found = uc.tune(models.encoder, judged, study=folder, trials=trials)
     facts = [{name: value for name, value in each.facts().items() if name != "seconds"} for each in found.trials]
     write(folder / "found.json", json.dumps({"line": found.attach_line, "trials": facts}))
+
+
+def _cured(folder: Path, percent: int) -> None:
+    """Save a cure with weights, of which the scale is given in percent."""
+    import models
+
+    import uncollapse as uc
+
+    model = models.encoder()
+    uc.attach(model, "contra_norm", scale=percent / 100, learnable=True)
+    uc.save_cure(model, folder)
 
 
 def _lines(folder: Path) -> int:

@@ -18,7 +18,7 @@ from .server import tree
 Count = Callable[[str, object], None]
 ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EIO")
 FEW = {"train": 5, "train with everything": 5, "diagnose": 4, "report": 3, "table": 4, "embeddings": 3, "monitor": 3}
-FEW |= {"tune": 3}
+FEW |= {"tune": 3, "cure": 3}
 WORDS = ("No space left on device", "Disk quota exceeded", "Read-only file system", "Permission denied")
 WORDS += ("Input/output error", "not writable", "disk is full", "readonly", "unable to open", "disk I/O error")
 

@@ -55,7 +55,7 @@ def check(entry: Entry) -> Outcome:
     found = [part for d in found for part in (d, *d.others)]
     if found:
         row["diagnose"] |= {"layers": sum(len(d.layers) for d in found), "remarks": _remarks(found)}
-        problems = _compare(built, found, where)
+        problems = _compare(built, found, where, row["diagnose"].get("refused_parts", []))
         if problems:
             row["diagnose"] |= {"status": "silent", "message": problems[0]}
         row |= _attach_everywhere(built, plain, where[0], found[0].settings.get("part"))
@@ -104,7 +104,9 @@ def _diagnose(built: Built, random: bool) -> tuple[Outcome, list[dict[str, Any]]
         again = results[0][1][0] if results else None
         return outcome | ({"advice": again["message"]} if again else {}), [], []
     needs = "; ".join(", ".join(f"{k}={v!r}" for k, v in where.items()) for where, _ in good)
-    return {**outcome, "status": "named", "needs": needs}, [where for where, _ in good], [d for _, d in good]
+    refused = [where["part"] for where, (_, d) in results if d is None and "part" in where]
+    outcome = {**outcome, "status": "named", "needs": needs} | ({"refused_parts": refused} if refused else {})
+    return outcome, [where for where, _ in good], [d for _, d in good]
 
 
 def _names_in(message: str) -> list[dict[str, Any]]:
@@ -140,14 +142,19 @@ def _remarks(found: list[Any]) -> list[str]:
     return [caution for d in found for caution in d.verdict.cautions if any(word in caution for word in words)]
 
 
-def _compare(built: Built, found: list[Any], where: list[dict[str, Any]]) -> list[str]:
-    """Return where a diagnosis differs from plain hooks, and large series of blocks that it leaves out in silence."""
+def _compare(built: Built, found: list[Any], where: list[dict[str, Any]], refused: list[str]) -> list[str]:
+    """Return where a diagnosis differs from plain hooks, and large series of blocks that it leaves out in silence.
+
+    refused: parts whose diagnosis was refused, which is not silent.
+    """
     seen = [_watch(built, number) for number in range(len(built.batches))]
     problems = [problem for d in found for problem in _wrong_layers(built, d, seen)]
     measured = [layer.path for d in found for layer in d.layers]
     said = " ".join(caution for d in found for caution in d.verdict.cautions)
     if not any("modules" in one for one in where):
-        problems += [p for p in _left_out(built.model, seen[0], measured) if p.partition(" ")[0] not in said]
+        missing = {p.partition(" ")[0]: p for p in _left_out(built.model, seen[0], measured)}
+        told = {path for path in missing if path in said or any(_touches(path, part) for part in refused)}
+        problems += [problem for path, problem in missing.items() if path not in told]
     return problems
 
 
@@ -220,7 +227,8 @@ def _real(x: Tensor, axis: int, count: int, batch: Any) -> list[Tensor]:
         if mask is not None and x.dim() > 3 and mask.shape == x.shape[:2]:  # several streams of each token
             mask = mask.repeat_interleave(x.shape[2:-1].numel(), 1)
         more = sequences.shape[1] - mask.shape[1] if mask is not None else 0
-        if mask is not None and 0 < more < WINDOW:  # padded to whole windows, as in Longformer
+        images = isinstance(batch, dict) and "pixel_values" in batch  # whose tokens may be a few more by chance
+        if mask is not None and 0 < more < WINDOW and not images:  # padded to whole windows, as in Longformer
             mask = torch.nn.functional.pad(mask, (0, more))
         if mask is not None and mask.shape == sequences.shape[:2]:
             return [s[m.bool()] for s, m in zip(sequences, mask, strict=True)]

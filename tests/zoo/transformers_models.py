@@ -138,6 +138,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lilt": {"hidden_size": 48},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4, "input_size": IMAGE, "visual_embed": False},
     "prophetnet": {"num_hidden_layers": None},
+    "pegasus_x": {"block_size": 4, "num_global_tokens": 4},
     "swin2sr": {"window_size": 4, "patch_size": 1, "embed_dim": WIDTH, "depths": [2, 2], "num_heads": [2, 2]},
 }
 # What takes sound as (samples, 1 channel, time), and what takes texts and images together without two configs inside.
@@ -273,7 +274,8 @@ def _images(model: nn.Module, config: dict[str, Any], count: int, random: torch.
 def _spectrogram(model: nn.Module, config: dict[str, Any], count: int, random: torch.Generator) -> dict[str, Tensor]:
     bins = next((config[name] for name in BINS if name in config), 16)
     bins_first = model.config.model_type in ("whisper", "qwen2_audio_encoder", "voxtral_encoder")
-    return {"input_features": torch.randn(count, *((bins, 128) if bins_first else (64, bins)), generator=random)}
+    time = 64 if count > 2 else 56  # two lengths show the axis of features
+    return {"input_features": torch.randn(count, *((bins, 128) if bins_first else (time, bins)), generator=random)}
 
 
 def _is_video(model: nn.Module) -> bool:

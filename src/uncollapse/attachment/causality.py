@@ -8,6 +8,7 @@ import copy
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from uncollapse.backbones.nested import find_tensor, get_nested, set_nested
 from uncollapse.backbones.sites import (
     CHILD,
     HOOKS,
+    OUTPUT,
+    Layout,
+    Site,
     Stack,
     find_tokens,
     fit_mask,
@@ -126,7 +130,8 @@ class _Probe:
     def __init__(self, owner: nn.Module, stack: Stack, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.owner, self.stack, self.given = owner, stack, (args, kwargs)
         cut = len(stack.path) + 1 if stack.path else 0
-        self.paths = list(dict.fromkeys(block.path[cut:] for block in stack.blocks))
+        self.sites = {block.path[cut:]: block.places[OUTPUT] for block in stack.blocks}
+        self.layout: Layout = "tokens"  # of the tokens that were changed
         self.mask = stack.context(args, kwargs).mask
         self.count = 0
         self.position: int | None = None  # of the token to change: 0, −1 or none
@@ -149,9 +154,9 @@ class _Probe:
         """Return the tokens after each block and those that the owner returns, with another token at a position."""
         self.position, self.records, self.is_changed = position, [], False
         model = _copy_without_hooks(self.owner)
-        model.get_submodule(self.paths[0]).register_forward_pre_hook(self._enter, with_kwargs=True)
-        for path in self.paths:
-            model.get_submodule(path).register_forward_hook(self._leave)
+        model.get_submodule(next(iter(self.sites))).register_forward_pre_hook(self._enter, with_kwargs=True)
+        for path, site in self.sites.items():
+            model.get_submodule(path).register_forward_hook(partial(self._leave, site))
         with forward.inspection_mode(model), self.stack.under_hooks(model):
             torch.default_generator.manual_seed(0)
             args, kwargs = _copy_arguments(self.given)
@@ -160,20 +165,26 @@ class _Probe:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         keys = find_tokens(without_masks((args, kwargs)))
-        return None if keys is None or self.is_changed else self._change((args, kwargs), keys)
+        if keys is None or self.is_changed:
+            return None
+        own = self.stack.blocks[0].context(args, kwargs).mask
+        if own is not None and (self.mask is None or own.shape != self.mask.shape):
+            self.mask = own  # tokens are padded to whole windows, as in Pegasus-X
+        return self._change((args, kwargs), keys, self.stack.embed)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _leave(self, site: Site, module: nn.Module, args: Any, output: Any) -> Any:
         keys = find_tokens(output)
         if keys is not None and not self.is_changed:  # the first block takes ids
-            output = self._change(output, keys)
+            output = self._change(output, keys, site)
         self._record(output)
         return output
 
-    def _change(self, value: Any, keys: tuple[Any, ...]) -> Any:
+    def _change(self, value: Any, keys: tuple[Any, ...], site: Site | None) -> Any:
         """Replace one real token of each sequence in the tensor at these keys."""
-        x, layout = get_nested(value, keys), self.stack.layout
-        self.is_changed = True
-        if resolve_layout(layout, x) in ("vectors", "nodes", "channels_first", "channels_last"):
+        x = get_nested(value, keys)
+        layout = resolve_layout(self.stack.layout, x, site.axes if site is not None and x.dim() == 3 else None)
+        self.is_changed, self.layout = True, layout
+        if layout in ("vectors", "nodes") or (layout in ("channels_first", "channels_last") and x.dim() > 3):
             return value
         sets = to_sets(x, layout)
         self.count = sets.shape[1]
@@ -192,11 +203,13 @@ class _Probe:
         def fits(tensor: Tensor) -> bool:
             if self.changed is None or not is_tokens(tensor):  # of images nothing is changed
                 return False
-            return to_sets(tensor, self.stack.layout).shape[:2] == self.changed.shape
+            if self.layout == "channels_first" and tensor.dim() < 3:
+                return False
+            return to_sets(tensor, self.layout).shape[:2] == self.changed.shape
 
         keys = find_tensor(output, fits)
         if keys is not None:
-            self.records.append(to_sets(get_nested(output, keys), self.stack.layout).clone())
+            self.records.append(to_sets(get_nested(output, keys), self.layout).clone())
 
     def _compare(self, plain: list[Tensor], other: list[Tensor]) -> float:
         """Return by how much the tokens that were not changed differ on average, relative to their size."""

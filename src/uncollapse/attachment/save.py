@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 DESCRIPTION, WEIGHTS = files.CURE_FILE, "uncollapse.safetensors"
+WAITING = f".{WEIGHTS}.new"  # the weights until their description is written
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def save_cure(
 
     Args:
         model: with at least one attachment.
-        folder: receives uncollapse.json and uncollapse.safetensors; each is written atomically.
+        folder: receives uncollapse.json and uncollapse.safetensors. A process that is killed leaves the cure that was
+            saved there before, or the new one.
         repo_id: also push both files, with a card, to this repository ("owner/name"); it is created if there is none.
         private: whether a new repository is private.
         diagnoses: title -> diagnosis for the card, such as {"Before": …, "After": …}.
@@ -83,8 +86,7 @@ def save_cure(
         text = json.dumps(described, indent=2, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"An option of the cure cannot be written as JSON: {error}.") from error
-    files.write(folder / WEIGHTS, weights)
-    files.write(folder / DESCRIPTION, text + "\n")
+    _write(folder, weights, text + "\n")
     if repo_id is not None:
         contents = {WEIGHTS: weights, DESCRIPTION: (text + "\n").encode()}
         card = _card(found, repo_id, diagnoses or {})
@@ -117,6 +119,22 @@ def load_cure(model: nn.Module, folder: str | Path, *, revision: str | None = No
         _fill(done, weights)
         undo.pop_all()
     return done
+
+
+def _write(folder: Path, weights: bytes, description: str) -> None:
+    """Write both files as one: the digest in the description decides which weights belong to it.
+
+    Until the new description is there, the old weights keep their name; from then on the new ones count, even if they
+    do not have it yet, see `_read_weights`.
+    """
+    files.write(folder / WAITING, weights)
+    files.write(folder / DESCRIPTION, description)
+    with files.write_errors(folder / WEIGHTS):
+        try:
+            os.replace(folder / WAITING, folder / WEIGHTS)
+        except FileNotFoundError:  # another process saved at the same time, such as the next rank of a training
+            files.write(folder / WEIGHTS, weights)
+        files.sync_folder(folder)
 
 
 def _card(found: tuple[Attachment, ...], repo_id: str, diagnoses: "Mapping[str, Diagnosis]") -> str:
@@ -207,14 +225,8 @@ def _fill(done: tuple[Attachment, ...], weights: Mapping[str, Tensor]) -> None:
 
 def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
     """Read both files, if they belong together."""
-    for name in (DESCRIPTION, WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder} holds no saved cure: there is no {name}, which uc.save_cure writes. If the cure's weights "
-                "are in a checkpoint of the model, as with a Trainer, attach the cure with the same options as before "
-                "and load them with model.load_state_dict."
-            )
-    content = (folder / WEIGHTS).read_bytes()
+    if not (folder / DESCRIPTION).is_file():
+        raise FileNotFoundError(_missing(folder, DESCRIPTION))
     try:
         described = typed_json.parse((folder / DESCRIPTION).read_bytes())
         schema = described["schema"]
@@ -224,9 +236,28 @@ def _read(folder: Path) -> tuple[list[Entry], dict[str, Tensor]]:
         digest = described["sha256"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / DESCRIPTION} does not describe a cure: {error}.") from error
-    if digest != hashlib.sha256(content).hexdigest():
-        raise ValueError(f"{folder / WEIGHTS} does not match {DESCRIPTION}: one of the two files was replaced.")
     try:
-        return entries, safetensors.torch.load(content)
+        return entries, safetensors.torch.load(_read_weights(folder, digest))
     except safetensors.SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is not an intact safetensors file: {error}.") from error
+
+
+def _read_weights(folder: Path, digest: Any) -> bytes:
+    """Return the weights with this digest. A save that was killed at its end left them under another name."""
+    found = False
+    for path in (folder / WEIGHTS, folder / WAITING, folder / WEIGHTS):  # a save may rename them right now
+        if path.is_file():
+            found, content = True, path.read_bytes()
+            if digest == hashlib.sha256(content).hexdigest():
+                return content
+    if not found:
+        raise FileNotFoundError(_missing(folder, WEIGHTS))
+    raise ValueError(f"{folder / WEIGHTS} does not match {DESCRIPTION}: one of the two files was replaced.")
+
+
+def _missing(folder: Path, name: str) -> str:
+    return (
+        f"{folder} holds no saved cure: there is no {name}, which uc.save_cure writes. If the cure's weights are in a "
+        "checkpoint of the model, as with a Trainer, attach the cure with the same options as before and load them "
+        "with model.load_state_dict."
+    )

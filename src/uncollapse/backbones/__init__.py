@@ -86,9 +86,10 @@ def find_all(
     if modules is not None:
         return (named.stack(model, [modules] if isinstance(modules, str) else list(modules), layout),)
     known = _all_stacks(model)
-    found = known + list(named.obvious_stacks(model, layout, beside=known))
-    if len(found) == 1 and known and not known[0].remark:
-        found = [replace(known[0], remark=named.left_out(model, known[0]))]
+    more = list(named.obvious_stacks(model, layout, beside=known))
+    if known and not known[0].remark:
+        known[0] = replace(known[0], remark=named.left_out(model, known, more))
+    found = known + more
     if part is not None:
         listed = [s for s, name in zip(found, part_names(found), strict=True) if name == part]
         selected = [s for s in found if s.path == part] or listed or [s for s in found if _lies_in(s, part)]

@@ -1,17 +1,22 @@
-"""Tell from its modules whether images at a place have their channels first (b, d, h, w) or last (b, h, w, d)."""
+"""Tell from its modules how tensors at a place are laid out.
 
-from collections.abc import Iterator, Mapping
+Images have their channels first (b, d, h, w) or last (b, h, w, d); tensors of three axes are (b, n, d), (n, b, d) or,
+of convolutions over sequences, (b, d, n).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from uncollapse.backbones.introspection import code_names, width
-from uncollapse.backbones.sites import CHILD, Axes, Layout, Side, join_path
+from uncollapse.backbones.sites import CHILD, Axes, Layout, SequenceAxes, Side, join_path
 
 FORMATS: dict[str, Layout] = {"NCHW": "channels_first", "NHWC": "channels_last"}  # timm's `output_fmt`
 TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 FIRST = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.GroupNorm)
 LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+ALONG = (nn.Conv1d, nn.ConvTranspose1d)  # over the last axis of (b, d, n)
 # Where a module does this in its code, its parts need not see the image as it leaves the module.
 POOLING = ("mean", "adaptive_avg_pool2d", "avg_pool2d")
 PERMUTING = ("permute", "rearrange", "movedim", "transpose", "mT", "unfold", "fold", "view", "reshape")
@@ -32,10 +37,10 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
         side: its input or its output.
     """
     own, name = _format(modules[path]), f"the {side} of {path}"
-    end = _end(modules[path], side)
+    end, sequences = _end(modules[path], side), _read_sequences(modules, path)
     own = _permute_layout(end, side) or (own if side == "output" else None)
     if own is not None:
-        return Axes(name, layout=own)
+        return Axes(name, layout=own, sequences=sequences)
     found = _evidence(end) or _neighbours(modules, path)
     layouts = {layout for layout, _ in found}
     layout = next(iter(layouts)) if len(layouts) == 1 and not _hides_axes(end) else None
@@ -43,7 +48,50 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
         layout = "channels_first"
     widths = tuple(dict.fromkeys(size for _, sizes in found for size in sizes))
     features = _features(modules, path) if side == "output" else _enters(end)
-    return Axes(name, widths, layout, _find_declared(modules, path), features)
+    return Axes(name, widths, layout, _find_declared(modules, path), features, sequences)
+
+
+def _read_sequences(modules: Mapping[str, nn.Module], path: str) -> SequenceAxes:
+    """Return what a module says about tensors of three axes, or else the last one before it that says something."""
+    names = list(modules)
+    for name in [path, *names[: names.index(path)][::-1]]:
+        inside = [part for inner, part in modules[name].named_modules() if CHILD not in inner.split(".")]
+        found = _sequences(inside) if name == path or not any(True for _ in modules[name].children()) else None
+        if found is not None:
+            return found
+    return SequenceAxes()
+
+
+def is_sequence_first(block: nn.Module) -> bool:
+    """Return whether a block takes (n, b, d): its attention does, and nothing in it swaps axes."""
+    found = _sequences(list(block.modules()))
+    return found is not None and found.sequence_first and not found.permutes
+
+
+def _sequences(parts: list[nn.Module]) -> SequenceAxes | None:
+    """Return what these modules say about tensors of three axes, None if nothing."""
+    along = [part for part in parts if isinstance(part, ALONG)]
+    last = [part for part in parts if isinstance(part, LAST) or type(part).__name__ == "Conv1D"]
+    mixing: list[Any] = [part for part in parts if isinstance(part, nn.MultiheadAttention | nn.RNNBase)]
+    if not (along or last or mixing):
+        return None
+    return SequenceAxes(
+        _widths(along),
+        (*_widths(last), *(size for part in mixing if (size := getattr(part, "embed_dim", 0) or _recurrent(part)))),
+        _widths(part for part in last if "Norm" in type(part).__name__),
+        any(name in PERMUTING for part in parts for name in _names_of(part)),
+        any(not part.batch_first for part in mixing),
+    )
+
+
+def _widths(parts: Iterable[nn.Module]) -> tuple[int, ...]:
+    sides: tuple[Side, Side] = ("input", "output")
+    return tuple(dict.fromkeys(size for part in parts for side in sides if (size := width(part, side))))
+
+
+def _recurrent(part: Any) -> int:
+    """Return the number of features that leave a recurrent layer."""
+    return int(part.proj_size or part.hidden_size) * (2 if part.bidirectional else 1)
 
 
 def _end(module: nn.Module, side: Side) -> nn.Module:

@@ -27,6 +27,7 @@ from uncollapse.backbones.huggingface_blocks import (
     entry_path,
     find_runs,
     kind_of,
+    lies_within,
     numbers,
     order_of_use,
     places,
@@ -35,7 +36,7 @@ from uncollapse.backbones.huggingface_blocks import (
 )
 from uncollapse.backbones.introspection import argument_names, width
 from uncollapse.backbones.random_weights import SEED, check_not_quantized, is_of_cure, reset_cures
-from uncollapse.backbones.sites import OUTPUT, Block, Context, ReadContext, Second, Side, Site, Stack, Values
+from uncollapse.backbones.sites import OUTPUT, Block, Context, Layout, ReadContext, Second, Side, Site, Stack, Values
 
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")  # parameters of vision embeddings
 _FINAL = (
@@ -43,20 +44,28 @@ _FINAL = (
     *("final_layer_norm", "final_layernorm", "final_norm"),
 )
 _AUDIO = ("input_values", "input_features")
+_PADDING = "decoder_padding_mask"  # of FSMT: True = padding
+_SIDE_BY_SIDE = "Its blocks take the tokens and their predictions side by side, and all of these are measured."
 _PACKED = (
     "documents are packed into one row (positions start again), and the cure would mix them; give each its own row"
 )
 _OWN_MASK = "the mask is one of queries and keys, which may hide any token from any other; pass one of tokens (b, n)"
+_MADE_MASK = (
+    "the model makes a mask that hides some tokens from some others, as in a prefix language model, and the cure "
+    "handles only all or none; attach it to another part (part=…)"
+)
+_STREAMS = "its blocks take the tokens and their predictions side by side, and the cure would show these later tokens"
+_SEQUENCE_FIRST = ("xlnet", "fsmt")  # model types whose blocks take (n, b, d)
 _REVERSED = "its layers are reversible, and their backward pass computes gradients without the cure"
 
 
 def stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Return all stacks of blocks in the transformers models that `model` is or contains."""
     found = find_runs(model)
-    return tuple(_stack(model, run, entry_path(model, run, found)) for run in found)
+    return tuple(_stack(model, run, entry_path(model, run, found), found) for run in found)
 
 
-def _stack(model: nn.Module, run: Run, path: str) -> Stack:
+def _stack(model: nn.Module, run: Run, path: str, runs: list[Run]) -> Stack:
     module: Any = model.get_submodule(path)
     around = pretrained_ancestors(model, run.blocks[0][0])
     config = getattr(module, "config", around[0][1].config)
@@ -68,7 +77,9 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         _block(model, i, name, call, known, partial(_block_context, i, prefix, causal))
         for i, (name, call) in enumerate(run.blocks)
     )
-    masked = "attention_mask" in introspection.argument_names(module)
+    masked = any(name in argument_names(module) for name in ("attention_mask", _PADDING))
+    by_blocks = "attention_mask" in argument_names(block)  # they are told which tokens are real
+    made = _is_mask_made(model, run, path)
     unknown = run.in_stages or not known or kind_of(block) is None
     of_images = unknown and around[0][1].main_input_name == "pixel_values"
     if of_images:  # blocks may give images (b, d, h, w) or (b, h, w, d)
@@ -80,16 +91,16 @@ def _stack(model: nn.Module, run: Run, path: str) -> Stack:
         blocks=blocks,
         embed=_image_site(model, run.blocks[0][0], "input") if of_images else Site(run.blocks[0][0], "input"),
         final=_final(model, run, path),
-        layout="sequence_first" if config.model_type == "xlnet" else "auto" if of_images else "tokens",
-        context=_reader(module, prefix, causal),
-        refusal=partial(_refusal, causal, argument_names(module), _REVERSED if _is_reversible(module) else ""),
-        needs_owner=masked and (_in_windows(config) or "attention_mask" not in argument_names(block)),
+        layout=_layout(config, block) or ("auto" if of_images else "tokens"),
+        context=_reader(model, run, path, runs, Context(prefix=prefix, causal=causal)),
+        refusal=partial(_refusal, causal, argument_names(module), _always_refused(module), made),
+        needs_owner=masked and (_in_windows(config) or not by_blocks),
         knows_causality=causal or _looks_both_ways(module, block),
         width=getattr(config, "hidden_size", None) if known else None,
         numbers=numbers(blocks[0].places, config.model_type),
         expose_attention=partial(_eager, path=path) if any(block.attention for block in blocks) else None,
         reinitialize=partial(_reinitialize, path=around[-1][0]),
-        remark=_remark(model, run, block),
+        remark=_remark(model, run, block) or (_SIDE_BY_SIDE if _has_streams(module) else ""),
         facts={
             "model_type": config.model_type,
             "hidden_size": getattr(config, "hidden_size", None),
@@ -170,6 +181,9 @@ def _mixes_values(config: Any) -> bool:
 def _attention(block: nn.Module, path: str, owner: Any) -> Site | None:
     """Return where the block returns its attention map, according to the model's class; None if it does not say."""
     recorder = owner.can_record_outputs.get("attentions")
+    described = kind_of(block)
+    if recorder is None and described is not None and described.maps:
+        return Site(f"{path}.{described.maps}", what="attention")
     kind, index = getattr(recorder, "target_class", recorder), getattr(recorder, "index", 1)
     where = (getattr(recorder, "layer_name", None) or "").strip(".")
     if not isinstance(kind, type) or index != 1:  # after something else of this shape, such as T5's position bias
@@ -243,11 +257,19 @@ def _hides_later(buffer: Tensor) -> bool:
     return torch.equal(buffer.reshape(n, n) != 0, buffer.new_ones(n, n, dtype=torch.bool).tril())
 
 
-def _reader(module: nn.Module, prefix: int, causal: bool) -> ReadContext:
-    known = Context(prefix=prefix, causal=causal)
-    if getattr(module, "main_input_name", "") in _AUDIO:
+def _reader(model: nn.Module, run: Run, path: str, runs: list[Run], known: Context) -> ReadContext:
+    """Return what reads the context of the owner at `path`.
+
+    Its mask may be made by a model around it, as in PaliGemma, or be that of another stack, as in BridgeTower: then
+    what the blocks get counts.
+    """
+    module, names = model.get_submodule(path), argument_names(model.get_submodule(path))
+    by_blocks = "attention_mask" in argument_names(model.get_submodule(run.blocks[0][0]))
+    shared = any(other is not run and lies_within(other.path, path) for other in runs)
+    if getattr(module, "main_input_name", "") in _AUDIO or (shared and by_blocks):
         return partial(_fixed_context, known)
-    return partial(_context, known, introspection.argument_names(module), type(module).__name__)
+    made = by_blocks and _is_mask_made(model, run, path)
+    return partial(_context, known, known.causal or made, names, type(module).__name__)
 
 
 def _fixed_context(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
@@ -255,15 +277,14 @@ def _fixed_context(known: Context, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _context(
-    known: Context, names: introspection.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    known: Context, made: bool, names: introspection.Names, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
     given = introspection.bind_arguments(names, args, kwargs)
-    mask = given.get("attention_mask")
-    by_generate = known.causal and not (
-        isinstance(mask, Tensor) and mask.dim() == 2
-    )  # created by generate; blocks can read it
+    mask, padding = given.get("attention_mask"), given.get(_PADDING)
+    by_model = made and not (isinstance(mask, Tensor) and mask.dim() == 2)  # or by generate; blocks can read it
     refuse = introspection.CACHED if _has_state(names, given) else ""
-    return replace(known, mask=None if by_generate else _as_bool(mask, kind), refuse=refuse)
+    real = None if by_model else _as_bool(mask, kind)
+    return replace(known, mask=real if padding is None else introspection.mask_from_padding(padding), refuse=refuse)
 
 
 def _has_state(names: introspection.Names, given: Mapping[str, Any]) -> bool:
@@ -276,8 +297,31 @@ def _is_reversible(module: nn.Module) -> bool:
     return any("_ReversibleFunction" in introspection.code_names(inner) for inner in module.modules())
 
 
+def _is_mask_made(model: nn.Module, run: Run, path: str) -> bool:
+    """Return whether a model around the owner makes its attention mask of the user's, as in PaliGemma."""
+    module = model.get_submodule(path)
+    around = [m for _, m in pretrained_ancestors(model, run.blocks[0][0]) if m is not module]
+    makes = any("mask" in name for outer in around for name in introspection.code_names(outer))
+    return makes or not takes_input(module)
+
+
+def _layout(config: Any, block: nn.Module) -> Layout | None:
+    """Return "sequence_first" for blocks that take (n, b, d), None for others."""
+    first = config.model_type in _SEQUENCE_FIRST or axes.is_sequence_first(block)
+    return "sequence_first" if first else None
+
+
+def _has_streams(module: nn.Module) -> bool:
+    """Return whether the blocks take several streams of each token in one sequence, as in the decoder of ProphetNet."""
+    return isinstance(getattr(module, "ngram", None), int) and hasattr(module, "ngram_embeddings")
+
+
+def _always_refused(module: nn.Module) -> str:
+    return _REVERSED if _is_reversible(module) else _STREAMS if _has_streams(module) else ""
+
+
 def _refusal(
-    causal: bool, names: introspection.Names, always: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    causal: bool, names: introspection.Names, always: str, made: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Context:
     if always:
         return Context(refuse=always)
@@ -285,10 +329,14 @@ def _refusal(
     if _has_state(names, given):
         return Context(refuse=introspection.CACHED)
     mask = given.get("attention_mask")
-    if not causal and isinstance(mask, Tensor) and mask.dim() > 2:
-        return Context(refuse=_OWN_MASK)
+    if not causal and isinstance(mask, Tensor) and mask.dim() > 2 and not _hides_only_padding(mask):
+        return Context(refuse=_MADE_MASK if made else _OWN_MASK)
     packed = mask is None and _are_packed(given.get("position_ids"))  # with a mask, positions may start after padding
     return Context(refuse=_PACKED if packed else "")
+
+
+def _hides_only_padding(mask: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and introspection.hides_only_padding(mask)
 
 
 def _are_packed(position_ids: Any) -> bool:
@@ -327,13 +375,15 @@ def _as_bool(mask: Any, kind: str) -> Tensor | None:
 
 @contextlib.contextmanager
 def _eager(model: nn.Module, path: str) -> Iterator[None]:
-    """Use eager attention, which computes the maps; fused attention never forms them."""
+    """Use eager attention, which computes the maps; fused attention never forms them. MPNet must be asked for them."""
     found: list[Any] = [getattr(m, "config", None) for m in model.get_submodule(path).modules()]
     settings = {id(config): implementation_of(config) for config in found if hasattr(config, IMPLEMENTATION)}
     before = [(holder, name, getattr(holder, name)) for holder, name in settings.values()]
+    asked = [config for config in found[:1] if getattr(config, "model_type", "") == "mpnet"]
+    before += [(config, "output_attentions", config.output_attentions) for config in asked]
     try:
         for holder, name, _ in before:
-            setattr(holder, name, "eager")
+            setattr(holder, name, True if name == "output_attentions" else "eager")
         yield
     finally:
         for holder, name, value in before:

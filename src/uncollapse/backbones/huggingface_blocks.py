@@ -152,12 +152,14 @@ class Kind:
     """A kind of block: its children in the order in which its forward pass uses them, and its places.
 
     Paths of places are relative to the block; "" is the block itself. values: the module that computes the values of
-    its attention, alone or in one tensor with queries and keys.
+    its attention, alone or in one tensor with queries and keys. maps: the module that returns the attention map if the
+    config asks for it, of models that do not say where theirs are.
     """
 
     uses: tuple[str, ...]
     places: Mapping[str, Site]
     values: str = ""
+    maps: str = ""
 
 
 def _post_norm(projection: str, output: str, norm: str, mlp: str, mlp_norm: str) -> Mapping[str, Site]:
@@ -230,6 +232,7 @@ KINDS = (
             "attention.attn.o", "attention.dropout", "attention.LayerNorm", "output.dropout", "output.LayerNorm"
         ),
         "attention.attn.v",
+        "attention.attn",
     ),
     Kind(  # ALBERT
         ("attention", "full_layer_layer_norm"),

@@ -82,8 +82,10 @@ def mask_from_padding(padding: Tensor | None) -> Tensor | None:
 def keys_seen(mask: Any) -> Tensor | None:
     """Return which keys (b, n) at least one query sees under an attention mask: those that are not padding.
 
-    mask: (b, n) or (b, ..., n); bool or integers: True or 1 = seen; floating point: added to logits.
+    mask: (b, n) or (b, ..., n), see `is_seen`; or several of them by name, of which the first tensor counts.
     """
+    if isinstance(mask, Mapping):  # as in Zaya: one for attention and one for convolutions
+        mask = next((each for each in mask.values() if isinstance(each, Tensor)), None)
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
@@ -91,8 +93,28 @@ def keys_seen(mask: Any) -> Tensor | None:
             f"The padding cannot be read from an attention mask of type {type(mask).__name__}: expected a tensor. "
             "Load the model with another attention, such as attn_implementation='sdpa'."
         )
-    seen = mask > HIDDEN if mask.is_floating_point() else mask.bool()
+    seen = is_seen(mask)
     return seen.flatten(1, -2).any(1) if seen.dim() > 2 else seen
+
+
+def is_seen(mask: Tensor) -> Tensor:
+    """Return an attention mask as bool, True = seen.
+
+    Bool or integers: True or 1 = seen; floating point: added to logits, or 1 = seen in a mask (b, n, n) of 0 and 1, as
+    in CANINE.
+    """
+    if not mask.is_floating_point():
+        return mask.bool()
+    if mask.dim() == 3 and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
+        return mask == 1
+    return mask > HIDDEN
+
+
+def hides_only_padding(mask: Tensor) -> bool:
+    """Return whether all queries of an attention mask (b, ..., n, n) see the same keys, apart from padding."""
+    seen = is_seen(mask)
+    keys = seen.any(-2, keepdim=True)
+    return bool((seen == keys).all(-1).logical_or(~seen.any(-1)).all())
 
 
 PARTLY = (

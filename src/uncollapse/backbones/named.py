@@ -26,7 +26,7 @@ HOLDERS = (nn.ModuleList, nn.ModuleDict)
 ORDERS = ("attn_mask", "src_mask", *MASKS)
 LISTS = (nn.ModuleList, nn.Sequential)
 SMALL = 0.1  # of the parameters of the largest series: what is smaller is a part of something else
-BESIDE = 0.25  # of the parameters of all known blocks: what is smaller next to them is a head or a stem
+BESIDE = 0.25  # of the parameters of all known blocks: what is smaller next to them is not a part, see `left_out`
 
 
 def stack(model: nn.Module, patterns: list[str], layout: Layout | None = None, *, remark: str = "") -> Stack:
@@ -170,8 +170,13 @@ def obvious_stacks(model: nn.Module, layout: Layout | None = None, beside: Seque
     return tuple(stack(model, names, layout, remark=_remark(names, modules)) for names in found)
 
 
-def find_series(modules: Mapping[str, nn.Module], beside: Sequence[Stack] = ()) -> list[list[str]]:
-    """Return the names of the blocks of each obvious series, in the order of the model; see `obvious_stacks`."""
+def find_series(
+    modules: Mapping[str, nn.Module], beside: Sequence[Stack] = (), share: float = BESIDE
+) -> list[list[str]]:
+    """Return the names of the blocks of each obvious series, in the order of the model; see `obvious_stacks`.
+
+    share: of the parameters of the known blocks, which a series next to them must have.
+    """
     found = [names for path, module in modules.items() for names in _series_in(path, module)]
     found = [names for names in found if not any(_is_inside(names[0], other) for other in found if other != names)]
     groups: dict[str, list[list[str]]] = {}  # the lists of several stages, as `stages.0.blocks` and `stages.1.blocks`
@@ -181,19 +186,21 @@ def find_series(modules: Mapping[str, nn.Module], beside: Sequence[Stack] = ()) 
     joined = [names for names in joined if not any(_is_near(names[0], stack) for stack in beside)]
     sizes = [_size(names, modules) for names in joined]
     known = [block.path for stack in beside for block in stack.blocks]
-    least = BESIDE * _size(known, modules) if beside else SMALL * max(sizes, default=0)
+    least = share * _size(known, modules) if beside else SMALL * max(sizes, default=0)
     return [names for names, size in zip(joined, sizes, strict=True) if size >= least]
 
 
-def left_out(model: nn.Module, stack: Stack) -> str:
-    """Return a remark on large series in other children of a model whose only stack is known; "" if there are none.
+def left_out(model: nn.Module, known: Sequence[Stack], taken: Sequence[Stack]) -> str:
+    """Return a remark on series in other children of a model than its known stacks; "" if there are none.
 
-    They may be no tower of their own, such as the flows after the text encoder of VITS, but hold many of its weights.
+    They are small for a part of their own, or cannot be one, such as the flows after the text encoder of VITS, but hold
+    many of its weights. taken: series that are parts of the model, and need no remark.
     """
-    if stack.path or stack.layout == "nodes":
+    if any(stack.layout == "nodes" for stack in known):
         return ""
     modules = dict(model.named_modules())
-    found = find_series(modules, [replace(stack, path=stack.blocks[0].path)])
+    found = find_series(modules, [replace(stack, path=stack.blocks[0].path) for stack in known], SMALL)
+    found = [names for names in found if names[0] not in {block.path for stack in taken for block in stack.blocks}]
     listed = ", ".join(f"{len(names)} × {type(modules[names[0]]).__name__} in {_common(names)}" for names in found)
     return f"Not among the blocks: {listed}. Name them with modules=[…] to use them." if found else ""
 

@@ -50,6 +50,7 @@ class SiteReader:
         self._outer = Context()  # of a module around the owner
         self._receive, self._pass_begins, self._inspections = receive, begin, inspections
         self._calls: Counter[int] = Counter()
+        self._before_padding: Tensor | None = None  # the mask of the owner, where blocks take more tokens
         self._hooks = ExitStack()
         self._thread = 0  # in which it was opened
 
@@ -86,7 +87,7 @@ class SiteReader:
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.passes += 1
-        self.inside, self.context = True, self._read_context(args, kwargs)
+        self.inside, self.context, self._before_padding = True, self._read_context(args, kwargs), None
         self._calls.clear()
         self._pass_begins()
 
@@ -98,6 +99,7 @@ class SiteReader:
             self.context = self._read_context()
         own = self.stack.blocks[0].context(args, kwargs)
         if own.mask is not None and self.context.mask is not None and own.mask.shape != self.context.mask.shape:
+            self._before_padding = self.context.mask
             self.context = replace(self.context, mask=own.mask)  # padded to whole windows, as in Longformer
         elif self.context.mask is None:
             self.context = self.context.fill_from(own)
@@ -108,6 +110,8 @@ class SiteReader:
         def report(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> None:
             if site.side == "output" and site.what == "tokens":
                 check_one_kind(site.path, output)
+            if site == self.stack.final and self._before_padding is not None:  # which ends before it, as in Pegasus-X
+                self.context = replace(self.context, mask=self._before_padding)
             x, call = site.read((args, kwargs), output), self._calls[number]
             self._calls[number] = call + 1
             if x is not None:

@@ -23,12 +23,47 @@ CHILD = "uncollapse"  # the name of the child module that holds cures
 HOOKS = "_uncollapse_hooks"  # the attribute that holds a module's hooks for cures
 
 
+def _is_one(size: int, widths: tuple[int, ...]) -> bool:
+    """Return whether a size is one of these widths; sizes of exported models cannot be looked up in a set."""
+    return any(size == width for width in widths)
+
+
+class MisfitError(ValueError):
+    """A mask or a batch vector belongs to other tokens than those at a site."""
+
+
+@dataclass(frozen=True)
+class SequenceAxes:
+    """What the modules at a site say about tensors of three axes: (b, n, d), (n, b, d), or (b, d, n) of convolutions.
+
+    channels: widths of convolutions over sequences, which act on the second axis. features: widths of linear layers and
+    norms, which act on the last one. norms: those of norms alone. permutes: the code of the modules may swap axes, so
+    that parts need not see a tensor as it enters and leaves. sequence_first: attention or a recurrent layer says so.
+    """
+
+    channels: tuple[int, ...] = ()
+    features: tuple[int, ...] = ()
+    norms: tuple[int, ...] = ()
+    permutes: bool = False
+    sequence_first: bool = False
+
+    def decide(self, x: Tensor) -> "Layout":
+        """Return the layout of a tensor of three axes."""
+        first, last = _is_one(x.shape[1], self.channels), _is_one(x.shape[-1], self.features)
+        if first and last:  # by chance, or an MLP-Mixer, whose convolutions take tokens for channels
+            last = self.permutes or _is_one(x.shape[-1], self.norms)
+        if (first and not last) or (self.channels and not self.features):
+            return "channels_first"
+        return "sequence_first" if self.sequence_first and not self.permutes else "tokens"
+
+
 @dataclass(frozen=True)
 class Axes:
     """What the modules at a site say about images there: channels first (b, d, h, w) or last (b, h, w, d).
 
     name: of the module, for errors. widths: the numbers of features of its parts. layout: which all of its parts need
     that need one; None if they differ. declared: what the model around it says. features: their number, if it is known.
+    sequences: what they say about tensors of three axes.
     """
 
     name: str
@@ -36,12 +71,15 @@ class Axes:
     layout: "Layout | None" = None
     declared: "Layout | None" = None
     features: int | None = None
+    sequences: SequenceAxes = SequenceAxes()
 
     def decide(self, x: Tensor) -> Layout:
-        """Return the layout of an image; ValueError if the modules allow both."""
+        """Return the layout of an image or a sequence; ValueError if the modules allow both layouts of an image."""
+        if x.dim() == 3:
+            return self.sequences.decide(x)
         ends: dict[Layout, int] = {"channels_first": x.shape[1], "channels_last": x.shape[-1]}
         widths = self.widths if self.features is None else (self.features,)
-        fits = [layout for layout, size in ends.items() if any(size == width for width in widths)]
+        fits = [layout for layout, size in ends.items() if _is_one(size, widths)]
         if self.layout is not None and (self.layout in fits or not fits):
             return self.layout
         if len(fits) == 1 and (self.layout is None or self.features is not None):
@@ -66,7 +104,7 @@ class Site:
     what: "tokens" is the first floating-point tensor, "attention" the first with shape (b, heads, n, n).
     carried: the module only reads the residual stream, which bypasses it, as at a pre-norm: a change of the stream here
     must be repeated at every later read in the block, and after the block.
-    axes: how images at it are laid out, in a stack whose layout is "auto".
+    axes: how images and sequences at it are laid out, in a stack whose layout is "auto".
     """
 
     path: str
@@ -292,10 +330,10 @@ def from_sets(sets: Tensor, like: Tensor, layout: Layout) -> Tensor:
 
 
 def resolve_layout(layout: Layout, x: Tensor, axes: Axes | None = None) -> Layout:
-    """Return the layout of a tensor; "auto" depends on its rank, and for images on the modules at its site."""
+    """Return the layout of a tensor; "auto" depends on its rank, and beyond vectors on the modules at its site."""
     if layout != "auto":
         return layout
-    return axes.decide(x) if axes is not None and x.dim() > 3 else BY_RANK.get(x.dim(), "tokens")
+    return axes.decide(x) if axes is not None and x.dim() > 2 else BY_RANK.get(x.dim(), "tokens")
 
 
 def sets_with_mask(
@@ -331,9 +369,10 @@ def fit_mask(mask: Tensor | None, sets: Tensor) -> Tensor | None:
     if mask.shape[0] == 1:
         mask = mask.expand(sets.shape[0], -1)
     if mask.shape != sets.shape[:2]:
-        raise ValueError(
+        raise MisfitError(
             f"The mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(sets.shape)}: expected "
-            f"{tuple(sets.shape[:2])}. This layer has other tokens than the input; select layers with the same tokens."
+            f"{tuple(sets.shape[:2])}. This layer has other tokens than the input. Pass sequences of one length "
+            "without a mask, or select other layers (layers=…) or another part (part=…)."
         )
     return mask
 
@@ -343,7 +382,7 @@ def _graphs(x: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
     if batch is None or len(batch) == 0 or int(batch.max()) == 0:
         return x[None], None
     if len(batch) != len(x):
-        raise ValueError(
+        raise MisfitError(
             f"The batch vector of {len(batch)} nodes does not fit {len(x)} nodes: this layer has other nodes than the "
             "input, such as after pooling; select layers with the same nodes."
         )

@@ -13,14 +13,15 @@ from uncollapse.backbones import nonfinite
 from uncollapse.backbones.attention_calls import TileReader, Tiles
 from uncollapse.backbones.read_hooks import SiteReader
 from uncollapse.backbones.select import Selection
-from uncollapse.backbones.sites import OUTPUT, Context, Site, Stack, sets_with_mask
+from uncollapse.backbones.sites import OUTPUT, Context, MisfitError, Site, Stack, sets_with_mask
 from uncollapse.diagnosis.layer_stats import LayerStats, Samples, StatsConfig
 from uncollapse.diagnosis.result import Layer
 from uncollapse.errors import NotFiniteError
 from uncollapse.pairwise import numerics
 from uncollapse.pairwise.threads import run_side_by_side
 
-View = Literal["first", "first of two", "second"]
+# "unpaired" is a second view whose first one was only padding: there is nothing to compare it with.
+View = Literal["first", "first of two", "second", "unpaired"]
 Key = tuple[str, str, int]  # name of the layer, place, call
 HELD = 1 << 27  # bytes of samples whose measures may be put off
 
@@ -74,6 +75,9 @@ class Capture:
         self._opened.close()
         if kind is None:
             self._catch_up()
+        if self.view == "second" and self.only_padding:
+            for stats in self.stats.values():
+                stats.forget_first_view()
         self._waiting.clear()
 
     def layers(self) -> tuple[Layer, ...]:
@@ -129,6 +133,8 @@ class Capture:
         if self.context.mask is not None and not bool(self.context.mask.any()):
             self.only_padding = True
             return
+        if self.view == "unpaired":
+            return
         if site.what == "attention":
             name = self._attention.get((site, call))
             if name is not None and self.view != "second":
@@ -141,7 +147,7 @@ class Capture:
 
     def _see_tiles(self, site: Site, call: int, tiles: Tiles) -> None:
         name, mask = self._attention.get((site, call)), self.context.mask
-        if name is not None and self.view != "second" and (mask is None or bool(mask.any())):
+        if name is not None and self.view in ("first", "first of two") and (mask is None or bool(mask.any())):
             with self._at((name, OUTPUT, 0), site) as stats:
                 stats.update_attention_tiles(tiles, self.context)
 
@@ -167,7 +173,8 @@ class Capture:
             if isinstance(error, NotFiniteError):
                 counts = "" if x is None else self._not_finite(site, x)
                 raise NotFiniteError(f"{where}: {counts or error}") from error
-            raise ValueError(f"{where}: {error}") from error
+            kind = MisfitError if isinstance(error, MisfitError) else ValueError
+            raise kind(f"{where}: {error}") from error
 
     def _put_off(self, key: Key, site: Site, samples: Samples) -> None:
         """Finish the update of a layer later, side by side with other layers, unless memory is short."""

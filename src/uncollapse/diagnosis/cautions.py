@@ -74,6 +74,11 @@ def _remarks(found: Findings) -> Iterator[str]:
     if found.subject.skipped:
         batches = "1 batch was" if found.subject.skipped == 1 else f"{found.subject.skipped} batches were"
         yield f"{batches} left out: empty, or only padding."
+    if found.subject.unpaired:
+        batches = "1 batch has" if found.subject.unpaired == 1 else f"{found.subject.unpaired} batches have"
+        yield f"{batches} a second view that is only padding, and no part in the alignment."
+    if found.subject.spare_pairs:
+        yield "pairs has more batches than batches has; the rest was not read. Check that each is a view of its batch."
     yield from _outliers(found)
     yield from _recoveries(found)
     if found.subject.one_graph:

@@ -379,9 +379,12 @@ def _with_views(
     rows: Iterable[Tensor], pairs: Iterable[Tensor] | None
 ) -> Iterator[tuple[Tensor] | tuple[Tensor, Tensor]]:
     """Yield parts, each with its second views if there are any."""
-    views = None if pairs is None else iter(pairs)
+    views, count = None if pairs is None else iter(pairs), 0
     for number, part in enumerate(rows):
         yield (part,) if views is None else (part, next_view(views, number))
+        count = number + 1
+    if views is not None and next(views, None) is not None:
+        raise ValueError(f"pairs go on after the {count} parts of the rows; each part needs one second view.")
 
 
 def merge_ranks(own: RowStatistics) -> RowStatistics:

@@ -172,6 +172,10 @@ class LayerStats:
         self._distances.update(squares.pow(self.config.alpha / 2))
         self._pooled = None
 
+    def forget_first_view(self) -> None:
+        """Leave the last batch without a pair: its second view is only padding."""
+        self._pooled = None
+
     def merge(self, other: "LayerStats") -> "LayerStats":
         """Return the statistics of both, as a new object with the config of the smaller seed.
 

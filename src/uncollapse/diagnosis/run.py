@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,7 @@ from uncollapse.backbones import forward
 from uncollapse.backbones.forward import group_texts
 from uncollapse.backbones.nonfinite import first_fault
 from uncollapse.backbones.select import At, Layers, Selection, TokenChoice, check_tokens, select_layers, select_places
-from uncollapse.backbones.sites import OUTPUT, Context, Layout, Stack, sets_with_mask
+from uncollapse.backbones.sites import OUTPUT, Context, Layout, MisfitError, Stack, sets_with_mask
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough, settings_of
 from uncollapse.diagnosis.capture import Capture
 from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
@@ -50,6 +50,20 @@ class Plan:
             raise ValueError(f"baseline must be a number of batches, or 0 for no baseline, got {self.baseline}.")
         if self.rank_samples < 1:
             raise ValueError(f"rank_samples must be at least 1, got {self.rank_samples}.")
+
+
+@dataclass
+class Counts:
+    """How many batches there were.
+
+    batches: those that were measured. skipped: left out, as empty or only padding. unpaired: measured, but their second
+    view is only padding. spare: in how many processes second views were left over.
+    """
+
+    batches: int = 0
+    skipped: int = 0
+    unpaired: int = 0
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,8 @@ def diagnose(
             gradient norms, and what happens if a part is switched off. It takes about eight passes more.
         loss: for `causes`: what the model returned and the batch -> the loss, for gradient norms. If not given, the
             model's own loss, or the cross-entropy of its logits and the labels of the batch, if there are any.
-        pairs: batches with a second view of each sample, in the same order, for alignment.
+        pairs: batches with a second view of each sample, in the same order, for alignment. Each batch needs its own;
+            further ones are not read, with a remark.
         device: run there, and move the model back afterwards; where the model is if not given.
         call: how the model is run on a batch, `call(model, batch)`, where the rule for `batches` does not fit.
         labels: names of the model and of the data, and the tokens of an example, for tables and reports.
@@ -235,23 +250,26 @@ def measure(
     rows = SentenceRows.of(target.model, seed)
     with forward.inspection_mode(target.model, device) as home, distributed.peer_errors():
         baselines = [_Baseline(one, one.plan.baseline if rank == 0 else 0) for one, _ in measured]
-        done, skipped, parts = 0, 0, None
+        counts, parts = Counts(), None
         for position, batch in enumerate(islice(group_texts(batches), rank, None, count)):
             batch = forward.move_to_device(batch, home)
             view = None if views is None else forward.move_to_device(next_view(views, position), home)
             number = position * count + rank
-            if forward.is_empty(batch) or not _measure(captures, call, batch, view, number, rows):
-                skipped += 1
+            seen = 0 if forward.is_empty(batch) else _measure(captures, call, batch, view, number, rows)
+            if seen == 0:
+                counts.skipped += 1
                 continue
-            if probe is not None and done == 0 and rank == 0:
+            if probe is not None and counts.batches == 0 and rank == 0:
                 parts = probe.measure(call, batch, _graphs(batch))
-            done += 1
+            counts.batches += 1
+            counts.unpaired += view is not None and seen == 1
             for baseline in baselines:
                 baseline.update(call, batch, number)
         for baseline in baselines:
             baseline.finish()
+        counts.spare = int(views is not None and next(views, None) is not None)
         if count > 1:
-            done, skipped = map(int, distributed.sum_over_ranks([done, skipped]))
+            counts = Counts(*map(int, distributed.sum_over_ranks([*astuple(counts)])))
             for capture in captures:
                 capture.gather()
             rows.gather()
@@ -261,7 +279,6 @@ def measure(
         each = list(zip(measured, baselines, strict=True))
         ran = [(*pair, baseline) for pair, baseline in each if pair[1].stats] or [(*measured[0], baselines[0])]
         idle = tuple(one.part for one, capture in measured if len(measured) > 1 and not capture.stats)
-        counts = done, skipped
         causes = [parts if one[0] is measured[0][0] else None for one in ran]  # looked for in the first part
         found = [
             _build(*one, labels or Labels(), counts, seconds, idle, why) for one, why in zip(ran, causes, strict=True)
@@ -321,7 +338,8 @@ def check_batches(batches: Any) -> None:
             f"batches must be a list or a loader of batches, got {type(batches).__name__}. Tokenize texts first: "
             '[tokenizer(texts, padding=True, return_tensors="pt")]; or use the command `uncollapse diagnose`.'
         )
-    if isinstance(batches, Mapping) or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
+    one = isinstance(batches, Mapping | Tensor)
+    if one or hasattr(type(batches), "edge_index"):  # PyG datasets answer for their graphs
         kind = type(batches).__name__
         raise ValueError(f"batches must be a list or a loader of batches, got one {kind}; pass [batch].")
 
@@ -375,22 +393,26 @@ def _measure(
     view: Any,
     number: int,
     rows: SentenceRows | None = None,
-) -> bool:
+) -> int:
     """Run the model under hooks on a batch, whose number is for errors, and on its second view if there is one.
 
-    Return whether the batch held real tokens, rather than only padding. rows: receive the embeddings of sentences.
+    Return how many of its views held real tokens, rather than only padding; 0 if the batch itself did not. rows:
+    receive the embeddings of sentences, without pairs of which one is only padding.
     """
     for capture in captures:
         capture.view = "first" if view is None else "first of two"
     outputs = [_run(captures, call, batch, f"batch {number + 1}")]
+    if all(capture.only_padding for capture in captures):
+        return 0
     if view is not None:
         for capture in captures:
-            capture.view = "second"
+            capture.view = "unpaired" if capture.only_padding else "second"
         outputs.append(_run(captures, call, view, f"the second view of batch {number + 1}"))
-    only_padding = all(capture.only_padding for capture in captures)
-    if rows is not None and not only_padding:
+        if all(capture.only_padding for capture in captures):
+            return 1
+    if rows is not None:
         rows.update(*outputs)
-    return not only_padding
+    return len(outputs)
 
 
 def _run(captures: Sequence[Capture], call: forward.Call, batch: Any, words: str) -> Any:
@@ -402,6 +424,9 @@ def _run(captures: Sequence[Capture], call: forward.Call, batch: Any, words: str
                 capture.graphs = _graphs(batch)
                 opened.enter_context(capture)
             return call(model, batch)
+    except MisfitError as error:  # the other parts may do
+        parts = backbones.list_parts([capture.stack for capture in captures]) if len(captures) > 1 else ""
+        raise ValueError(f"{error} {parts}".rstrip()) from error
     except NotFiniteError as error:
         with stack.under_hooks(model):
             begins = first_fault(model, lambda: call(model, batch))
@@ -427,32 +452,48 @@ def _blocks_that_did_not_run(target: Target, capture: Capture) -> tuple[str, ...
     return tuple(missing)
 
 
+def _nothing_ran(target: Target, batches: int) -> str:
+    """Return that no layer was measured, and what to do."""
+    stack = target.stack
+    if batches == 0:
+        return f"No layer of {stack.architecture} was measured in 0 batches: give batches to run it."
+    first = stack.blocks[0].path
+    inside = [name for name, _ in target.model.get_submodule(first).named_children()][-1:]
+    pattern = ".".join("*" if name.isdigit() else name for name in [*first.split("."), *inside])
+    return (
+        f"No block of {stack.architecture}, such as {first}, ran in {batches} batches. If the batches should run them, "
+        "the model calls their `forward` itself, which hooks do not see: name modules inside them, such as "
+        f"modules=[{pattern!r}]."
+    )
+
+
 def _build(
     target: Target,
     capture: Capture,
     baseline: _Baseline,
     labels: Labels,
-    counts: tuple[int, int],
+    counts: Counts,
     seconds: float,
     idle: tuple[str, ...] = (),
     parts: Parts | None = None,
 ) -> Diagnosis:
-    model, (batches, skipped) = target.model, counts
-    if skipped and not batches:
-        raise ValueError(f"Nothing was measured: all batches ({skipped}) are empty or only padding. Check their masks.")
+    model = target.model
+    if counts.skipped and not counts.batches:
+        every = f"all batches ({counts.skipped}) are empty or only padding"
+        raise ValueError(f"Nothing was measured: {every}. Check their masks.")
     layers = capture.layers()
     if not layers:
-        ran = f"No layer of {target.stack.architecture} was measured in {batches} batches"
-        raise ValueError(f"{ran}: give batches to run it.")
+        raise ValueError(_nothing_ran(target, counts.batches))
     idle += _blocks_that_did_not_run(target, capture)
     check_enough(layers[-1].tokens)
-    doubts: dict[str, Any] = {"no_baseline": baseline.missing, "unknown": labels.unknown, "skipped": skipped}
+    doubts: dict[str, Any] = {"no_baseline": baseline.missing, "unknown": labels.unknown, "skipped": counts.skipped}
+    doubts |= {"unpaired": counts.unpaired, "spare_pairs": counts.spare > 0}
     subject = replace(_subject(target, capture), idle=idle, **doubts)
     measured = Measured(
         layers,
         baseline.layers,
         sequences=capture.sequences(),
-        batches=batches,
+        batches=counts.batches,
         parameters=sum(p.numel() for p in model.parameters()),
         settings=_settings(target, baseline),
         seconds=seconds,

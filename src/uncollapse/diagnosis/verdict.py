@@ -35,7 +35,8 @@ class Subject:
     rather than features, the name of that layer. skipped: how many batches were empty or only padding.
     unknown: the share of tokens that the tokenizer does not know. remark: about the choice of the blocks. part: the
     name of the part of the model that this is about, "" for all of it. idle: names of parts that did not run.
-    passes: how often its blocks ran in one pass of the model.
+    passes: how often its blocks ran in one pass of the model. unpaired: how many batches have a second view that is
+    only padding. spare_pairs: whether second views were left over.
     """
 
     family: str
@@ -54,6 +55,8 @@ class Subject:
     part: str = ""
     idle: tuple[str, ...] = ()
     passes: int = 1
+    unpaired: int = 0
+    spare_pairs: bool = False
 
 
 @dataclass(frozen=True)
