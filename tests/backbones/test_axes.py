@@ -69,6 +69,17 @@ class Gate(nn.Module):
         return x * gate[:, :, None, None]
 
 
+class DenseBlock(nn.Module):
+    """Channels of two convolutions side by side: 11, while an image of side 5 has the width of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Conv2d(3, 6, 1), nn.Conv2d(3, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.wide(x), self.narrow(x).reshape(len(x), 5, *x.shape[2:])], 1)
+
+
 class Permute(nn.Module):
     """As in torchvision."""
 
@@ -112,6 +123,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...], bool]] = {
     "activation after linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU()), "1", (3, 4, 4, 6), True),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU()), "*", (3, 3, 6, 6), False),
     "convolution of video": (lambda: nn.Sequential(nn.Conv3d(3, 6, 1), nn.ReLU()), "*", (3, 3, 2, 4, 6), False),
+    "channels side by side": (lambda: nn.Sequential(DenseBlock()), "0", (3, 3, 4, 5), False),
     "permuted": (lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Permute(0, 2, 3, 1)), "1", (3, 3, 6, 6), True),
     "mixed, channels last": (lambda: nn.Sequential(MixedBlock(True)), "0", (3, 4, 5, 6), True),
     "mixed, channels first": (lambda: nn.Sequential(MixedBlock(False)), "0", (3, 6, 4, 5), False),

@@ -366,7 +366,7 @@ def _gradient(built: Built, where: dict[str, Any]) -> Outcome:
     """
     outcome: Outcome = {}
     slopes = []
-    for dtype, step in ((torch.float64, 1e-5), (torch.float32, 5e-3), (torch.float32, 1e-3)):
+    for dtype, step in ((torch.float64, 1e-5), (torch.float32, 5e-3), (torch.float32, 2e-3), (torch.float32, 1e-3)):
         outcome, found = _attempt(lambda dtype=dtype, step=step: _slopes(built, where, dtype, step))
         uc.detach(built.model)
         built.model.float()

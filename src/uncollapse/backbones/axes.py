@@ -19,7 +19,8 @@ LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 ALONG = (nn.Conv1d, nn.ConvTranspose1d)  # over the last axis of (b, d, n)
 # Where a module does this in its code, its parts need not see the image as it leaves the module.
 POOLING = ("mean", "adaptive_avg_pool2d", "avg_pool2d")
-PERMUTING = ("permute", "rearrange", "movedim", "transpose", "mT", "unfold", "fold", "view", "reshape")
+SWAPPING = ("permute", "rearrange", "movedim", "transpose", "mT")
+PERMUTING = (*SWAPPING, "unfold", "fold", "view", "reshape")
 HIDING = (*POOLING, "permute", "rearrange", "movedim")
 
 Evidence = tuple[Layout | None, tuple[int, ...]]  # the layout that a module needs, and its widths
@@ -43,8 +44,10 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
         return Axes(name, layout=own, sequences=sequences)
     found = _evidence(end) or _neighbours(modules, path)
     layouts = {layout for layout, _ in found}
+    if layouts - {None} == {"channels_first"} and not _hides_axes(end) and _convolves(end, SWAPPING):
+        return Axes(name, layout="channels_first", sequences=sequences)  # whatever widths it may have, as DPN's sums
     layout = next(iter(layouts)) if len(layouts) == 1 and not _hides_axes(end) else None
-    if layout is None and _convolves(end):
+    if layout is None and _convolves(end, PERMUTING):
         layout = "channels_first"
     widths = tuple(dict.fromkeys(size for _, sizes in found for size in sizes))
     features = _features(modules, path) if side == "output" else _enters(end)
@@ -158,10 +161,13 @@ def _hides_axes(module: nn.Module) -> bool:
     )
 
 
-def _convolves(module: nn.Module) -> bool:
-    """Return whether images must have their channels first: there are convolutions, and nothing permutes."""
+def _convolves(module: nn.Module, permuting: tuple[str, ...]) -> bool:
+    """Return whether images must have their channels first: there are convolutions, and nothing permutes.
+
+    permuting: the names in code that count as such.
+    """
     convolves = any(isinstance(part, nn.Conv2d | nn.Conv3d) for part in module.modules())
-    return convolves and not any(name in PERMUTING for part in module.modules() for name in _names_of(part))
+    return convolves and not any(name in permuting for part in module.modules() for name in _names_of(part))
 
 
 def _enters(module: nn.Module) -> int | None:
