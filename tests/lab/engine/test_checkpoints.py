@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import random
@@ -341,7 +342,7 @@ def test_failure_of_any_operation(tmp_path: Path, step: int) -> None:
 
 
 def fail() -> None:
-    raise OSError("the disk is full")
+    raise OSError(errno.ENOSPC, "the disk is full")  # as a disk does: shutil adds the path to it
 
 
 def save_for_ever(checkpoints: Checkpoints, acknowledge: int) -> None:
