@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 TARGETS = {"ContraNorm at every norm": 1.25, "the three losses of DiversePatch": 1.15}
 TARGETS_OF_SMALL = {"ContraNorm at every norm": 1.25}
 FEW = 2  # rounds of what has no target
-PICTURES = 96  # that the loader reads in a round
+IMAGES = 96  # that the loader reads in a round
 
 
 def training(rounds: int = 5) -> Iterator[Result]:
@@ -64,7 +64,7 @@ def steps(shared: dict[str, Any], classes: int, changes: dict[str, Any]) -> Call
     config = vit.Config(**{"cure": "none", **shared, **changes})
     model = vision.build(config, classes)
     avoid_slow_attention(model.vit, config.precision, "cpu")
-    task = Training(model, config, {"train": _pictures(config.batch, 8, classes)}, Runtime()).__enter__()
+    task = Training(model, config, {"train": _draw_images(config.batch, 8, classes)}, Runtime()).__enter__()
     side = config.image or 224
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(config.batch, 3, side, side, generator=generator)
@@ -95,16 +95,16 @@ def _loading() -> Iterator[Result]:
     }  # fmt: skip
     for name, (side, transform) in ways.items():
         for workers in (0, 1, 2):
-            speeds = [_speed(_pictures(PICTURES, side, 10), transform, workers) for _ in range(3)]
+            speeds = [_speed(_draw_images(IMAGES, side, 10), transform, workers) for _ in range(3)]
             yield Result(
                 f"loader, {workers} processes, {name}", None, statistics.median(speeds), "images/s", True, "JPEG"
             )
 
 
-def _speed(pictures: Images, transform: Any, workers: int) -> float:
+def _speed(images: Images, transform: Any, workers: int) -> float:
     """Once the first batch is there: starting processes takes its time once an epoch."""
-    order = list(range(len(pictures))) * (40 if len(pictures.image(0).getdata()) < 5000 else 4)
-    stream = iter(ImageBatches(pictures, order, 32, transform, workers=workers))
+    order = list(range(len(images))) * (40 if len(images.image(0).getdata()) < 5000 else 4)
+    stream = iter(ImageBatches(images, order, 32, transform, workers=workers))
     next(stream)
     started, count = time.perf_counter(), 0
     for batch in stream:
@@ -112,7 +112,7 @@ def _speed(pictures: Images, transform: Any, workers: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def _pictures(count: int, side: int, classes: int) -> Images:
+def _draw_images(count: int, side: int, classes: int) -> Images:
     """Smooth random photographs of 4:3, as JPEG."""
     from PIL import Image
 

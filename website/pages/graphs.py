@@ -54,7 +54,7 @@ def _run_with(field: str, mine: Sequence[Record]) -> list[Record]:
     return [r for r in mine if (field_of(r, "data"), field_of(r, "layers")) in there]
 
 
-def depth_pictures() -> str:
+def depth_plots() -> str:
     """Accuracy over depth, a plot for each data set that was run."""
     drawn = ((data, _depth_image(data)) for data in _groups_run())
     shown = [
@@ -191,7 +191,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "graphs_arxiv": partial(arxiv, "accuracy"),
     "graphs_arxiv_temperature": partial(arxiv, "temperature"),
     "graphs_arxiv_teacher": partial(arxiv, "teacher"),
-    "graphs_depth": depth_pictures,
+    "graphs_depth": depth_plots,
     "graphs_layers": layers_picture,
 }
 PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {

@@ -62,9 +62,7 @@ def pays(x: Tensor, columns: int) -> bool:
 def _is_full_precision() -> bool:
     """Return whether torch is not set to multiply float32 in fewer digits."""
     one_dnn: Any = torch.backends.mkldnn
-    if hasattr(one_dnn, "matmul"):  # torch 2.9 and later
-        return one_dnn.matmul.fp32_precision in ("none", "ieee")
-    return torch.get_float32_matmul_precision() == "highest"
+    return one_dnn.matmul.fp32_precision in ("none", "ieee")
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
