@@ -243,7 +243,7 @@ def _inputs(model: nn.Module, count: int, length: int, seed: int) -> dict[str, T
     if main == "input_values":
         shape = [config[name] for name in ("max_length", "num_mel_bins") if name in config]
         mono = [1] if model.config.model_type in MONO else []
-        found[main] = torch.randn(count, *(shape if len(shape) == 2 else [*mono, 4000 - 320 * seed]), generator=random)
+        found[main] = torch.randn(count, *(shape if len(shape) == 2 else [*mono, 4000 - 640 * seed]), generator=random)
     if main == "past_values" and "context_length" in config:
         channels = [config["num_input_channels"]] if "num_input_channels" in config else []
         found[main] = torch.randn(count, config["context_length"], *channels, generator=random)
