@@ -32,6 +32,7 @@ from benchmarks import (
     vision,
 )
 from benchmarks.targets import Result
+from uncollapse.lab.runs.results import processor_name
 
 GROUPS = {
     "kernel": targets.kernel,
@@ -133,7 +134,7 @@ def record(results: list[Result], groups: list[str], started: float, complete: b
             "seed": 0,
         },
         "versions": {"uncollapse": uc.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "processor": _processor(),
+        "processor": processor_name(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "minutes": round((time.perf_counter() - started) / 60, 1),
         "complete": complete,
@@ -154,17 +155,6 @@ def record(results: list[Result], groups: list[str], started: float, complete: b
 def load() -> float:
     """How many programs wanted the processors lately, this one included; beyond their number, times are too long."""
     return round(os.getloadavg()[0], 1)
-
-
-def _processor() -> str:
-    """Return what the processor calls itself and, as that may say little, its family and model."""
-    info = Path("/proc/cpuinfo")
-    pairs = [line.partition(":") for line in info.read_text().splitlines()] if info.is_file() else []
-    found = {key.strip(): value.strip() for key, _, value in reversed(pairs)}  # the first processor
-    if "model name" not in found:
-        return platform.processor()
-    more = ", ".join(f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found)
-    return f"{found['model name']}, {more}" if more else found["model name"]
 
 
 if __name__ == "__main__":

@@ -98,11 +98,24 @@ def build_record(recipe: str, config: Any, seconds: float, libraries: tuple[str,
         "config": dataclasses.asdict(config),
         "seed": config.seed,
         "versions": versions | {name: metadata.version(name) for name in libraries},
+        "processor": processor_name(),
         "threads": torch.get_num_threads(),  # sums over several threads differ in their last digits
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),
         **facts,
     }
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself and, as that may say little, its family and model."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    pairs = [line.partition(":") for line in lines]
+    found = {key.strip(): value.strip() for key, _, value in reversed(pairs)}  # the first processor
+    if "model name" not in found:
+        return platform.processor()
+    more = ", ".join(f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found)
+    return f"{found['model name']}, {more}" if more else found["model name"]
 
 
 def summarize_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:

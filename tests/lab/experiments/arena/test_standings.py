@@ -87,6 +87,15 @@ def test_without_longer_runs_there_is_no_gain_at_equal_time(records: list[dict[s
     assert all(each.gain is None for each in build_standings(TABLE, [r for r in left if row_of(r["config"]) != "none"]))
 
 
+def test_seconds_of_different_processors_are_not_compared(records: list[dict[str, Any]]) -> None:
+    moved = [r | {"processor": "another"} if r["config"]["cure"] == "contra_norm" else r for r in records]
+    found = by_row(moved)
+    assert found["contra_norm"].gain is not None
+    assert found["contra_norm"].gain_in_time is None
+    assert found["residual"].gain_in_time is not None
+    assert by_row([r | {"processor": "another"} for r in records])["contra_norm"].gain_in_time is not None
+
+
 def test_a_row_that_takes_longer_than_the_longest_plain_training_says_so(records: list[dict[str, Any]]) -> None:
     slow = [
         r | {"cost": r["cost"] | {"processor_seconds": 90.0}} if r["config"]["scale"] == 0.5 else r for r in records

@@ -60,8 +60,8 @@ def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
         "Gains are in points of test accuracy, with the 95 % interval. Equal time: compared with a plain model that "
         "trains for as many processor seconds, on the line between the rows none and more epochs; a row that takes "
         "longer than more epochs says how many of its seconds the plain model had, and one that is faster than none is "
-        "compared with none. MB: what a training step stores for its backward pass. Rank: effective rank after the "
-        "last block, before and after training."
+        "compared with none. Seconds of different processors are not compared. MB: what a training step stores for its "
+        "backward pass. Rank: effective rank after the last block, before and after training."
     )
     return Details("Gain, cost and diagnosis", note, head, rows, words=3)
 

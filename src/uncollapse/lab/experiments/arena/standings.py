@@ -40,7 +40,8 @@ class Standing:
     validation score of the trials by learning rate, in percent. tried: values of the chosen settings that were tried.
     trials: how many there were. failed: fresh seeds that did not stay finite, which no mean contains. lacks: how far
     its sweep is, such as "3 of 9 trials", if it is not complete. short_of_time: what `gain_in_time` lacks, in words,
-    where the row takes longer than the plain model ever trained.
+    where the row takes longer than the plain model ever trained. processors: on which it ran, "" for those of results
+    that do not say; seconds of different ones are not compared.
     """
 
     group: str
@@ -60,6 +61,7 @@ class Standing:
     trials: int = 0
     failed: tuple[int, ...] = ()
     lacks: str = ""
+    processors: frozenset[str] = frozenset()
 
     @property
     def mean(self) -> float:
@@ -118,6 +120,7 @@ def _standing(cell: TableCell, records: Sequence[Record], gain: Comparison | Non
         tried=_tried_values(trials),
         trials=len(trials),
         failed=cell.failed,
+        processors=frozenset(str(r.get("processor", "")) for r in runs),
     )
 
 
@@ -160,7 +163,7 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
     if each.row == NONE or plain is None or longer is None or not longer.seconds > plain.seconds:
         return each
     seeds = each.scores.keys() & plain.scores.keys() & longer.scores.keys()
-    if not seeds or math.isnan(each.seconds):
+    if not seeds or math.isnan(each.seconds) or len(plain.processors | longer.processors | each.processors) > 1:
         return each
     share = min(1.0, max(0.0, (each.seconds - plain.seconds) / (longer.seconds - plain.seconds)))
     rival = {seed: (1 - share) * plain.scores[seed] + share * longer.scores[seed] for seed in seeds}
