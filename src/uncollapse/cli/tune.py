@@ -147,14 +147,16 @@ def _tunable() -> list[str]:
 
 
 def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order) -> None:
-    from uncollapse.lab.search.tune_recipe import OUTCOME, estimate_seconds
+    from uncollapse.lab.search.tune_recipe import OUTCOME, check_outcome, estimate_seconds
 
     path = folder / OUTCOME
     try:
-        known = json.loads(path.read_bytes())["trials"]
-        there = sum(trial["state"] != "open" and not trial["idle"] for trial in known)
+        known = json.loads(path.read_bytes())
+        there = sum(trial["state"] != "open" and not trial["idle"] for trial in known["trials"])
     except (OSError, ValueError, KeyError, TypeError):  # no study yet, or a damaged file: the study itself counts
         there = 0
+    else:
+        check_outcome(path, known, recipe, plan)
     seconds = estimate_seconds(recipe, plan, order.trials)
     if order.as_json:
         space = [dimension.describe() for dimension in plan.space]
