@@ -12,7 +12,7 @@ import typer
 
 from uncollapse.cli import console, recipe_flags
 from uncollapse.cli.options import OUTPUT, flag, option
-from uncollapse.cli.run_tables import format_duration, format_metric
+from uncollapse.cli.run_tables import MISSING, format_duration, format_metric
 from uncollapse.cli.train import FILES, RUN, RecipeCommands
 from uncollapse.distributed import launch_size
 from uncollapse.errors import UsageError
@@ -147,6 +147,7 @@ def _tunable() -> list[str]:
 
 
 def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order) -> None:
+    from uncollapse.lab.engine.runtime import Runtime
     from uncollapse.lab.search.tune_recipe import OUTCOME, check_outcome, estimate_seconds
 
     path = folder / OUTCOME
@@ -164,6 +165,8 @@ def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order)
         return
     for line in _plan_lines(plan, order.trials, there, seconds, order.jobs):
         console.print_words(line)
+    if there < order.trials and (missing := recipe.missing_data(plan.config, Runtime(order.data_root))):
+        console.print_note(f"{MISSING} {missing}")
 
 
 def _page(outcome: "Outcome", path: Path) -> Path | None:
