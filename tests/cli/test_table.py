@@ -158,3 +158,15 @@ def test_a_broken_result_is_told_in_a_line(table: Run, filled: Path) -> None:
     assert result.stderr.startswith("Note: ")
     assert "does not count" in result.stderr
     assert result.stdout.splitlines()[-1].startswith("1 of 3 cells run")
+
+
+def test_a_table_without_results_says_how_to_make_some(table: Run, tmp_path: Path) -> None:
+    config = Config("cora", "contra", 16)
+    record = {"recipe": "made-up", "config": asdict(config), "seed": config.seed, "figures": {"test": 0.8}}
+    Results(tmp_path / "results").save(RECIPE, config, record)
+    result = table("made-up", "shallow")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "0 cells run."
+    assert "No result of made-up in results belongs to this table." in result.stderr
+    assert "uncollapse sweep made-up --grid NAME" in result.stderr
+    assert table("made-up").stderr == ""

@@ -55,6 +55,10 @@ def test_from_nothing_to_the_best(run: Run, tiny: ModuleType, tmp_path: Path) ->
     other = run(*command, "--trials", 4, "--epochs", 9)
     assert (other.exit_code, other.stdout) == (2, "")
     assert "is a study of something else: it has epochs=5, and now it is 9." in other.stderr
+    planned = run(*command, "--trials", 4, "--epochs", 9, "--dry-run")  # it does not count trials of another study
+    assert (planned.exit_code, planned.stdout) == (2, "")
+    assert "tuned.json is a study of something else: it has epochs=5, and now it is 9." in planned.stderr
+    assert "--study" in planned.stderr
 
 
 @pytest.mark.parametrize(("ended", "tells"), [("done", True), ("interrupted", False), ("time", False)])

@@ -55,6 +55,7 @@ def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
     assert first.code == SHALLOWER.code
     assert "+40.0 points (95 %: +38.0 to +42.0)" in first.reason
     assert "16 blocks on cora" in first.reason
+    assert replace(GCN, data=("cora", "citeseer", "csbm")).where.endswith("on cora, citeseer and a random graph")
     assert "docs/which-cure.md" in first.reason
 
 

@@ -42,6 +42,7 @@ EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}  # where the module has another name
 USES = {  # the extras that users choose from, and what they are for
     "hf": "HuggingFace models",
+    "st": "final embeddings, evaluators and losses of sentence-transformers",
     "gguf": "models in .gguf files",
     "timm": "vision models from timm",
     "pyg": "graph models from PyG",
@@ -192,7 +193,7 @@ def _check_extras() -> Iterator[Finding]:
         states = {state for _, state, _ in checked}
         state: State = "bad" if "bad" in states else "missing" if "missing" in states else "good"
         words = f"{use}: {', '.join(f'{name} {words}' for name, _, words in checked)}"
-        yield Finding(EXTRAS, extra, state, words, "" if state == "good" else f'pip install -U "uncollapse[{extra}]"')
+        yield Finding(EXTRAS, extra, state, words, "" if state == "good" else f'pip install "uncollapse[{extra}]"')
 
 
 def _requirements() -> list[Requirement]:

@@ -72,6 +72,11 @@ def table(
         typer.echo(tables.to_markdown(laid_out, records, details=details), nl=False)
     else:
         _show(laid_out, made, details)
+    if not any(cell.run for cell in made):
+        console.print_note(
+            f"No result of {recipe} in {results} belongs to this table. `uncollapse list recipes` lists the grids, and "
+            f"`uncollapse sweep {recipe} --grid NAME` runs one."
+        )
     if written:
         console.print_written(written, err=as_json or markdown == STDOUT)
 

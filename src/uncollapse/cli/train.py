@@ -239,7 +239,7 @@ def _print_alarm(alarm: "AlarmError", seed: int, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"alarm": {"seed": seed, **alarm.facts}}, ensure_ascii=False))
         return
-    typer.echo(f"{alarm} The run with seed {seed} has no result.")
+    console.print_words(f"{alarm} The run with seed {seed} has no result.")
     for code in alarm.facts["advice"]:
         typer.echo(f" → {code}")
 

@@ -12,7 +12,7 @@ import typer
 
 from uncollapse.cli import console, recipe_flags
 from uncollapse.cli.options import OUTPUT, flag, option
-from uncollapse.cli.run_tables import format_duration, format_metric
+from uncollapse.cli.run_tables import MISSING, format_duration, format_metric
 from uncollapse.cli.train import FILES, RUN, RecipeCommands
 from uncollapse.distributed import launch_size
 from uncollapse.errors import UsageError
@@ -147,14 +147,17 @@ def _tunable() -> list[str]:
 
 
 def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order) -> None:
-    from uncollapse.lab.search.tune_recipe import OUTCOME, estimate_seconds
+    from uncollapse.lab.engine.runtime import Runtime
+    from uncollapse.lab.search.tune_recipe import OUTCOME, check_outcome, estimate_seconds
 
     path = folder / OUTCOME
     try:
-        known = json.loads(path.read_bytes())["trials"]
-        there = sum(trial["state"] != "open" and not trial["idle"] for trial in known)
+        known = json.loads(path.read_bytes())
+        there = sum(trial["state"] != "open" and not trial["idle"] for trial in known["trials"])
     except (OSError, ValueError, KeyError, TypeError):  # no study yet, or a damaged file: the study itself counts
         there = 0
+    else:
+        check_outcome(path, known, recipe, plan)
     seconds = estimate_seconds(recipe, plan, order.trials)
     if order.as_json:
         space = [dimension.describe() for dimension in plan.space]
@@ -162,6 +165,8 @@ def _show_plan(recipe: "Recipe", plan: "SearchPlan", folder: Path, order: Order)
         return
     for line in _plan_lines(plan, order.trials, there, seconds, order.jobs):
         console.print_words(line)
+    if there < order.trials and (missing := recipe.missing_data(plan.config, Runtime(order.data_root))):
+        console.print_note(f"{MISSING} {missing}")
 
 
 def _page(outcome: "Outcome", path: Path) -> Path | None:

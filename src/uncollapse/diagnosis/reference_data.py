@@ -74,8 +74,9 @@ class Measured:
     @property
     def where(self) -> str:
         """The measured models in words."""
-        data = (DATA.get(name, name) for name in self.data)
-        return f"a {self.kind} of {self.depth} blocks on {', '.join(data)}"
+        *others, last = (DATA.get(name, name) for name in self.data)
+        data = f"{', '.join(others)} and {last}" if others else last
+        return f"a {self.kind} of {self.depth} blocks on {data}"
 
     @property
     def helpful(self) -> tuple[Gain, ...]:

@@ -105,14 +105,7 @@ class Study:
             if stored is None:
                 self._study.set_user_attr(FACTS, dict(facts))
                 return
-            if stored == facts:
-                return
-            before = stored if isinstance(stored, dict) else {}
-            name = next(name for name in {**before, **facts} if before.get(name) != facts.get(name))
-        raise UsageError(
-            f"{self.file} is a study of something else: {_difference(name, before.get(name), facts.get(name))} "
-            "Choose another folder for this one."
-        )
+        check_facts(self.file, stored if isinstance(stored, dict) else {}, facts)
 
     def remember(self, name: str, value: Any) -> Any:
         """Store a fact that is known only after a run. Return the stored one if there is one, else the value."""
@@ -256,6 +249,17 @@ def _to_result(trial: Any) -> TrialResult:
         why=str(facts.get(WHY, "")),
         key=str(facts.get(KEY, "")),
         idle=bool(facts.get(IDLE, False)),
+    )
+
+
+def check_facts(file: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise if the study in a file searches something else than now."""
+    if before == now:
+        return
+    name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+    raise UsageError(
+        f"{file} is a study of something else: {_difference(name, before.get(name), now.get(name))} "
+        "Name another folder for this one, with --study or study=."
     )
 
 

@@ -108,6 +108,18 @@ def test_a_sweep_does_what_it_can(tiny: ModuleType, tmp_path: Path) -> None:
     assert files(tmp_path / "runs") == {"error.txt"}
 
 
+def test_a_reason_that_runs_share_is_printed_once(tiny: ModuleType, tmp_path: Path) -> None:
+    ear = Ear()
+    made = sweep(tiny, tmp_path, Grid({"fault": ("raise",), "size": (1, 2)}), ear=ear)
+    assert made.run() == "done"
+    assert len(made.queue.failed) == 2
+    first, second = ear.notes
+    assert "failed: The loss became nan. Try another one. (" in first
+    label = made.queue.label(tiny.Config(1, fault="raise"))
+    assert second == f"{made.queue.label(tiny.Config(2, fault='raise'))} failed for the same reason as {label}."
+    assert made.error_file(tiny.Config(2, fault="raise")).read_text().startswith("The loss became nan.")
+
+
 def test_a_run_is_stopped_and_goes_on(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Ctrl-C, then since time is over, then it is left alone."""
     grid = Grid({"steps": (5000,), "slow": (2,)})

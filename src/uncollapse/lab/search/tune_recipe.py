@@ -17,7 +17,7 @@ from uncollapse.lab.runs.sweep import Limits, StopReason, Sweep, SweepListener
 from uncollapse.lab.search.trials import TrialLimits, TrialQueue
 from uncollapse.lab.search.variables import SearchPlan
 from uncollapse.tuning import space
-from uncollapse.tuning.study import PrunerName, Pruning, open_study
+from uncollapse.tuning.study import PrunerName, Pruning, check_facts, open_study
 from uncollapse.tuning.trial_result import TrialResult, best_trial
 
 if TYPE_CHECKING:
@@ -169,6 +169,13 @@ def search_facts(recipe: "Recipe", plan: SearchPlan, pruning: PrunerName) -> dic
         "by": plan.search.by,
         "pruning": pruning,
     }
+
+
+def check_outcome(path: Path, known: Mapping[str, Any], recipe: "Recipe", plan: SearchPlan) -> None:
+    """Raise if the outcome of an earlier search, as `tuned.json` has it, belongs to a study of something else."""
+    now = search_facts(recipe, plan, "median")
+    before = {name: known.get("config" if name == "settings" else name) for name in now}
+    check_facts(path, before | {"pruning": now["pruning"]}, now)  # the file does not say how trials were stopped
 
 
 def estimate_seconds(recipe: "Recipe", plan: SearchPlan, trials: int) -> float:
