@@ -43,10 +43,10 @@ def read_axes(modules: Mapping[str, nn.Module], path: str, side: Side) -> Axes:
     if own is not None:
         return Axes(name, layout=own, sequences=sequences)
     found = _evidence(end) or _neighbours(modules, path)
-    layouts = {layout for layout, _ in found}
-    if layouts - {None} == {"channels_first"} and not _hides_axes(end) and _convolves(end, SWAPPING):
-        return Axes(name, layout="channels_first", sequences=sequences)  # whatever widths it may have, as DPN's sums
-    layout = next(iter(layouts)) if len(layouts) == 1 and not _hides_axes(end) else None
+    layouts, hidden = {layout for layout, _ in found}, _hides_axes(end)
+    if layouts - {None} == {"channels_first"} and not hidden and _convolves(end, SWAPPING):
+        return Axes(name, layout="channels_first", sequences=sequences)  # whatever its width, as where channels join
+    layout = next(iter(layouts)) if len(layouts) == 1 and not hidden else None
     if layout is None and _convolves(end, PERMUTING):
         layout = "channels_first"
     widths = tuple(dict.fromkeys(size for _, sizes in found for size in sizes))

@@ -251,9 +251,7 @@ def read_batch(model: Any, batch: Any) -> dict[str, Any]:
         )
     name = getattr(model, "default_prompt_name", None)
     prompt = None if name is None else model.prompts.get(name)
-    if hasattr(model, "preprocess"):
-        return dict(model.preprocess(texts, prompt=prompt))
-    return dict(model.tokenize([(prompt or "") + text for text in texts]))  # before sentence-transformers 5.4
+    return dict(model.preprocess(texts, prompt=prompt))
 
 
 def sentence_embeddings(output: Any) -> Tensor | None:
