@@ -86,13 +86,13 @@ TASKS = {
 
 
 class Quiet:
-    """Tells a line a trial."""
+    """Prints one line per trial."""
 
     def handle_change(self, sweep: Sweep) -> None:
-        """Steps are not told."""
+        """Steps are not printed."""
 
     def handle_end(self, sweep: Sweep, config: Any) -> None:
-        """A trial is over."""
+        """Print the end of a trial."""
         print(time.strftime("%H:%M:%S"), sweep.queue.label(config), flush=True)
 
     def note(self, words: str) -> None:

@@ -147,7 +147,7 @@ def _line(case: Case, device: torch.device) -> tuple[str, bool]:
 
 
 def _next_to_peer(case: Case, inputs: list[Tensor], ours: float) -> str:
-    """Return how fast we are compared with the peer; what breaks there is no fault of ours."""
+    """Return how fast we are compared with the peer, or its error, which does not end the check."""
     if case.peer is None:
         return ""
     try:

@@ -21,7 +21,7 @@ from typing import Any
 GAINS_FILE, OUTCOMES_FILE, HEALTHY_FILE = "measured_gains.json", "outcomes.json", "healthy.json"
 NEAR = 2.0  # a model is like a measured one up to this ratio of their depths
 PAGE = "docs/which-cure.md"
-DATA = {"csbm": "a random graph"}  # names of data sets that say little -> words
+DATA = {"csbm": "a random graph", "bert": "SST-2", "decoder": "WikiText-2"}  # as results call data -> words
 ENOUGH, VARIED = 5, 3  # cases, and the data sets that they are on: seeds of one network are alike
 NETWORKS = {"pyg": "graph networks", "huggingface": "transformers", "timm": "transformers", "torch": "transformers"}
 CLEAR = "2 points"

@@ -46,9 +46,7 @@ class Bootstrap:
         if not 0 < self.level < 1:
             raise ValueError(f"level must be between 0 and 1, such as 0.95, got {self.level}.")
         check_positive(self.draws, "draws")
-        least = math.ceil(
-            2 / (1 - self.level) - 1e-6
-        )  # one draw in each tail; fewer give an interval that is too short
+        least = math.ceil(2 / (1 - self.level) - 1e-6)  # one draw in each tail; with fewer, intervals are too short
         if self.draws < least:
             raise ValueError(f"draws must be at least {least:,} for intervals of level {self.level}, got {self.draws}.")
 
