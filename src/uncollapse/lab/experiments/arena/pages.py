@@ -15,7 +15,7 @@ from uncollapse.lab.tables.contrasts import NONE as NOTHING
 from uncollapse.lab.tables.contrasts import format_interval, format_signed
 from uncollapse.lab.tables.paper_table import Details, PaperTable
 from uncollapse.lab.tables.selection import Record
-from uncollapse.lab.tables.significance import Paired, mean_interval
+from uncollapse.lab.tables.significance import mean_interval
 from uncollapse.lab.tables.table_page import ResultPlot
 from uncollapse.report.canvas import (
     INK,
@@ -27,7 +27,9 @@ from uncollapse.report.canvas import (
     series_style,
 )
 
-COLUMNS = ("gain over none", "gain at equal time", "seconds", "MB", "rank before → after", "verdict before → after")
+PLACE = ("task", "depth", "cure")
+COST = ("gain", "95 % interval", "s", "plain s", "MB")
+BEFORE_AFTER = ("rank before → after", "verdict before → after")
 BAR: dict[str, Any] = {"linestyle": "none", "capsize": 2.5, "elinewidth": 1.0}
 
 Grids = Mapping[str, Sequence[Grid]]
@@ -36,41 +38,41 @@ Grids = Mapping[str, Sequence[Grid]]
 def list_details(table: PaperTable, grids: Grids, records: Sequence[Record], every: Sequence[Record]) -> list[Details]:
     """Return the further tables of the arena. every: all results, where `records` are a selection of them."""
     found = build_standings(table, records, unfinished_rows(grids, every))
-    return [cost_table(table, found), rate_table(found), missing_table(grids, every)]
+    return [cost_table(table, found), diagnosis_table(found), rate_table(found), missing_table(grids, every)]
 
 
 def cost_table(table: PaperTable, found: Sequence[Standing]) -> Details:
-    """Return gains at equal steps and at equal time, costs, and what the diagnosis showed."""
-    head = ("task", "depth", "cure", *COLUMNS)
-    rows = [
-        (
-            each.group,
-            str(each.depth),
-            each.label,
-            _gain(table, each.gain.paired if each.gain else None),
-            _gain(table, each.gain_in_time, each.short_of_time),
-            f"{each.seconds:.1f}",
-            f"{each.megabytes:.1f}",
-            " → ".join(f"{rank:.1f}" for rank in each.ranks),
-            " → ".join(each.verdicts),
-        )
-        for each in found
-    ]
+    """Return the gain of each row at equal time, and what it costs."""
+    rows = [(*_place(each), *_gain_in_time(table, each), f"{each.megabytes:.1f}") for each in found]
     note = (
         "Gains are in points of test accuracy, with the 95 % interval. Equal time: compared with a plain model that "
-        "trains for as many processor seconds, on the line between the rows none and more epochs; a row that takes "
-        "longer than more epochs says how many of its seconds the plain model had, and one that is faster than none is "
-        "compared with none. Seconds of different processors are not compared. MB: what a training step stores for its "
-        "backward pass. Rank: effective rank after the last block, before and after training."
+        "trains for as many processor seconds, on the line between the rows none and more epochs. A row that takes "
+        "longer than more epochs is compared with it, and one that is faster than none with none. s: processor seconds "
+        "of a run. Plain s: those of the plain model, where it had fewer. Seconds of different processors are not "
+        "compared. MB: what a training step stores for its backward pass."
     )
-    return Details("Gain, cost and diagnosis", note, head, rows, words=3)
+    return Details("Gain at equal time, and cost", note, (*PLACE, *COST), rows, words=len(PLACE))
 
 
-def _gain(table: PaperTable, paired: Paired | None, short: str = "") -> str:
-    if paired is None:
-        return NOTHING
-    interval = f" ({format_interval(table, paired.interval)})" if paired.interval else ""
-    return f"{format_signed(table, paired.mean)}{interval}{f', {short}' if short else ''}"
+def diagnosis_table(found: Sequence[Standing]) -> Details:
+    """Return what the diagnosis said of each row before and after training."""
+    rows = [
+        (*_place(each), " → ".join(f"{rank:.1f}" for rank in each.ranks), " → ".join(each.verdicts)) for each in found
+    ]
+    note = "Rank: effective rank after the last block, before and after training."
+    return Details("Diagnosis before and after training", note, (*PLACE, *BEFORE_AFTER), rows, words=len(PLACE))
+
+
+def _place(each: Standing) -> tuple[str, str, str]:
+    return each.group, str(each.depth), each.label
+
+
+def _gain_in_time(table: PaperTable, each: Standing) -> tuple[str, str, str, str]:
+    """Return the gain at equal time, its interval, the row's seconds, and those of the plain model if it had fewer."""
+    gain, less = each.gain_in_time, each.plain_seconds
+    mean = NOTHING if gain is None else format_signed(table, gain.mean)
+    interval = NOTHING if gain is None or gain.interval is None else format_interval(table, gain.interval)
+    return mean, interval, f"{each.seconds:.1f}", "" if less is None else f"{less:.1f}"
 
 
 def rate_table(found: Sequence[Standing]) -> Details:
@@ -80,15 +82,16 @@ def rate_table(found: Sequence[Standing]) -> Details:
     for each in (each for each in found if each.rates):
         works = [rate for rate, score in each.rates.items() if score >= WORKS * best[each.group, each.depth]]
         span = f"{works[0]:g} … {works[-1]:g}" if works else NOTHING
-        place = (each.group, str(each.depth), each.label)
-        rows.append((*place, f"{len(works)} of {len(each.rates)}", span, str(each.trials), each.choice or NOTHING))
+        rows.append(
+            (*_place(each), f"{len(works)} of {len(each.rates)}", span, str(each.trials), each.choice or NOTHING)
+        )
     note = (
         f"A learning rate works if its best trial reaches {WORKS:.0%} of the best validation score of any cure there. "
-        "Cures with a strength were tried with three learning rates, the others with nine. A chosen value that is the "
-        "lowest or the highest of those tried is marked: beyond it there may be a better one."
+        "Cures with a strength were tried with three or four learning rates, the others with nine. A chosen value that "
+        "is the lowest or the highest of those tried is marked: beyond it there may be a better one."
     )
-    head = ("task", "depth", "cure", "work", "from … to", "trials", "chosen")
-    return Details("Learning rates that work", note, head, rows, words=3)
+    head = (*PLACE, "work", "from … to", "trials", "chosen")
+    return Details("Learning rates that work", note, head, rows, words=len(PLACE))
 
 
 def best_validation(found: Iterable[Standing]) -> dict[tuple[str, int], float]:
@@ -180,7 +183,7 @@ def draw_plots(table: PaperTable, records: Sequence[Record]) -> Iterator[ResultP
 
 
 def _panels(title: str, depths: Mapping[int, Sequence[Standing]], x: str, y: str, draw: Any) -> Any:
-    """Return a figure with one panel per depth; a row has the same colour, marker and dashes in all of them."""
+    """Return a figure with one panel per depth; a row has the same color, marker and dashes in all of them."""
     names = list(dict.fromkeys(each.row for several in depths.values() for each in several))
     width = max(5.6, 5.0 * len(depths))
     columns = legend_columns(width, names)

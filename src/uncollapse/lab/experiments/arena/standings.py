@@ -39,9 +39,9 @@ class Standing:
     after the training, the most frequent verdict and the mean effective rank after the last block. rates: the best
     validation score of the trials by learning rate, in percent. tried: values of the chosen settings that were tried.
     trials: how many there were. failed: fresh seeds that did not stay finite, which no mean contains. lacks: how far
-    its sweep is, such as "3 of 9 trials", if it is not complete. short_of_time: what `gain_in_time` lacks, in words,
-    where the row takes longer than the plain model ever trained. processors: on which it ran, "" for those of results
-    that do not say; seconds of different ones are not compared.
+    its sweep is, such as "3 of 9 trials", if it is not complete. plain_seconds: those of the plain model in
+    `gain_in_time`, where the row took longer than it ever trained; otherwise None. processors: on which it ran, "" for
+    those of results that do not say; seconds of different ones are not compared.
     """
 
     group: str
@@ -56,7 +56,7 @@ class Standing:
     rates: Mapping[float, float] = field(default_factory=dict)
     gain: Comparison | None = None
     gain_in_time: Paired | None = None
-    short_of_time: str = ""
+    plain_seconds: float | None = None
     tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     trials: int = 0
     failed: tuple[int, ...] = ()
@@ -87,23 +87,20 @@ def build_standings(
     table: PaperTable, records: Sequence[Record], unfinished: Mapping[At, str] | None = None
 ) -> list[Standing]:
     """Return the rows that have fresh seeds, in the order of the table. unfinished: rows that lack runs, with words."""
-    found: dict[At, list[Record]] = defaultdict(list)
-    for record in records:
-        found[table.place(record)].append(record)
     cells = [cell for cell in build_cells(table, records) if cell.figures]
     gains = {(each.group, each.row, each.column): each for each in compare_rows(table, cells)}
     places = [(cell.group, cell.row, cell.column) for cell in cells]
-    made = {at: _standing(cell, found[at], gains.get(at)) for at, cell in zip(places, cells, strict=True)}
+    made = {at: _standing(cell, gains.get(at)) for at, cell in zip(places, cells, strict=True)}
     lacks = unfinished or {}
     return [replace(_with_time(each, made), lacks=lacks.get(at, "")) for at, each in made.items()]
 
 
-def _standing(cell: TableCell, records: Sequence[Record], gain: Comparison | None) -> Standing:
+def _standing(cell: TableCell, gain: Comparison | None) -> Standing:
     def is_chosen(record: Record) -> bool:
         return all(record["config"][name] == value for name, value in cell.chosen.items())
 
-    runs = [r for r in records if r["seed"] in cell.figures and is_chosen(r)]
-    trials = [r for r in records if r["seed"] not in (*cell.figures, *cell.failed)]
+    runs = [r for r in cell.records if r["seed"] in cell.figures and is_chosen(r)]
+    trials = [r for r in cell.records if r["seed"] not in (*cell.figures, *cell.failed)]
     seconds = [r["cost"]["processor_seconds"] for r in runs if r["cost"]["processor_seconds"] is not None]
     return Standing(
         cell.group,
@@ -167,8 +164,8 @@ def _with_time(each: Standing, others: Mapping[At, Standing]) -> Standing:
         return each
     share = min(1.0, max(0.0, (each.seconds - plain.seconds) / (longer.seconds - plain.seconds)))
     rival = {seed: (1 - share) * plain.scores[seed] + share * longer.scores[seed] for seed in seeds}
-    short = f"plain {longer.seconds:.0f} of {each.seconds:.0f} s" if each.seconds > SLACK * longer.seconds else ""
-    return replace(each, gain_in_time=compare(each.scores, rival), short_of_time=short)
+    less = longer.seconds if each.seconds > SLACK * longer.seconds else None
+    return replace(each, gain_in_time=compare(each.scores, rival), plain_seconds=less)
 
 
 def measured_gains(
