@@ -58,6 +58,13 @@ print(uc.__version__)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{uc.__version__}\n", "")
 
 
+def test_a_misspelt_name_gets_one_suggestion() -> None:
+    code = "import uncollapse as uc; uc.diagnoze"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.count("Did you mean") == 1, done.stderr
+    assert done.stderr.rstrip().endswith("has no attribute 'diagnoze'. Did you mean 'diagnose'?")
+
+
 def test_type_checkers_report_a_misspelt_name(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     code = "import uncollapse as uc\nuc.diagnose, uc.Plan, uc.contra_norm, uc.info_nce, uc.rankme\nuc.diagnoze\n"

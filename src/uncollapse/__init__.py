@@ -110,7 +110,8 @@ def _find_registered(name: str) -> Any:
     for entry in CURES.values():
         if name == entry.layer.__name__:
             return entry.layer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
+    message = f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}"
+    raise AttributeError(message, name=name)  # with a name, Python does not append the same suggestion again
 
 
 def __dir__() -> list[str]:

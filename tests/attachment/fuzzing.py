@@ -74,7 +74,7 @@ def _run(case: Case, tiny: Tiny, draw: random.Random) -> None:
         before = _structure(tiny.model)
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The model has this cure there already")
+                warnings.filterwarnings("ignore", "The model already has this cure there")
                 handles.append(uc.attach(tiny.model, cure, **{**tiny.where, **asked}))
         except ValueError as error:
             case.refused.append(f"{cure} {asked}: {error}")

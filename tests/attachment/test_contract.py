@@ -393,7 +393,7 @@ def test_the_same_cure_at_the_same_place_is_a_warning() -> None:
 
 @pytest.mark.parametrize("cure", [name for name, entry in CURES.items() if entry.acts_on != "edges"])
 @pytest.mark.parametrize("name", ["timm_vit", "bert", "gcn"])
-@pytest.mark.filterwarnings("ignore:The model has this cure there already")
+@pytest.mark.filterwarnings("ignore:The model already has this cure there")
 def test_the_same_cure_twice_comes_out_in_any_order(name: str, cure: str) -> None:
     """As when a notebook cell runs twice."""
     tiny = build(name)

@@ -252,7 +252,7 @@ def test_asking_too_early_too_late_or_for_something_else() -> None:
         tiny.output()
         with pytest.raises(ValueError, match="'first'"):
             t["first"]
-        with pytest.raises(RuntimeError, match="second"):
+        with pytest.raises(RuntimeError, match="already in use"):
             t.__enter__()
     with pytest.raises(RuntimeError, match="inside"):
         t["last"]

@@ -569,7 +569,7 @@ def test_no_random_twin_where_weights_are_not_those_of_the_class() -> None:
     for model, says in ((added, "adapters"), (other, "size mismatch"), (quantized, "quantized")):
         reinitialize = the_stack(model).reinitialize
         assert reinitialize is not None
-        with pytest.raises(ValueError, match=rf"(?s)random twin.*{says}"):
+        with pytest.raises(ValueError, match=rf"(?s)random baseline.*{says}"):
             reinitialize(model)
 
 

@@ -176,7 +176,7 @@ def test_suggestions() -> None:
     nested = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
     assert "3 × Linear in the model. Name them with modules=['*']" in named.suggestion(nested)
     assert "It consists of: layer (Linear)." in named.suggestion(takes("x"))
-    assert "It consists of: nothing." in named.suggestion(nn.Tanh())
+    assert "It has no parts" in named.suggestion(nn.Tanh())
 
 
 def test_random_twin() -> None:

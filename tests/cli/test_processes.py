@@ -77,6 +77,6 @@ def test_what_cannot_be_shared_is_left_to_the_first_process(tmp_path: Path) -> N
     started, _store = start(2, "-m", "uncollapse", "train", "gcn-depth", *small, *places)  # it trains all the same
     (first, out, told), second = finish(started)
     assert (first, second) == (0, (0, "", ""))
-    assert told.startswith("gcn-depth cannot be shared by 2 processes: the first one runs it, and the others wait.")
+    assert told.startswith("gcn-depth cannot be split over 2 processes: rank 0 runs it, and the others wait.")
     assert "after epoch 2" in out
     assert len(list((tmp_path / "results").rglob("*.json"))) == 1

@@ -4,6 +4,8 @@ import io
 import re
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,15 @@ def test_a_bar_comes_with_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Measuring [x]" in plain(terminal)
     assert "75%" in plain(terminal)
     assert "A note [bold]." in plain(terminal)
+
+
+@pytest.mark.parametrize("bar", [progress.ProgressBar, progress.sweep_progress])
+def test_notes_above_a_bar_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch, bar: Callable[[], Any]) -> None:
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "30")
+    bar().note("The sentences of a long note, and a_path_that_is_longer_than_the_terminal.")
+    lines = plain(terminal).splitlines()
+    assert lines == ["The sentences of a long note,", "and", "a_path_that_is_longer_than_the_terminal."]
 
 
 def test_a_training_has_its_figures_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,20 @@ def test_further_tables_know_all_results_although_some_are_shown(
     )  # not one row of commas
 
 
+def test_further_tables_that_are_too_wide_become_one_per_place(
+    table: Run, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(data, "16", "initial_residual", "+50.23", "+42.39 … +58.06") for data in ("cora", "citeseer")]
+    head = ("data", "layers", "comparison", "mean", "95 % interval")
+    monkeypatch.setattr(RECIPE, "details", lambda records, every: [Details("Gain", "In points.", head, rows, words=3)])
+    monkeypatch.setattr(console, "WIDE", 60)
+    lines = [" ".join(line.split()) for line in table("made-up").stdout.splitlines()]
+    assert ["data cora, layers 16" in lines, "data citeseer, layers 16" in lines] == [True, True]
+    assert lines.count("initial_residual +50.23 +42.39 … +58.06") == 2
+    monkeypatch.setattr(console, "WIDE", 100)
+    assert "cora 16 initial_residual +50.23 +42.39 … +58.06" in " ".join(table("made-up").stdout.split())
+
+
 def test_another_board_and_another_folder(table: Run, filled: Path) -> None:
     moved = filled.rename(filled.with_name("elsewhere"))
     result = table("made-up", "shallow", "--results", moved)

@@ -1,6 +1,7 @@
 """uncollapse train, with a recipe that trains in no time."""
 
 import dataclasses
+import functools
 import json
 import re
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.cli.test_json import documented
 from tests.lab import slope
 from typer.testing import Result
 
+from uncollapse.cli import console
 from uncollapse.cli import progress as waiting
 from uncollapse.cli.train import RecipeCommands
 from uncollapse.errors import UsageError
@@ -207,7 +210,7 @@ def test_what_another_process_runs_is_left_to_it(run: Run, tmp_path: Path) -> No
     with try_lock(run_lock(slope.RECIPE, slope.Config(), Results(tmp_path / "results"))):
         result = run("train", "slope")
     assert (result.exit_code, result.stdout, slope.runs) == (2, "", [])
-    assert result.stderr == "Error: Another process is running 2-seed0 just now. Wait for its result.\n"
+    assert result.stderr == "Error: Another process is currently running 2-seed0. Wait for its result.\n"
     assert run("train", "slope").exit_code == 0
     assert [path.suffix for path in (tmp_path / "results" / "slope").iterdir()] == [".json"]
 
@@ -403,6 +406,15 @@ def test_many_figures_stand_below_each_other(run: Run, monkeypatch: pytest.Monke
     assert ["test by judge 3", "30.00 %", "30.00 %", "30.00 ± 0.00 %"] in lines
     assert ["uniformity", "-3.5", "-3.5", "-3.5 ± 0"] in lines
     assert any(line[:1] == ["time"] for line in lines)
+
+
+def test_nothing_is_broken_inside_a_word_on_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = functools.partial(Console, width=30, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "stdout_console", narrow)
+    plan = run("train", "slope", "--dry-run").stdout
+    assert re.match(r"results/slope/2-seed0--\w+\.json\n · missing, about 5 min on one *\n   core *\n", plan), plan
+    title = run("train", "slope", "--slope", "0.123456789", "--noise", "0.123456789").stdout.splitlines()[:2]
+    assert [line.strip() for line in title] == ["slope --slope 0.123456789", "--noise 0.123456789"]
 
 
 def test_a_dry_run_says_which_data_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

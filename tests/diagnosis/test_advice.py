@@ -32,6 +32,15 @@ def test_advice_can_be_followed(name: str, kind: Any) -> None:
         assert list(model.state_dict()) == keys
 
 
+@pytest.mark.parametrize(
+    ("onset", "where"), [("block 1", "in each block up to block 1"), ("blocks.5", "in each block")]
+)
+def test_the_words_and_the_line_name_the_same_blocks(onset: str, where: str) -> None:
+    tip = suggest("dimensional", onset, Subject("torch", "Model", False, ("block",)))[0]
+    assert where in tip.reason
+    assert ("layers=" in tip.code) == ("up to" in tip.reason)
+
+
 def test_advice_for_modules_by_name() -> None:
     model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(3)))
     with torch.no_grad():

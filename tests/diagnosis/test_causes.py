@@ -239,6 +239,24 @@ def test_rules_name_what_was_measured_and_nothing_else() -> None:
     assert name_causes(findings("complete"), nothing)[0].name == "unknown"
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["padding on the right", "padding on the left"])
+def test_short_texts_in_long_padding_are_measured(left: bool) -> None:
+    x = torch.randn(6, 2048, 32, generator=torch.Generator().manual_seed(0))
+    padding = torch.ones(6, 2048, dtype=torch.bool)
+    padding[1:, :4] = False  # the first sequence is only padding
+    short = {"src": x[1:, :4], "src_key_padding_mask": padding[1:, :4]}
+    long = (
+        {"src": x.roll(-4, 1), "src_key_padding_mask": padding.roll(-4, 1)}
+        if left
+        else {"src": x, "src_key_padding_mask": padding}
+    )
+    found, expected = (uc.diagnose(encoder(), [b], causes=True, plan=NO_BASELINE).parts for b in (long, short))
+    assert found is not None
+    assert expected is not None
+    for one, other in zip(found.switches, expected.switches, strict=True):
+        assert (one.name, one.cosine) == (other.name, pytest.approx(other.cosine, abs=1e-5))
+
+
 def test_a_loss_that_is_not_finite_is_left_out() -> None:
     """As of a batch without any label that counts; the rest of the diagnosis can be stored."""
     model = nn.Sequential(encoder(), nn.Flatten(), nn.Linear(8 * 32, 3))

@@ -62,7 +62,7 @@ def test_remarks_on_massive_activations_and_growth() -> None:
     layers[3][:, 0, 5] = 1e5
     cautions = " ".join(uc.diagnose_activations(layers, causal=True).verdict.cautions)
     assert "Massive activations from layer 3 on" in cautions
-    assert "Tokens grow 32-fold in length from layer 0 to layer 5" in cautions
+    assert "The norm of tokens grows 32-fold from layer 0 to layer 5" in cautions
     calm = " ".join(uc.diagnose_activations([base] * 5, causal=True).verdict.cautions)
     assert "Massive" not in calm
     assert "grow" not in calm

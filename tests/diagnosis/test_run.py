@@ -308,6 +308,8 @@ def test_bad_arguments_say_what_was_expected() -> None:
         uc.diagnose_activations([torch.randn(2, 3, 4), torch.randn(0, 3, 4)])
     with pytest.raises(ValueError, match="shape"):
         uc.diagnose_activations({"a": torch.randn(4)})
+    with pytest.raises(ValueError, match="several ways"):
+        uc.diagnose_activations([torch.randn(2, 16, 4, 4)])
     with pytest.raises(ValueError, match="no rows"):
         uc.diagnose_rows([])
     with pytest.raises(ValueError, match=r"\(m, d\)"):
@@ -566,7 +568,7 @@ def test_a_batch_of_padding_uses_up_its_second_view() -> None:
 def test_pairs_that_are_left_over_are_mentioned() -> None:
     model, data, plan = encoder().eval(), batches(3), uc.Plan(baseline=0)
     said = [uc.diagnose(model, data[:count], pairs=data, plan=plan).verdict.cautions for count in (2, 3)]
-    assert ["pairs has more" in " ".join(cautions) for cautions in said] == [True, False]
+    assert ["more pairs than batches" in " ".join(cautions) for cautions in said] == [True, False]
     x = torch.randn(12, 8)
     with pytest.raises(ValueError, match="after the 2 parts"):
         uc.diagnose_rows(x.split(4)[:2], pairs=x.split(4))

@@ -76,7 +76,7 @@ def test_a_rank_that_falls_while_similarity_stays() -> None:
     verdict = judged(*(spread(rank, rank) for rank in (64, 48, 40, 30, 20, 16)))
     assert verdict.kind == "dimensional"
     assert verdict.onset == "layer 4"  # 20/64 is below half of what it was, and below 0.4; 30/64 is not
-    assert "earlier 82%" in verdict.evidence[0].says
+    assert "(82% in an earlier layer)" in verdict.evidence[0].says
 
 
 @pytest.mark.parametrize("cosine", [0.88, 0.92, 0.97])
@@ -117,7 +117,7 @@ def test_certainty_and_its_reasons() -> None:
     assert "16 tokens" in few.cautions[0]
     ceiling = judged(normal(16, 8, 128))
     assert ceiling.certainty == "medium"
-    assert "bound the rank of the dataset by 127" in ceiling.cautions[0]
+    assert "limit the rank of the dataset to 127" in ceiling.cautions[0]
     close = judged(normal(64, 64, 64), spread(24, 3))
     assert close.certainty == "medium"
     assert "A close call" in close.cautions[0]
@@ -140,7 +140,7 @@ def test_sets_of_one_token_are_judged_over_the_dataset() -> None:
     assert narrow.evidence[0].measure == "dataset_rank_share"
     for verdict in (healthy, narrow):
         assert verdict.certainty != "high"
-        assert any("No set had three tokens" in caution for caution in verdict.cautions)
+        assert any("have fewer than three tokens" in caution for caution in verdict.cautions)
 
 
 def test_zero_tokens_are_alike() -> None:
@@ -149,21 +149,21 @@ def test_zero_tokens_are_alike() -> None:
 
 def test_a_ceiling_is_named_only_where_there_is_one() -> None:
     below, above = judged(normal(8, 10, 96)).cautions[0], judged(normal(8, 16, 96)).cautions[0]
-    assert "80 tokens of 96 features bound the rank of the dataset by 79" in below
+    assert "80 tokens of 96 features limit the rank of the dataset to 79" in below
     assert "128 tokens of 96 features are few" in above
 
 
 def test_sequences_that_are_all_the_same_are_noticed() -> None:
     verdict = judged(normal(16, 128, 64), normal(1, 128, 64, seed=1).expand(16, 128, 64))
     assert verdict.certainty == "low"
-    assert any("hardly looks at its input" in caution for caution in verdict.cautions)
+    assert any("the model hardly uses them" in caution for caution in verdict.cautions)
 
 
 def test_some_collapsed_sequences_among_healthy_ones_are_noticed() -> None:
     mixed = normal(4, 32, 64)
     mixed[:2] = mixed[:2, :1].expand(2, 32, 64)
     verdict = judged(normal(4, 32, 64), mixed)
-    assert any("a quarter of the sets or more are alike" in caution for caution in verdict.cautions)
+    assert any("In at least a quarter of the sequences, tokens are alike" in caution for caution in verdict.cautions)
 
 
 def test_a_smooth_spectrum_of_a_wide_layer_is_no_sure_collapse() -> None:

@@ -73,6 +73,15 @@ def test_the_shrinkage_is_that_of_ledoit_and_wolf(rows: int, offset: float) -> N
     assert transform.shrinkage_ == pytest.approx(scatter.shrinkage())
 
 
+@pytest.mark.parametrize("method", ["all_but_the_top", "whiten", "pca"])
+def test_autocast_does_not_round_the_map(x: Tensor, method: Any) -> None:
+    transform = uc.EmbeddingTransform(method, dims=3 if method == "pca" else None).fit(x)
+    rows = x.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = transform.transform(rows)
+    assert torch.equal(found, transform.transform(rows))
+
+
 def test_equal_rows_shrink_to_nothing_and_stay_finite() -> None:
     rows = torch.ones(60, 4)
     for method in ("center", "all_but_the_top", "whiten"):

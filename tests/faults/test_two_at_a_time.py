@@ -30,7 +30,7 @@ def test_the_same_run(machine: Machine, tmp_path: Path, record_property: Count) 
         answers = machine.run_together(folder, TRAIN, TRAIN)
         assert 0 in {answer.code for answer in answers}
         for answer in answers:
-            assert answer.code == 0 or "Another process is running csbm" in answer.sentence, answer.err
+            assert answer.code == 0 or "Another process is currently running csbm" in answer.sentence, answer.err
         check_whole(folder)
         assert said(folder) == said(whole)
         assert litter(folder) == []

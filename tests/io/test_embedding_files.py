@@ -246,6 +246,21 @@ def test_whole_numbers_in_the_first_rows_are_still_features(tmp_path: Path) -> N
     assert torch.cat(list(rows.parts())).tolist() == [[0.5, 0.0], [0.25, 1.0], [1.5, 2.5]]
 
 
+def test_columns_that_pandas_numbered_are_a_head(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("0,1,2\n0.5,0,1\n0.25,1,2\n", encoding="utf-8")
+    rows = open_rows(tmp_path / "x.csv")
+    assert torch.cat(list(rows.parts())).tolist() == [[0.5, 0.0, 1.0], [0.25, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [("id,dim_0,dim_1", [[3.0, -1.0], [2.0, 5.0]]), ("red,green,blue", [[7.0, 3.0, -1.0], [8.0, 2.0, 5.0]])],
+)
+def test_an_id_is_no_feature_of_whole_numbers(tmp_path: Path, head: str, expected: list[list[float]]) -> None:
+    (tmp_path / "x.csv").write_text(f"{head}\n7,3,-1\n8,2,5\n", encoding="utf-8")
+    assert torch.cat(list(open_rows(tmp_path / "x.csv").parts())).tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [

@@ -107,7 +107,7 @@ def test_an_encoder_and_its_decoder(run: Run, folders: Folders, part: str) -> No
 
 def test_images_of_a_folder(run: Run, folders: Folders, pictures: Path) -> None:
     result = run("diagnose", folders["vit"], "--images", pictures, "--json", "--no-baseline", "--batch-size", 4)
-    assert result.stderr == "Left out, since they cannot be read as images: broken.png (1 in all).\n"
+    assert result.stderr == "Skipped because they are not readable images: broken.png (1 in total).\n"
     found = Diagnosis.from_json(result.stdout)
     assert (found.sequences, found.batches, found.tokens) == (6, 2, 6 * 16)
     with_prefix = diagnosed(run, folders["vit"], "--images", pictures, "--tokens", "all")
@@ -205,6 +205,12 @@ def test_a_gguf_file_is_found_by_its_name_and_in_its_folder(tmp_path: Path) -> N
         origin = Origin(str(place))
         assert origin.place == str(tmp_path)
         assert origin.options == {"trust_remote_code": False, "gguf_file": "small.gguf"}
+
+
+def test_a_gguf_file_that_is_not_there_is_a_file_and_no_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = run("diagnose", "smal.gguf", "--preset", "decoder")
+    assert (result.exit_code, result.stderr) == (2, "Error: There is no file smal.gguf.\n")
 
 
 def test_libraries_speak_again_afterwards() -> None:

@@ -54,6 +54,18 @@ def test_uniformity(exclude_self: bool, normalize: bool, t: float, n: int) -> No
     )
 
 
+@pytest.mark.parametrize("t", [1e-8, 1e-4, 9e-3])
+def test_uniformity_of_a_flat_potential_keeps_its_digits_in_float32(t: float) -> None:
+    x = normal(300, 8).float()
+    squares = (torch.nn.functional.normalize(x.double(), dim=-1).sum(0).square().sum() - 300) / (300 * 299)
+    first = -t * 2 * (1 - float(squares))  # the logarithm of a mean near 1; the next term is about t²/4
+    assert float(uniformity(x, t)) == pytest.approx(first, rel=1e-6 + t)
+    rows = x.requires_grad_()
+    (slope,) = torch.autograd.grad(uniformity(rows, t), rows)
+    (exact,) = torch.autograd.grad(uniformity(double := x.detach().double().requires_grad_(), t), double)
+    torch.testing.assert_close(slope.double() / t, exact / t, rtol=1e-4, atol=1e-8)
+
+
 @pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_uniformity_takes_zero_rows_as_points(exclude_self: bool, normalize: bool) -> None:

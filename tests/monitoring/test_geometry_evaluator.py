@@ -48,6 +48,21 @@ def test_without_pairs_and_name(model: Any) -> None:
     assert evaluator.diagnosis.layers[0].dim == 8
 
 
+@pytest.mark.parametrize("wrong", [False, True], ids=["", "after an error"])
+def test_each_module_keeps_its_mode(model: Any, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.train()
+    frozen = model[0].eval()
+    if wrong:
+        monkeypatch.setattr(uc.GeometryEvaluator, "_encode", lambda self, model, texts: model.eval().nothing)
+    try:
+        uc.GeometryEvaluator(TEXTS)(model)
+    except AttributeError:
+        assert wrong
+    assert not any(module.training for module in frozen.modules())
+    assert model.training
+    assert model[1].training
+
+
 def train(model: Any, folder: Path, **options: Any) -> Any:
     data = datasets.Dataset.from_dict({"anchor": TEXTS[:16], "positive": TEXTS[16:32]})
     arguments = {"max_steps": 4, "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1}

@@ -650,6 +650,10 @@ def test_mistakes_in_rules(given: dict[str, Any], told: str) -> None:
     [
         ({"rules": [Rule("mean_cosine", 9, above=0.5)]}, "no such layer. There are: embed, block 0, block 1, block 2"),
         ({"rules": [Rule("mean_cosine", "block nine", above=0.5)]}, "no such layer"),
+        (
+            {"rules": [Rule("mean_cosine", 0, above=0.5)], "layers": "last 2"},
+            "no such layer. There are: block 1, block 2",
+        ),
         ({"rules": [Rule("mean_cosine", place="mlp.residual", above=0.5)]}, "only at: block. Pass at"),
         ({"rules": [Rule("attention_std", below=0.5)]}, "not taken there. There are: .*mean_cosine"),
         ({"measures": ("attention_std",)}, "'attention_std', which was not taken in TransformerEncoder"),

@@ -72,6 +72,12 @@ def test_other_data_and_other_depth_are_said(make) -> None:
     assert "The models have different layers, 3 and 5 of them, compared at the same relative depth." in found
 
 
+def test_embeddings_of_two_models_are_in_two_files(make) -> None:
+    one, other = (dataclasses.replace(make(data=f"{name}.npy: 9 rows"), family="embeddings") for name in "ab")
+    said = "They were read from a.npy: 9 rows; b.npy: 9 rows. Compare them only if both have the same inputs"
+    assert any(sentence.startswith(said) for sentence in difference(one, other))
+
+
 def test_another_amount_of_data_is_said(make) -> None:
     few = dataclasses.replace(make(), tokens=100)
     many = dataclasses.replace(make(), tokens=4000)

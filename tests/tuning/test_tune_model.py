@@ -64,6 +64,9 @@ def test_minimize(model: nn.Module) -> None:
     assert found.best == found.baseline
     assert found.attach_line == "# no cure was better than none"
     assert str(found).startswith("No cure was better than none")
+    repeats = uc.tune(model, dissimilarity, scale=[0.1, 0.5], direction="minimize", trials=6)
+    assert len(repeats.trials) > 3  # of which only three differ
+    assert str(repeats).startswith("No cure was better than none, over 3 trials")
 
 
 def test_a_study_stays_in_its_folder_whatever_its_name(model: nn.Module, tmp_path: Path) -> None:

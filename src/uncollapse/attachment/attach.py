@@ -44,38 +44,38 @@ def attach(
     causal: bool | None = None,
     **options: Any,
 ) -> "Attachment":
-    """Put a cure into a model, without changing its code or its own weights.
+    """Attach a cure to a model, without changing its code or its own weights.
 
-    Everything is checked before the model changes. The cure's parameters become parameters of the model: attach before
-    you create the optimizer or wrap the model in DDP. `remove()` of the returned attachment, or leaving `with`,
-    restores the model to the bit. Attach before or after `torch.compile`: compiled code is compiled again.
-    `torch.export` keeps the cure; TorchScript is not supported.
+    Everything is checked before the model changes. The cure's parameters become parameters of the model, so attach it
+    before you create the optimizer or wrap the model in DDP. `remove()` of the returned attachment, or the end of a
+    `with` block, restores the model bit for bit. Attach before or after `torch.compile`, which recompiles the model.
+    `torch.export` includes the cure; TorchScript is not supported.
 
     Args:
         model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own.
-        cure: its name, one of `uncollapse list cures`.
-        at: the place or places in each block, of `uc.places(model)`, or numbers of the ContraNorm paper for BERT and
-            ALBERT. "norms" is the input of every norm, including the last one. If not given: the place of the cure,
-            which is "attention.residual" for ContraNorm; "conv.output" in graph networks; else "block".
-        layers: in which blocks, counted from 0 and negative from the end: a number, a list, a slice, "first", "last",
-            "first 4", "last 4" or "4:8"; all if not given. Where blocks share their weights, as in ALBERT, passes are
-            counted.
+        cure: name of a cure, see `uncollapse list cures`.
+        at: one or several places in each block, from `uc.places(model)`, or their numbers in ContraNorm's code for BERT
+            and ALBERT. "norms" is the input of every norm, including the final one. If not given: the default place of
+            the cure, which is "attention.residual" for ContraNorm; "conv.output" in graph networks; otherwise "block".
+        layers: blocks, counted from 0, or from the end if negative: a number, a list, a slice, "first", "last",
+            "first 4", "last 4" or "4:8"; all if not given. If blocks share their weights, as in ALBERT, these are
+            passes.
         part: the part to mend in a model with several stacks of blocks, such as "vision_model".
-        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*"). If
-            not given, the obvious series of blocks of such a model is taken, with a warning that says which.
-        layout: how the tensors of `modules` are laid out, see `diagnose`.
-        tokens: "patches" leaves CLS, distillation and register tokens of images as they are and out of all averages;
-            "all" treats them as patches, as published code does. Cures of attention and edges act on all tokens.
+        modules: names or patterns of the modules to treat as blocks in an unknown model ("blocks.*"). If not given, the
+            outermost series of blocks is used, with a warning that says which one.
+        layout: layout of the tensors of `modules`, see `diagnose`.
+        tokens: "patches" excludes CLS, distillation and register tokens of images, which stay unchanged; "all" treats
+            them as patches, as published code does. Cures of attention and edges act on all tokens.
         padding: "counted" treats padding as real tokens, as published code does: the result for a text then depends on
             the other texts of its batch. Use it only to compare with such results.
-        causal: whether a token sees earlier ones only. If not given: what is known of the model; otherwise a trial with
-            copies of the model finds out, on a few tokens here or on the input of its first call. Pass it to avoid
-            that, and before `torch.compile`.
+        causal: whether a token sees only earlier ones. If not given and not known, a trial with copies of the model
+            decides, on a few tokens here or on the input of the first call. Pass it to skip the trial, and before
+            `torch.compile`.
         options: arguments of the cure, such as scale=0.1, and preset="bert" for a published variant of ContraNorm.
-            `dim` is needed only where the modules do not show the number of features.
+            `dim` is needed only if the number of features cannot be read from the modules.
 
     Returns:
-        The attachment: `remove()` takes the cure out, `cures` are its modules.
+        The attachment: `remove()` removes the cure, and `cures` has its modules.
 
     >>> import torch, uncollapse as uc
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 4)
@@ -180,7 +180,7 @@ def attachments(model: nn.Module) -> tuple[Attachment, ...]:
 
 
 def detach(model: nn.Module) -> None:
-    """Take all cures out of a model, also out of a copy of the model that they were attached to."""
+    """Remove all cures from a model, or from a copy of the model that they were attached to."""
     for attachment in reversed(attachments(model)):
         attachment.remove()
 
@@ -260,13 +260,13 @@ def _check_arguments(model: Any, tokens: str, padding: str) -> None:
 def _check_useful(stack: Stack, cure: Cure, layers: Layers | None, padding: str) -> None:
     """Raise if an argument would have no effect."""
     if padding == "counted" and (cure.acts_on != "tokens" or not cure.mixes or stack.layout == "nodes"):
-        raise ValueError(f"{cure.name} in {stack.architecture} meets no padding of sequences. Leave out padding.")
+        raise ValueError(f"{cure.name} in {stack.architecture} handles no padded sequences; leave out padding.")
     if cure.acts_on == "edges" and layers is not None:
         raise ValueError(f"{cure.name} changes the edges of all layers at once; leave out layers.")
 
 
 def _check_not_wrapped(model: nn.Module, planned: list[PlannedCure]) -> None:
-    """Raise if the model is wrapped: what synchronises gradients only knows the parameters that it started with."""
+    """Raise if the model is wrapped: what synchronizes gradients only knows the parameters that it started with."""
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
     kinds = forward.class_names(model)
     found = next((name for name in wrappers if name in kinds), None)
@@ -290,5 +290,5 @@ def _warn_if_present(model: nn.Module, cure: str, planned: list[PlannedCure]) ->
     spots = {(id(model.get_submodule(one.site.path)), one.site.side) for one in planned}
     for old in attachments(model):
         if old.cure == cure and spots & {(id(installed.module), installed.side) for installed in old._installed}:
-            warnings.warn(f"The model has this cure there already: {old}. Both act now.", stacklevel=3)
+            warnings.warn(f"The model already has this cure there: {old}. Both are active.", stacklevel=3)
             return

@@ -80,8 +80,8 @@ class Causality:
             )
         if x.shape[-2] > 1:
             self._warn(
-                f"Whether {self.stack.architecture} is causal could not be found out: {self.problem}. The cure lets "
-                f"every token see later ones. {REMEDY}."
+                f"The trial could not determine whether {self.stack.architecture} is causal: {self.problem}. The cure "
+                f"lets every token see later ones. {REMEDY}."
             )
         return False
 

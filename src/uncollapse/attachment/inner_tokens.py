@@ -85,7 +85,7 @@ class Spot(NamedTuple):
 class Tokens:
     """The tokens of some layers in the last forward pass, inside `with`. Created by `tokens`.
 
-    Layers have the names that they were asked for by. Iterating gives these names.
+    Layers have the names under which they were requested. Iterating gives these names.
     """
 
     def __init__(self, model: nn.Module, stack: Stack, spots: dict[LayerName, Spot], tokens: TokenChoice) -> None:
@@ -99,7 +99,9 @@ class Tokens:
 
     def __enter__(self) -> "Tokens":
         if self._is_open:
-            raise RuntimeError("These tokens are in use: `with` was entered a second time before it was left.")
+            raise RuntimeError(
+                "These tokens are already in use: leave the first `with` block before you enter another one."
+            )
         self._reader.__enter__()
         self._is_open = True
         if forward.is_compiled(self._model):
@@ -186,7 +188,7 @@ class Tokens:
     def _raw(self, layer: LayerName) -> Tensor:
         if layer not in self._spots:
             asked = ", ".join(map(repr, self._spots))
-            raise ValueError(f"Layer {layer!r} was not asked for, only {asked}; add it to layers.")
+            raise ValueError(f"Layer {layer!r} was not requested, only {asked}; add it to layers.")
         self._check_open()
         if layer not in self._found:
             raise RuntimeError(

@@ -214,7 +214,7 @@ def _fill(done: tuple[Attachment, ...], weights: Mapping[str, Tensor]) -> None:
     """Copy saved weights into the cures."""
     own = _weights(done)
     shapes = [{key: tuple(tensor.shape) for key, tensor in side.items()} for side in (weights, own)]
-    wrong = next((key for key in {**shapes[0], **shapes[1]} if shapes[0].get(key) != shapes[1].get(key)), None)
+    wrong = next((key for key in {**shapes[1], **shapes[0]} if shapes[0].get(key) != shapes[1].get(key)), None)
     if wrong is not None:
         saved, here = (str(side.get(wrong, "nothing")) for side in shapes)
         raise ValueError(f"The saved cure does not fit this model: {wrong} has shape {saved} in the file, {here} here.")

@@ -158,8 +158,8 @@ class ModuleHooks:
         if side == "output" and not self.warned and _has_rivals(value, x):
             self.warned = True
             warnings.warn(
-                f"{self.name} returns {describe(value)}. The cure acts on the first tensor; if the model goes on with "
-                "another one, attach it to a module inside.",
+                f"{self.name} returns {describe(value)}. The cure acts on the first tensor; if the model continues "
+                "with another one, attach it to a module inside.",
                 stacklevel=2,
             )
         for writer in writers:

@@ -399,12 +399,12 @@ def _reinitialize(model: nn.Module, path: str) -> nn.Module:
     try:  # extra weights of the new one, such as a pooler or removed layers, do not matter
         missing, _ = copied.get_submodule(path).load_state_dict(new, strict=False)
     except RuntimeError as error:
-        raise ValueError(f"{name} has no random twin: its weights are not those of its config. {error}") from error
+        raise ValueError(f"{name} has no random baseline: its weights do not match its config. {error}") from error
     missing = [name for name in missing if not is_of_cure(name)]
     if missing:
         raise ValueError(
-            f"{name} has no random twin: a new one lacks {len(missing)} of its weights, such as {missing[0]}. "
-            "Remove what was added to it, such as adapters."
+            f"{name} has no random baseline: a new model of its config lacks {len(missing)} of its weights, such as "
+            f"{missing[0]}. Remove what was added to it, such as adapters."
         )
     reset_cures(copied)
     return copied
@@ -429,5 +429,5 @@ def _new(part: Any) -> nn.Module:
             torch.default_generator.manual_seed(SEED)  # torch.manual_seed would reset other devices as well
             new: nn.Module = type(part)(copy.deepcopy(part.config))
     except TypeError as error:
-        raise ValueError(f"{name} has no random twin: its class needs more than a config. {error}") from error
+        raise ValueError(f"{name} has no random baseline: its class needs more than a config. {error}") from error
     return new

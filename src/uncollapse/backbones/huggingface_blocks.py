@@ -1,7 +1,7 @@
 """The blocks of transformers models: where they are, the modules around them, and the places of each kind of block.
 
 transformers writes each architecture out in full, so that dozens of classes have the same block under different names.
-A kind of block is recognised by the children that its forward pass uses, in their order. Nothing of transformers is
+A kind of block is recognized by the children that its forward pass uses, in their order. Nothing of transformers is
 imported.
 """
 

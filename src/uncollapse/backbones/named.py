@@ -145,7 +145,9 @@ def suggestion(model: nn.Module) -> str:
     series = {name: list(module.children()) for name, module in model.named_modules() if _is_series(module)}
     if not series:
         parts = ", ".join(f"{name} ({type(child).__name__})" for name, child in model.named_children())
-        return f"Name its blocks with modules=[…] or --modules. It consists of: {parts or 'nothing'}."
+        if not parts:
+            return "It has no parts that could be its blocks. Measure what it returns with uc.diagnose_activations."
+        return f"Name its blocks with modules=[…] or --modules. It consists of: {parts}."
     listed = "; ".join(f"{len(c)} × {type(c[0]).__name__} in {name or 'the model'}" for name, c in series.items())
     pattern = repr(join_path(next(iter(series)), "*"))
     return (

@@ -53,8 +53,8 @@ def reinitialize(model: nn.Module, initialize: Callable[[nn.Module], None] = res
     missed = [name for name, parameter in fresh.named_parameters() if bool(parameter.isnan().any())]
     if missed:
         raise ValueError(
-            f"{type(model).__name__} has no random twin: it is not known how to initialize {_some(missed)}. Give their "
-            "modules a method reset_parameters(), or leave out the comparison with random weights."
+            f"{type(model).__name__} has no random baseline: it is not known how to initialize {_some(missed)}. Give "
+            "their modules a method reset_parameters(), or pass plan=uc.Plan(baseline=0)."
         )
     return fresh.to(device)
 
@@ -70,7 +70,7 @@ def _device(model: nn.Module) -> torch.device:
     devices = {parameter.device for parameter in parameters.values()}
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
         where = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"{name} has no random twin: its weights must be on one real device, got {where}.")
+        raise ValueError(f"{name} has no random baseline: its weights must be on one real device, got {where}.")
     return next(iter(devices), torch.device("cpu"))
 
 
@@ -81,8 +81,8 @@ def check_not_quantized(model: nn.Module) -> None:
     other += [key for key, kind in kinds.items() if kind.startswith(QUANTIZED) and not key.endswith("_packed_params")]
     if other:
         raise ValueError(
-            f"{type(model).__name__} has no random twin: {_some(other)} are quantized, not floating-point. Load it "
-            "without quantization."
+            f"{type(model).__name__} has no random baseline: {_some(other)} are quantized, not floating-point. Load "
+            "it without quantization."
         )
 
 

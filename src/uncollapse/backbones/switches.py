@@ -91,7 +91,7 @@ class Switchboard:
         self._mix(self._mean)
 
     def stop_mixing(self) -> None:
-        """Let each token attend to itself alone, and each node see no neighbour."""
+        """Let each token attend to itself alone, and each node see no neighbor."""
         self._mix(lambda v: v)
         for path in dict.fromkeys(b.path for b in self.stack.blocks if "conv.output" in b.places):
             conv = self.model.get_submodule(path)

@@ -30,7 +30,7 @@ def compare(
         list[Path], typer.Argument(metavar="A.json B.json", help="Diagnoses; the first is the reference.")
     ],
     out: Annotated[
-        Path | None, option("FILE", f"The report with all of them in the same plots; {REPORT} if not given.")
+        Path | None, option("FILE", f"Report file with all diagnoses in the same plots; {REPORT} if not given.")
     ] = None,
     as_json: Annotated[
         bool, flag("--json", "Print the comparison as JSON and nothing else; writes a report only with --out.")

@@ -39,12 +39,12 @@ def stdout_console() -> Console:
 def print_note(words: str) -> None:
     """Print a sentence on stderr, apart from the result; it is wrapped between words on a terminal."""
     said = escape_controls(words)
-    typer.echo(_wrap_lines(said) if sys.stderr.isatty() else said, err=True)
+    typer.echo(wrap_lines(said) if sys.stderr.isatty() else said, err=True)
 
 
 def print_words(words: str) -> None:
     """Print a sentence on stdout; it is wrapped between words on a terminal."""
-    typer.echo(_wrap_lines(words) if sys.stdout.isatty() else words)
+    typer.echo(wrap_lines(words) if sys.stdout.isatty() else words)
 
 
 def print_written(paths: Iterable[Path | str], *, err: bool = False) -> None:
@@ -53,7 +53,8 @@ def print_written(paths: Iterable[Path | str], *, err: bool = False) -> None:
         typer.echo(f"Written: {path}", err=err)
 
 
-def _wrap_lines(words: str) -> str:
+def wrap_lines(words: str) -> str:
+    """Break lines between words at the width of the terminal; no word is broken, so paths can be copied."""
     width = shutil.get_terminal_size().columns
     return "\n".join(
         textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in words.split("\n")

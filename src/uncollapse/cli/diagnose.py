@@ -48,7 +48,7 @@ NAMES = (
 def diagnose(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=NAMES, show_default=False)],
-    text: Annotated[str | None, option("FILE", "One text per line; - is the standard input.", DATA)] = None,
+    text: Annotated[str | None, option("FILE", "File with one text per line; - reads standard input.", DATA)] = None,
     images: Annotated[Path | None, option("DIR", "A folder of images, with its subfolders.", DATA)] = None,
     graph: Annotated[
         str | None,
@@ -62,10 +62,12 @@ def diagnose(
     batches: Annotated[str | None, option("MODULE:FUNCTION", "A function that returns batches.", DATA)] = None,
     data_root: Annotated[Path | None, option("DIR", "Folder of the named graphs.", DATA)] = None,
     batch_size: Annotated[int, option("N", "Samples per batch.", DATA, min=1)] = 32,
-    max_length: Annotated[int | None, option("N", "At most so many tokens per text; 128 if not given.", DATA)] = None,
-    max_batches: Annotated[int | None, option("N", "Stop after so many batches.", DATA, min=1)] = None,
+    max_length: Annotated[int | None, option("N", "Maximum number of tokens per text; 128 if not given.", DATA)] = None,
+    max_batches: Annotated[int | None, option("N", "Maximum number of batches.", DATA, min=1)] = None,
     checkpoint: Annotated[Path | None, option("FILE", "Weights to load: safetensors or torch.", MODEL)] = None,
-    random_weights: Annotated[bool, flag("--random-weights", "The architecture with random weights.", MODEL)] = False,
+    random_weights: Annotated[
+        bool, flag("--random-weights", "Use the architecture with random weights.", MODEL)
+    ] = False,
     device: Annotated[
         str, option("DEVICE", "cpu, cuda, mps or auto.", MODEL, autocompletion=complete_from(DEVICES))
     ] = "auto",
@@ -100,13 +102,13 @@ def diagnose(
     part: Annotated[str | None, option("NAME", "The part to measure, such as vision_model.", MEASURE)] = None,
     tokens: Annotated[
         Literal["patches", "all"],
-        option("patches|all", "all: including CLS, distillation and register tokens.", MEASURE),
+        option("patches|all", "all includes CLS, distillation and register tokens.", MEASURE),
     ] = "patches",
     layout: Annotated[
-        Layout | None, option("LAYOUT", f"Of the outputs of --modules: {', '.join(typing.get_args(Layout))}.", MEASURE)
+        Layout | None, option("LAYOUT", f"Layout of --modules: {', '.join(typing.get_args(Layout))}.", MEASURE)
     ] = None,
     attention: Annotated[bool, flag("--attention", "Measure attention maps too.", MEASURE)] = False,
-    why: Annotated[bool, flag("--why", "Look for the cause: measure parts, and switch them off.", MEASURE)] = False,
+    why: Annotated[bool, flag("--why", "Look for the cause: measure parts, switch them off.", MEASURE)] = False,
     preset: Annotated[
         Literal["decoder"] | None,
         option("decoder", "For language models: long texts, few at a time, the stored dtype, no baseline.", MODEL),
@@ -186,6 +188,8 @@ def _measure_parts(
             _note_surprises(loaded, data, bar.note)
             done = bar.stage(f"Measuring {loaded.name} {one.part if alone else ''}".rstrip(), data.total)
             found.append(_measure(loaded, one, replace(data, batches=_limit(data, wanted, done)), device, why))
+            if data.unreadable:  # known after the last batch
+                bar.note(_unreadable_note(data))
         except (UsageError, RuntimeError) as error:
             if not alone:
                 raise
@@ -194,6 +198,12 @@ def _measure_parts(
     if not found:
         raise problems[0]
     return replace(found[0], others=(*found[0].others, *found[1:]))
+
+
+def _unreadable_note(data: "Data") -> str:
+    """Return which files were no images."""
+    names = ", ".join(path.name for path in data.unreadable[:5]) + (", …" if len(data.unreadable) > 5 else "")
+    return f"Skipped because they are not readable images: {names} ({len(data.unreadable)} in total)."
 
 
 def _note_surprises(loaded: "LoadedModel", data: "Data", note: Callable[[str], None]) -> None:
@@ -229,14 +239,10 @@ def _measure(loaded: "LoadedModel", target: "Target", data: "Data", device: "tor
     labels = Labels(loaded.name, data.words, data.example, data.unknown)
     options: dict[str, Any] = {"gather": distributed.launch_size() > 1, "probe": make_probe(target) if why else None}
     try:
-        diagnosis = measure(target, data.batches, device=device, call=data.call, labels=labels, **options)
+        return measure(target, data.batches, device=device, call=data.call, labels=labels, **options)
     except UsageError:
         raise
     except ValueError as error:  # our own checks of the arguments, and the model's checks of its input
         raise UsageError(str(error)) from error
     except Exception as error:
         raise RuntimeError(f"{loaded.name} failed on {data.words}: {error_sentence(error)}") from error
-    if data.unreadable and distributed.is_launch_rank_zero():
-        names = ", ".join(path.name for path in data.unreadable[:5]) + (", …" if len(data.unreadable) > 5 else "")
-        console.print_note(f"Left out, since they cannot be read as images: {names} ({len(data.unreadable)} in all).")
-    return diagnosis

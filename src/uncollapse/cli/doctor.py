@@ -97,7 +97,7 @@ def doctor(
     as_json: Annotated[bool, flag("--json", "Print the findings as JSON and nothing else.")] = False,
     gpu: Annotated[bool, flag("--gpu", "Verify and time the kernels on this GPU, as text for an issue.")] = False,
 ) -> None:
-    """Check the installation: versions, devices, optional parts and how to get them, and a self-check."""
+    """Check the installation: versions, devices, optional libraries and how to install them, and a self-test."""
     if gpu:
         _report_gpu(as_json)
     found = []

@@ -36,7 +36,7 @@ def embeddings(
         typer.Argument(
             metavar="FILE",
             help="Rows of features: .npy, .npz, .parquet, .arrow, .csv, .tsv, .jsonl, .pt, .safetensors, .faiss "
-            "(flat); or a folder or pattern of such files, also of datasets.",
+            "(flat); or a folder or pattern of such files, or a folder of `datasets`.",
         ),
     ],
     pairs: Annotated[Path | None, option("FILE", "The second views of the same rows, for alignment.")] = None,
@@ -56,8 +56,8 @@ def embeddings(
             MEND,
         ),
     ] = None,
-    dry_run: Annotated[bool, flag("--dry-run", "Only say what --mend would do.", MEND)] = False,
-    force: Annotated[bool, flag("--force", "Mend also where no gain is expected.", MEND)] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what --mend would do.", MEND)] = False,
+    force: Annotated[bool, flag("--force", "Mend even if no gain is expected.", MEND)] = False,
     name: Name = None,
     out: Annotated[
         Path | None,
@@ -70,7 +70,7 @@ def embeddings(
     as_json: AsJson = False,
     fail_on_collapse: FailOnCollapse = False,
 ) -> None:
-    """Measure embeddings in a file, which may be larger than memory: rank, uniformity, alignment of pairs."""
+    """Measure the rank, uniformity and alignment of embeddings in a file, which may be larger than memory."""
     from uncollapse.io.embedding_files import open_rows
 
     distributed.join_group("cpu")  # first: errors are then printed once, not by each process
@@ -78,11 +78,11 @@ def embeddings(
     if mend is not None:
         if pairs is not None or fail_on_collapse:
             given = "--pairs" if pairs is not None else "--fail-on-collapse"
-            raise UsageError(f"{given} does not go with --mend, which changes one file; measure the new file with it.")
+            raise UsageError(f"{given} cannot be combined with --mend; run the command again on the new file.")
         asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
         return _mend(open_rows(file, key), mend, name, asked, Mending(out, dry_run, force, as_json))
     if dry_run or force:
-        raise UsageError("--dry-run and --force go with --mend METHOD.")
+        raise UsageError("--dry-run and --force require --mend METHOD.")
     place = console.output_folder(out, name, as_json)
     rows = open_rows(file, key)
     second = None if pairs is None else _open_pairs(rows, pairs, key)

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Column
 
 from uncollapse import distributed
-from uncollapse.cli.console import print_note
+from uncollapse.cli.console import print_note, wrap_lines
 from uncollapse.cli.run_tables import ACCURACIES, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class ProgressBar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Erase the bar; what is printed from now on stands where it was."""
         self._timer.cancel()
         with self._lock:
             self._over = True
@@ -102,12 +106,18 @@ class ProgressBar:
     def note(self, words: str) -> None:
         """Print a line on stderr, above the bar."""
         if not self._silent:
-            self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
+            _print_above(self._bar, words)
 
     def _show(self) -> None:
         with self._lock:
             if not self._over:
                 self._bar.start()
+
+
+def _print_above(bar: Progress, words: str) -> None:
+    """Print a sentence above a bar; it is wrapped between words on a terminal."""
+    lines = wrap_lines(words) if bar.console.is_terminal else words
+    bar.console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
 
 def count_steps(items: Iterable[T], done: Callable[[int], None]) -> Iterator[T]:
@@ -195,7 +205,7 @@ class SweepBars(SweepLines):
 
     def note(self, words: str) -> None:
         """Print a line above the bars."""
-        self._bar.console.print(words, markup=False, highlight=False, soft_wrap=True)
+        _print_above(self._bar, words)
 
 
 def sweep_progress() -> SweepLines:

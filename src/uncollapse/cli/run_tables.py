@@ -91,9 +91,15 @@ def print_plan(plan: Sequence[PlannedRun], *, as_json: bool) -> None:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     terminal = console.stdout_console()
-    terminal.print(plan_table(plan))
+    table = plan_table(plan)
+    fits = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum <= terminal.width
+    if fits:
+        terminal.print(table)
     for run in plan:
         terminal.print(Text(str(run.path)), soft_wrap=True)
+        if not fits:  # a long name would be broken inside
+            cost = f", about {format_duration(run.seconds)} on one core" if run.due else ""
+            console.print_paragraph(terminal, f"{run.state}{cost}", bullet=" · ")
     due = [run for run in plan if run.due]
     for words in dict.fromkeys(run.missing for run in due if run.missing):
         console.print_paragraph(terminal, f"{MISSING} {words}", style="bold red")
@@ -115,7 +121,7 @@ def print_outcomes(title: str, outcomes: Sequence[Outcome]) -> None:
     terminal = console.stdout_console()
     table = _by_seed(outcomes)
     wide = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum
-    terminal.print(Text(title, style="italic"), soft_wrap=True)  # above the table, not in it: it may be far wider
+    console.print_paragraph(terminal, title, style="italic")  # above the table, not in it: it may be far wider
     terminal.print(table if wide <= terminal.width else _by_metric(outcomes))
     for words in (*_class_lists(outcomes), *_skipped_images(outcomes), *_throughput(outcomes)):
         terminal.print(Text(words), soft_wrap=True)

@@ -54,7 +54,7 @@ def sweep(
         option("KEY=VALUE", "A field that all runs share; it narrows a grid; repeatable.", WHAT, "--set"),
     ] = None,
     budget_minutes: Annotated[
-        float | None, option("N", "Stop after so many minutes; the same command continues.", HOW, min=0.0)
+        float | None, option("N", "Stop after this many minutes; the same command continues.", HOW, min=0.0)
     ] = None,
     jobs: Annotated[
         int | None, option("N", "Processes, one thread each; one per core if not given.", HOW, min=1)

@@ -35,7 +35,7 @@ def table(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="Whose results: see `uncollapse list recipes`.",
+            help="Recipe whose results to show; see `uncollapse list recipes`.",
             autocompletion=complete_recipe,
         ),
     ],
@@ -43,7 +43,9 @@ def table(
         str | None, typer.Argument(metavar="TABLE", help="Which of its tables; the first if not given.")
     ] = None,
     results: Annotated[Path, option("DIR", "Folder of the results.")] = Path("results"),
-    markdown: Annotated[Path | None, option("FILE", "Write it as Markdown; - prints that and nothing else.")] = None,
+    markdown: Annotated[
+        Path | None, option("FILE", "Write the table as Markdown; - prints it, and nothing else.")
+    ] = None,
     pairs: Annotated[
         list[str] | None, option("KEY=VALUE", "Only results with this setting; repeatable.", None, "--set")
     ] = None,
@@ -177,19 +179,19 @@ def _show(table: PaperTable, made: Sequence[TableCell], details: Sequence[Detail
 
 
 def _show_details(terminal: Console, details: Details) -> None:
-    """Print a further table; one paragraph per row where it is too wide for whole words.
+    """Print a further table; where it is too wide for whole words, one per place, or else one paragraph per row.
 
     Such a paragraph begins with the columns of words, or with the first three if all columns are words.
     """
-    from uncollapse.diagnosis.result import table_width
-
     if not details.rows:
         console.print_paragraph(terminal, f"{details.title}: {details.note}")
         return
-    columns = zip(details.head, *details.rows, strict=True)
-    least = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
-    if table_width(least) <= terminal.width:
-        terminal.print(_details_table(details, least, terminal.width))
+    parts = [details] if _fits(details, terminal.width, whole=True) else _by_place(details)
+    if all(_fits(part, terminal.width) for part in parts):
+        if parts != [details]:
+            console.print_paragraph(terminal, details.title, style="bold")
+        for part in parts:
+            terminal.print(_details_table(part, terminal.width))
     else:
         console.print_paragraph(terminal, details.title, style="bold")
         for row in details.rows:
@@ -200,10 +202,40 @@ def _show_details(terminal: Console, details: Details) -> None:
     console.print_paragraph(terminal, details.note)
 
 
-def _details_table(details: Details, least: list[int], width: int) -> Table:
+def _by_place(details: Details) -> list[Details]:
+    """Return one table per place, which its title names instead of the first columns; itself if it has no places."""
+    if details.words != PLACE:
+        return [details]
+    places: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for row in details.rows:
+        places.setdefault(row[: PLACE - 1], []).append(row[PLACE - 1 :])
+    named = {place: ", ".join(map(" ".join, zip(details.head, place, strict=False))) for place in places}
+    return [Details(named[place], "", details.head[PLACE - 1 :], rows) for place, rows in places.items()]
+
+
+def _fits(details: Details, width: int, whole: bool = False) -> bool:
+    from uncollapse.diagnosis.result import table_width
+
+    return table_width(_least_widths(details, whole)) <= width
+
+
+def _least_widths(details: Details, whole: bool) -> list[int]:
+    """Return the width of the longest word of each column; whole: "a … b" and "a → b" in the rows count as one."""
+    columns = zip(details.head, *details.rows, strict=True)
+    return [max(_longest_word(text, whole and text != head) for text in (head, *of)) for head, *of in columns]
+
+
+def _longest_word(text: str, whole: bool) -> int:
+    for sign in "…→" if whole else "":
+        text = text.replace(f" {sign} ", f"_{sign}_")
+    return max(map(len, text.split()), default=0)
+
+
+def _details_table(details: Details, width: int) -> Table:
     from uncollapse.diagnosis.result import exact_widths
 
     table = Table(title=Text(details.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    least = _least_widths(details, whole=_fits(details, width, whole=True))
     widths = exact_widths(list(details.head), [list(row) for row in details.rows], least, width)
     for number, (name, exact) in enumerate(zip(details.head, widths, strict=True)):
         table.add_column(Text(name), justify="left" if number < details.words else "right", width=exact)

@@ -151,7 +151,7 @@ def _takes_part(recipe: "Recipe", asked: TrainOptions) -> bool:
         return True
     if distributed.is_launch_rank_zero():
         console.print_note(
-            f"{recipe.name} cannot be shared by {count} processes: the first one runs it, and the others wait. "
+            f"{recipe.name} cannot be split over {count} processes: rank 0 runs it, and the others wait. "
             "`uncollapse sweep --jobs` runs several experiments at the same time."
         )
     return not distributed.wait_for_rank_zero()
@@ -220,6 +220,7 @@ def _run(
         try:
             done = _run_locked(recipe, config, results, runtime, asked.again)
         except AlarmError as alarm:
+            bar.end()  # the alarm is printed on stdout
             _print_alarm(alarm, config.seed, asked.as_json)
             raise typer.Exit(console.COLLAPSED) from None
         except KeyboardInterrupt as interrupt:
@@ -241,7 +242,7 @@ def _print_alarm(alarm: "AlarmError", seed: int, as_json: bool) -> None:
         return
     console.print_words(f"{alarm} The run with seed {seed} has no result.")
     for code in alarm.facts["advice"]:
-        typer.echo(f" → {code}")
+        console.print_paragraph(console.stdout_console(), code, bullet=" → ")
 
 
 def _find_result(
@@ -268,7 +269,7 @@ def _run_locked(recipe: "Recipe", config: Any, results: "Results", runtime: "Run
     path = results.path(recipe, config)
     with try_lock(run_lock(recipe, config, results)) if distributed.is_rank_zero() else nullcontext(False) as locked:
         if not distributed.on_rank_zero(lambda: locked):
-            raise UsageError(f"Another process is running {recipe.name_of(config)} just now. Wait for its result.")
+            raise UsageError(f"Another process is currently running {recipe.name_of(config)}. Wait for its result.")
         record, new = run_one(recipe, config, results, runtime, again)
     return Outcome(record, path, new)
 

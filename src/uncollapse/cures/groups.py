@@ -1,4 +1,4 @@
-"""Nodes of several graphs in one matrix (PyG's `batch` vector): sort, split and average by graph; neighbours."""
+"""Nodes of several graphs in one matrix (PyG's `batch` vector): sort, split and average by graph; neighbors."""
 
 import weakref
 

@@ -24,7 +24,7 @@ def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
 
 def _without_common_directions() -> Advice:
     """Return how stored rows are mended without training, with how often that has helped."""
-    words = "removes the directions that all rows share, without training, for rows that are compared by cosine"
+    words = "removes the directions that all rows share, without training; for rows that are compared by cosine"
     counts = embedding_outlook(acts=True)
     code = "uc.EmbeddingTransform().fit_transform(x)"
     return Advice("all_but_the_top", "embeddings", f"{words}{f'; {counts}' if counts else ''}", code)
@@ -45,7 +45,7 @@ def from_measured(measured: Measured) -> tuple[Advice, ...]:
     helpful = measured.helpful
     if not helpful:
         best = measured.gains[0]
-        words = f"nothing that was measured helped {measured.where}; the best was {best.row}, {best.text}; see {PAGE}"
+        words = f"no measured change helped {measured.where}; the best was {best.row}, {best.text}; see {PAGE}"
         return (Advice("none", "model", words, "# compare over seeds before you change the model"),)
     chosen = list(helpful[:SHOWN])
     cures = [gain for gain in helpful if gain.cure]
@@ -106,11 +106,11 @@ def _against(cause: Cause, subject: Subject) -> tuple[Advice, ...]:
             start = "[torch.nn.init.orthogonal_(w) for w in model.parameters() if w.dim() == 2]"
             return (Advice("initialization", "training", "keeps the size of gradients over depth", start),)
         case "vanishing_gradients" if "mlp.output" in subject.places:
-            return (_tip("layer_scale", "mlp.output", "lets branches start small; train again with a lower rate"),)
+            return (_tip("layer_scale", "mlp.output", "lets branches start small; also lower the learning rate"),)
         case "mixing":
             return _for_graphs(subject) if graph else _against_attention(subject)
         case "norm_growth" if "attention.norm.input" in subject.places:
-            return (_tip("layer_norm_scaling", "attention.norm", "lets late blocks count; for training from scratch"),)
+            return (_tip("layer_norm_scaling", "attention.norm", "gives later blocks weight; train from scratch"),)
         case "few_directions":
             spread = "loss = loss + uc.covariance_loss(x)"
             whiten = 'uc.EmbeddingTransform("whiten").fit_transform(x)'
@@ -125,7 +125,7 @@ def _against_attention(subject: Subject) -> tuple[Advice, ...]:
     place = "attention.residual" if "attention.residual" in subject.places else "block"
     named = f", modules={list(subject.modules)!r}" if subject.modules else ""
     spread = _tip("contra_norm", place, "spreads the tokens that attention averages", f"scale=0.1{named}")
-    centered = _tip("centered_attention", "attention.context", "takes the mean out of what attention adds")
+    centered = _tip("centered_attention", "attention.context", "removes the mean from the output of attention")
     return (spread, centered) if "attention.context" in subject.places else (spread,)
 
 
@@ -133,7 +133,7 @@ def _for_graphs(subject: Subject) -> tuple[Advice, ...]:
     hidden = f', layers="first {subject.blocks - 1}"' if subject.outputs else ""
     contra = f'scale=1.0, preset="gnn"{hidden}'
     return (
-        _tip("contra_norm", "conv.output", "after each convolution, leaving out neighbours", contra),
+        _tip("contra_norm", "conv.output", "after each convolution, excluding neighbors", contra),
         _tip("pair_norm", "conv.output", "preserves the total distance between nodes", hidden.removeprefix(", ")),
     )
 
@@ -141,7 +141,7 @@ def _for_graphs(subject: Subject) -> tuple[Advice, ...]:
 def _for_transformers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
     place = "attention.residual" if "attention.residual" in subject.places else "block"
     named = f", modules={list(subject.modules)!r}" if subject.modules else ""
-    blocks = "each block" if onset == "embed" else f"each block up to {onset}"
+    blocks = f"each block up to {onset}" if _layers(onset) else "each block"  # as the line of code has it
     first = _tip("contra_norm", place, f"in {blocks}", f"scale=0.1{_layers(onset)}{named}")
     if subject.causal:
         return (first,)
@@ -152,7 +152,7 @@ def _for_transformers(kind: Kind, onset: str, subject: Subject) -> tuple[Advice,
     if kind == "complete":
         return (first,)
     dual = f'scale=0.1, axis="features"{named}'
-    return first, _tip("contra_norm", place, "the dual over features, designed for dimensional collapse", dual)
+    return first, _tip("contra_norm", place, "the variant over features, designed for dimensional collapse", dual)
 
 
 def _tip(cure: str, place: str, reason: str, options: str = "") -> Advice:

@@ -28,10 +28,10 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Labels:
-    """How a diagnosis is labelled in tables and reports.
+    """How a diagnosis is labeled in tables and reports.
 
-    model: the name of the model; its class if not given. data: what the model read, in words. example: the tokens of
-    the first sequence as text, for the heat map. unknown: the share of tokens that the tokenizer does not know.
+    model: the name of the model; its class if not given. data: a description of the data. example: the tokens of the
+    first sequence as text, for the heat map. unknown: the share of tokens that the tokenizer does not know.
     """
 
     model: str | None = None
@@ -106,7 +106,7 @@ def settings_of(config: StatsConfig, places: Sequence[str]) -> dict[str, Any]:
 def check_enough(tokens: int) -> None:
     """Raise ValueError unless there are at least two tokens."""
     if tokens < 2:
-        raise ValueError(f"Collapse is about how tokens differ; there must be at least two, got {tokens}.")
+        raise ValueError(f"Collapse is about how tokens or rows differ; there must be at least two, got {tokens}.")
 
 
 def _versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from uncollapse.diagnosis.verdict import ALIKE, NARROW, Findings
 VANISHED = 1e-3  # gradient after the first block over the largest, below which it has vanished
 GREW = 10.0  # growth of the stream's length from the first block to the longest
 LITTLE = 0.1  # share that the branches of the last blocks add, below which they add little
-ALONE = "If each one saw only itself"
+ALONE = "Without mixing"
 APART = 3.0  # factor by which 1 − cosine, or the rank share, must rise for a switch to explain a collapse
 
 
@@ -35,7 +35,7 @@ def _no_residual(parts: Parts) -> Cause | None:
     without = [block for block in known if block.residual == 0]
     if not known or 2 * len(without) <= len(known):
         return None
-    says = [f"In {len(without)} of {len(known)} blocks, nothing of the input bypasses the layer."]
+    says = [f"In {len(without)} of {len(known)} blocks, no part of the input bypasses the layer."]
     says += _effect(parts, "residual added", "With a residual added to the same weights")
     return Cause("no_residual", "There is no residual connection.", tuple(says))
 
@@ -98,7 +98,8 @@ def _input(found: Findings) -> Cause | None:
     if first.name != "embed" or found.first > 0:
         return None
     shown = [evidence for c in found.collapses if (evidence := found.shows(c.kind, 0)) is not None]
-    return Cause("input", "What enters the first block is collapsed.", tuple(f"{e.says.capitalize()}." for e in shown))
+    says = tuple(f"{evidence.says.capitalize()}." for evidence in shown)
+    return Cause("input", "The input of the first block is already collapsed.", says)
 
 
 def _few_directions(found: Findings, parts: Parts) -> Cause | None:

@@ -38,22 +38,22 @@ def _doubts(found: Findings) -> Iterator[tuple[int, str]]:
     """Yield the reasons to be less certain, each with its weight."""
     yield from _about_amounts(found)
     if found.subject.unknown >= UNKNOWN[0]:
-        alike = "they all enter as the same token, so layers look more alike than on text that it knows"
+        alike = "all of these become the same token, so layers look more alike than on known words"
         weight = 2 if found.subject.unknown >= UNKNOWN[1] else 1
         yield weight, f"The tokenizer does not know {found.subject.unknown:.0%} of the tokens: {alike}."
     for evidence in _close_calls(found):
         yield 1, f"A close call: {evidence.says} at {evidence.layer} (bound {evidence.bound:.2f})."
     yield from _about_sequences(found)
     if len(found.layers) > 3 and found.first == len(found.layers) - 1:
-        narrowing = "Models that were trained on few classes narrow there on purpose"
+        narrowing = "Models trained on few classes use few dimensions there by design"
         yield 1, f"Only the last block shows it. {narrowing}; look at the blocks before it."
     if len(found.layers) > 1 and found.first == 0 and not found.subject.partial:
-        yield 1, f"It is there at {found.layers[0].name} already: the input itself is alike or narrow."
+        yield 1, f"{found.layers[0].name} is already collapsed: the input itself is alike or spans few dimensions."
     for collapse in found.collapses:
         dims, most = _dimensions(found, collapse.evidence[-1])
         if collapse.kind == "dimensional" and most > WIDE and math.log(max(dims, 1)) > STILL * math.log(most):
-            smooth = "smooth spectra of wide layers have low shares too; look at the singular values"
-            yield 1, f"These are still about {dims:.0f} dimensions of {most}: {smooth}."
+            smooth = "smooth spectra of wide layers also have low shares; look at the singular values"
+            yield 1, f"The rank is still about {dims:.0f} of {most}: {smooth}."
 
 
 def _remarks(found: Findings) -> Iterator[str]:
@@ -76,9 +76,9 @@ def _remarks(found: Findings) -> Iterator[str]:
         yield f"{batches} left out: empty, or only padding."
     if found.subject.unpaired:
         batches = "1 batch has" if found.subject.unpaired == 1 else f"{found.subject.unpaired} batches have"
-        yield f"{batches} a second view that is only padding, and no part in the alignment."
+        yield f"{batches} a second view that is only padding; alignment leaves these out."
     if found.subject.spare_pairs:
-        yield "pairs has more batches than batches has; the rest was not read. Check that each is a view of its batch."
+        yield "There are more pairs than batches; the rest was not read. Check that each is a view of its batch."
     yield from _outliers(found)
     yield from _recoveries(found)
     if found.subject.one_graph:
@@ -89,30 +89,38 @@ def _remarks(found: Findings) -> Iterator[str]:
 def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
     seen, dim, noun = found.last.tokens, found.last.dim, found.nouns[0]
     if seen < 64:
-        yield 2, f"Only {seen} {noun} were seen; pass at least a few hundred."
+        yield 2, f"Only {seen} {noun} were measured; pass at least a few hundred."
     elif seen < 2 * dim:
-        ceiling = f"bound the rank of the dataset by {seen - 1}; it is compared with that ceiling"
-        few = ceiling if seen <= dim else "are few: the rank of the dataset comes out too low"
+        ceiling = f"limit the rank of the dataset to {seen - 1}; its share is relative to this limit"
+        few = ceiling if seen <= dim else "are few: the rank of the dataset is underestimated"
         yield 1, f"{seen} {noun} of {dim} features {few}. Use {4 * dim:,} or more."
     elif dim > (size := sample_size(dim)):
         yield 1, f"The rank share of the dataset comes from {size} {noun}, fewer than the {dim} features."
     if dim < SMALLEST:
-        yield 1, f"{dim} features are few: a low rank is not far from a full one."
+        yield 1, f"{dim} features are few: a low rank is hard to distinguish from a full one."
     if found.sequences < 8 and seen < 512 * found.sequences and found.subject.family != "embeddings":
         few = "one sequence was" if found.sequences == 1 else f"{found.sequences} sequences were"
-        yield 1, f"Only {few} seen: too few to tell how much they differ."
+        yield 1, f"Only {few} measured: too few to tell how much sequences differ."
     if "rank_share" not in found.last.measures:
-        yield 1, f"No set had three {noun}: they are evaluated over the whole dataset, not within {found.nouns[1]}."
+        yield 1, f"{_sets(found)} have fewer than three {noun}, so {noun} are compared over the whole dataset."
 
 
 def _about_sequences(found: Findings) -> Iterator[tuple[int, str]]:
     """Yield doubts about sequences of which only some are healthy, or that do not differ at all."""
     cosine, pooled = found.last.measures.get("robust_cosine"), found.last["pooled_cosine"]
     if cosine is not None and not found.collapses and cosine.quantiles and cosine.mean < ALIKE <= cosine.quantiles[3]:
-        yield 1, f"At {found.last.name} a quarter of the sets or more are alike (cosine {cosine.quantiles[3]:.2f})."
+        sets = f"In at least a quarter of the {_sets(found).lower()}"
+        yield 1, f"{sets}, {found.nouns[0]} are alike at {found.last.name} (cosine {cosine.quantiles[3]:.2f})."
     if pooled >= SAME and not any(collapse.kind == "complete" for collapse in found.collapses):
-        same = f"All sets look the same at {found.last.name}: the cosine of their means is {pooled:.4f}"
-        yield 2, f"{same}. Either they are, or the model hardly looks at its input."
+        same = (
+            f"All {_sets(found).lower()} look the same at {found.last.name}: the cosine of their means is {pooled:.4f}"
+        )
+        yield 2, f"{same}. Either the inputs are the same, or the model hardly uses them."
+
+
+def _sets(found: Findings) -> str:
+    """Return what the rows come in: "Sequences", "Graphs" or "Samples"."""
+    return f"{found.nouns[1].split()[-1].capitalize()}s"
 
 
 def _dimensions(found: Findings, evidence: Evidence) -> tuple[float, int]:
@@ -162,8 +170,8 @@ def _massive(found: Findings) -> Iterator[str]:
     if len(blocks) > 3 and blocks[-1]["token_norm"] > GROWTH * blocks[0]["token_norm"]:
         grown = blocks[-1]["token_norm"] / blocks[0]["token_norm"]
         yield (
-            f"Tokens grow {grown:.0f}-fold in length from {blocks[0].name} to {blocks[-1].name}: under pre-norm, later "
-            "blocks change them less and less. If you train from scratch, try layer_norm_scaling."
+            f"The norm of tokens grows {grown:.0f}-fold from {blocks[0].name} to {blocks[-1].name}: with pre-norm, "
+            "later blocks change them less and less. If you train from scratch, try layer_norm_scaling."
         )
 
 
@@ -180,7 +188,7 @@ def _recoveries(found: Findings) -> Iterator[str]:
 
 
 def _compared_with_random(found: Findings) -> Iterator[str]:
-    """Yield the measures of the same layer in a randomly initialised model."""
+    """Yield the measures of the same layer in a randomly initialized model."""
     own = found.last
     random = {layer.name: layer for layer in found.baseline if layer.place == OUTPUT}.get(own.name)
     if random is not None:

@@ -78,7 +78,7 @@ def _number(value: float, digits: int = 3) -> str:
 
 
 def row_distances(rows: Tensor) -> tuple[float, ...]:
-    """Return the shares per bin of the distances ‖x − y‖ of two different rows (n, d), which are normalised.
+    """Return the shares per bin of the distances ‖x − y‖ of two different rows (n, d), which are normalized.
 
     Each row is compared with up to 32 others, spread evenly over all.
     """

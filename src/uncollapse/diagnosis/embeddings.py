@@ -286,7 +286,7 @@ def make_bootstrap(level: float, draws: int, seed: int) -> Bootstrap | None:
 
 
 def _distances(first: Tensor, second: Tensor, alpha: float) -> Tensor:
-    """Return ‖x − y‖^α of normalised rows and their second views, (m, d) and (m, d) -> (m,)."""
+    """Return ‖x − y‖^α of normalized rows and their second views, (m, d) and (m, d) -> (m,)."""
     squares = (numerics.unit_rows(first.double()) - numerics.unit_rows(second.double())).square().sum(-1)
     return squares.pow(alpha / 2)
 
@@ -320,12 +320,12 @@ def diagnose_rows(
 ) -> Diagnosis:
     """Measure a stream of embeddings, such as a file that does not fit into memory: one layer, one pass.
 
-    All rows count as one set. Spectrum, ranks, mean cosine and correlations are those of all rows, and alignment is
-    over all pairs. Uniformity, the rank shares and the robust cosine are measured on a uniform sample of at most 1,024
-    rows, fewer beyond 16,384 features. For rows wider than 1,536 features, so is everything but alignment. How the
-    stream is divided into parts makes no difference. Alignment and uniformity have an interval, in `layer.intervals`
-    and in the cautions of the verdict; `uniformity_gap` is the distance to the optimum in percent. `RowStatistics` does
-    the same for rows on many machines.
+    All rows count as one set. Spectrum, ranks, mean cosine and correlations are computed over all rows, and alignment
+    over all pairs. Uniformity, the rank shares and the robust cosine come from a uniform sample of at most 1,024 rows,
+    fewer beyond 16,384 features. For rows wider than 1,536 features, everything but alignment comes from this sample.
+    The division of the stream into parts makes no difference. Alignment and uniformity have an interval, in
+    `layer.intervals` and in the cautions of the verdict; `uniformity_gap` is the distance to the optimum in percent.
+    `RowStatistics` does the same for rows on many machines.
 
     Args:
         rows: parts (m, d) of the embeddings.

@@ -50,7 +50,7 @@ MEASURES: dict[str, Measure] = {
             "mean_cosine",
             "sequence",
             "similarity",
-            "mean cosine of two tokens; 1 = all alike",
+            "mean cosine of two tokens; 1 = all point the same way",
         ),
         _of(
             "robust_cosine",
@@ -78,7 +78,7 @@ MEASURES: dict[str, Measure] = {
             "rank",
             "higher",
             (0, 1),
-            "effective rank of the centred tokens of a sequence, without outliers, over the most that it could be",
+            "effective rank of the centered tokens of a sequence, without outliers, divided by its maximum",
         ),
         _of(
             "dataset_rank",
@@ -93,7 +93,7 @@ MEASURES: dict[str, Measure] = {
             "rank",
             "higher",
             (0, 1),
-            "effective rank of all tokens with standardised features, without outliers, over the most it could be",
+            "effective rank of all tokens with standardized features, without outliers, divided by its maximum",
         ),
         _of(
             "token_variance",
@@ -119,7 +119,7 @@ MEASURES: dict[str, Measure] = {
             "spread",
             "lower",
             (None, 100),
-            "percent that the uniformity of embeddings is from that of a uniform distribution; 100 = one point",
+            "distance of the uniformity of embeddings from its optimum, in percent; 100 = one point",
         ),
         _of(
             "feature_correlation",
@@ -147,7 +147,7 @@ MEASURES: dict[str, Measure] = {
             "outliers",
             None,
             (0, None),
-            "largest |activation| over the median one; from about 1,000 on called massive (arXiv 2402.17762)",
+            "largest |activation| over the median; called massive from about 1,000 on (arXiv 2402.17762)",
         ),
         Measure(
             "token_norm",
@@ -155,7 +155,7 @@ MEASURES: dict[str, Measure] = {
             "spread",
             None,
             (0, None),
-            "median length of the tokens, without the first; it grows with depth under pre-norm",
+            "median length of the tokens, without the first; it grows with depth in pre-norm models",
         ),
         _of(
             "attention_similarity",
@@ -185,7 +185,7 @@ MEASURES: dict[str, Measure] = {
             "mean_average_distance",
             "sequence",
             "graph",
-            "mean cosine distance of a node to its neighbours",
+            "mean cosine distance of a node to its neighbors",
         ),
         _of(
             "alignment",

@@ -141,9 +141,12 @@ class PartProbe:
         return sets, torch.ones(sets.shape[:2], dtype=torch.bool, device=sets.device) if mask is None else mask
 
     def _summarize(self, sets: Tensor, mask: Tensor) -> _Tokens:
-        positions = torch.randperm(sets.shape[1], generator=torch.Generator().manual_seed(self.seed))[:TOKENS]
-        positions = positions.sort().values.to(sets.device)
-        x, real = sets[:SETS, positions], mask[:SETS, positions]
+        chosen = (mask.sum(-1) >= 3).nonzero()[:SETS, 0]
+        sets, mask = sets[chosen], mask[chosen]
+        positions = mask.any(0).nonzero()[:, 0]  # most may be padding in all of them
+        order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(self.seed))[:TOKENS]
+        positions = positions[order.sort().values.to(sets.device)]
+        x, real = sets[:, positions], mask[:, positions]
         enough = real.sum(-1) >= 3
         if not bool(enough.any()):
             raise ValueError("no sequence has three tokens")

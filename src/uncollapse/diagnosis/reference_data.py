@@ -120,7 +120,7 @@ def _overlaps(cause: str, other: str) -> bool:
 class Outcome:
     """What acting brought in like cases: how many there are, where it clearly helped or hurt, and the median gain.
 
-    sources: from how many data sets or encoders. median: in points of the score.
+    sources: from how many datasets or encoders. median: in points of the score.
     """
 
     cases: int
@@ -148,7 +148,7 @@ def outlook(family: str, kind: str) -> str:
     found = read_outcomes().get(what, {}).get(kind)
     if found is None or found.cases < ENOUGH or found.sources < VARIED:
         return "" if kind == "none" else f"Too few {what} with this verdict were measured to say whether acting helps."
-    counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} data sets, the best cure"
+    counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} datasets, the best cure"
     median = format_points(found.median)
     counts += f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {median})"
     likely = found.helped > 2 * max(found.hurt, found.cases - found.helped)
@@ -201,7 +201,7 @@ def healthy_like(settings: Mapping[str, Any]) -> HealthyModels | None:
 
 
 def interpolate(values: Sequence[float], depth: float) -> float:
-    """Return the value at a relative depth between 0 and 1, on the line between its neighbours.
+    """Return the value at a relative depth between 0 and 1, on the line between its neighbors.
 
     >>> interpolate([0.0, 1.0, 3.0], 0.75)
     2.0

@@ -189,15 +189,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A model measured layer by layer.
+    """The measurements of a model, layer by layer, with a verdict.
 
-    model: its name. architecture: class name. family: name of the backbone. parameters: their number. data: what the
-    model read, in words. batches, sequences, tokens: how many. layers: in the order of the model, after each block;
-    layers at other places follow in the same order. baseline: the layers of a randomly initialised model of the same
-    architecture, on fewer batches; empty if not measured. example: the tokens of the heat maps, as text. settings: how
-    it was measured. versions, created, seconds: for repeating it. parts: what each part of each block does, if causes
-    were looked for. others: the diagnoses of the other parts of the model, such as its second tower, from the same
-    passes.
+    model: its name. architecture: class name. family: name of the backbone. parameters: their number. data: a
+    description of the data. batches, sequences, tokens: their numbers. layers: the layers after each block, in the
+    order of the model, followed by those at other places. baseline: the layers of a randomly initialized model of the
+    same architecture, on fewer batches; empty if not measured. example: the tokens of the heat maps, as text. settings:
+    the arguments of the measurement. versions, created, seconds: the environment, the date and the duration. parts: the
+    effect of each part of each block, with `causes=True`. others: the diagnoses of the other parts of the model, such
+    as its second tower, from the same passes.
     """
 
     model: str

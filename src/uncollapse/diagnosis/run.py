@@ -34,10 +34,10 @@ from uncollapse.pairwise import numerics
 class Plan:
     """How a diagnosis samples.
 
-    baseline: on how many batches a randomly initialised copy of the architecture is measured for comparison, 0 for
-    none. rank_samples: how many sequences of each batch have their rank measured; of the first batch at least eight.
-    embed: whether to measure what enters the first block, which is slow for graphs with thousands of features. seed: of
-    all sampling.
+    baseline: number of batches on which a randomly initialized copy of the architecture is measured for comparison; 0
+    for none. rank_samples: number of sequences per batch whose rank is measured, at least eight in the first batch.
+    embed: whether to measure the input of the first block, which is slow for graphs with thousands of features. seed:
+    seed of all sampling.
     """
 
     baseline: int = 1
@@ -114,46 +114,46 @@ def diagnose(
     plan: Plan = Plan(),
     gather: bool = False,
 ) -> Diagnosis:
-    """Measure every layer of a model while it runs over some batches, and report where and how it collapses.
+    """Measure every layer of a model on some batches, and report where and how its representations collapse.
 
-    The model is not changed: hooks are removed, and its mode, device, dtype and the random states are restored. There
+    The model does not change: hooks are removed, and its mode, device, dtype and the random states are restored. There
     is one pass over the batches, and memory does not grow with their number. To measure only some batches, or to show
     progress, wrap them: `itertools.islice(loader, 20)`, `tqdm(loader)`.
 
     Args:
-        model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own. Of
-            a SentenceTransformer the tokens of each block and the final embeddings are measured.
-        batches: what the model takes: tensors, mappings of arguments, tuples of which as many elements are passed on as
-            the model's forward requires, or PyG data objects; for a SentenceTransformer, texts or lists of texts.
-        layers: which blocks, counted from 0 and negative from the end: a number, a slice, "first", "last", "first 4",
-            "last 4" or "4:8", "embed" for what enters block 0, "final" for what leaves the last norm, or a list of
-            these; all if not given.
-        at: the place or places in each block, of `uc.places(model)`. "block" is the residual stream after the block and
-            is always measured, because the verdict reads it; "attention.residual" and "mlp.residual" are after the
-            attention and after the MLP.
-        modules: names or patterns of the modules that are the blocks, for models that are not known ("blocks.*"). If
-            not given, the obvious series of blocks of such a model is taken, and a remark says which.
-        part: the part to measure in a model with several stacks of blocks, such as "vision_model"; if not given, all
-            parts that run: the first one is the diagnosis, and its `others` are those of the other parts.
+        model: a HuggingFace, timm, PyG or torch model, or any module with `modules`; it may be wrapped in your own. For
+            a SentenceTransformer, the tokens of each block and the final embeddings are measured.
+        batches: what the model takes: tensors, mappings of arguments, tuples (as many elements are passed as the
+            model's forward requires), or PyG data objects; for a SentenceTransformer, texts or lists of texts.
+        layers: blocks to measure, counted from 0, or from the end if negative: a number, a slice, "first", "last",
+            "first 4", "last 4" or "4:8", "embed" for the input of block 0, "final" for the output of the final norm, or
+            a list of these; all if not given.
+        at: one or several places in each block, from `uc.places(model)`. "block" is the residual stream after the block
+            and is always measured, because the verdict is based on it; "attention.residual" and "mlp.residual" are
+            after the attention and after the MLP.
+        modules: names or patterns of the modules to treat as blocks in an unknown model ("blocks.*"). If not given, the
+            outermost series of blocks is used, and a note says which one.
+        part: the part to measure in a model with several stacks of blocks, such as "vision_model". If not given, all
+            parts that run are measured: the diagnosis is about the first one, and `others` has those of the others.
         tokens: "patches" leaves out CLS, distillation and register tokens; "all" includes them.
         layout: the layout of the outputs of `modules`: "tokens" (b, n, d), "sequence_first" (n, b, d), "vectors"
             (b, d), "channels_first" (b, d, h, w), "channels_last" (b, h, w, d), "nodes" (n, d). If not given, it
             depends on the number of dimensions, and for images on the modules in the block.
-        attention: measure attention maps too. Where the model calls torch's fused attention, its maps are computed
-            tile by tile and never stored; other models return whole maps.
-        causes: also look for the cause, on the first batch: what each part of a block does, what the residual carries,
-            gradient norms, and what happens if a part is switched off. It takes about eight passes more.
-        loss: for `causes`: what the model returned and the batch -> the loss, for gradient norms. If not given, the
-            model's own loss, or the cross-entropy of its logits and the labels of the batch, if there are any.
-        pairs: batches with a second view of each sample, in the same order, for alignment. Each batch needs its own;
-            further ones are not read, with a remark.
-        device: run there, and move the model back afterwards; where the model is if not given.
-        call: how the model is run on a batch, `call(model, batch)`, where the rule for `batches` does not fit.
+        attention: also measure attention maps. If the model uses torch's fused attention, its maps are computed tile by
+            tile and never stored; other models return whole maps.
+        causes: also look for the cause, on the first batch: the effect of each part of a block, what the residual
+            carries, gradient norms, and the effect of switching parts off. This takes about eight more passes.
+        loss: for `causes`, a function of the model's output and the batch that returns the loss, for gradient norms. If
+            not given, the model's own loss, or the cross-entropy of its logits and the labels of the batch.
+        pairs: batches with a second view of each sample, in the same order, for alignment: one for each batch. Extra
+            batches are not read, and a note says so.
+        device: where to run the model, which is moved back afterwards; its current device if not given.
+        call: how to run the model on a batch, `call(model, batch)`, if the rule for `batches` does not fit.
         labels: names of the model and of the data, and the tokens of an example, for tables and reports.
-        plan: how to sample: the random baseline, ranks, what enters the first block, and the seed.
+        plan: how to sample: the random baseline, ranks, the input of the first block, and the seed.
         gather: share the batches with the other processes of `torch.distributed`, which all call this with the same
-            batches: of N processes each measures every N-th batch. Measures of all tokens or sequences are the same as
-            in one process; samples differ. All processes get the diagnosis. The first one measures the baseline.
+            batches: each of N processes measures every N-th batch. Metrics of all tokens or sequences are the same as
+            in one process; samples differ. All processes get the diagnosis. Rank 0 measures the baseline.
 
     Returns:
         A Diagnosis: `print(d)`, `d.verdict`, `d.layers`, `d.save("d.json")`, `d.report("report.html")`.
@@ -319,6 +319,11 @@ def diagnose_activations(
     layers, sequences = [], 0
     for name, x in activations.items():
         numerics.check_rows(x, name=f"The tensor of {name}")
+        if x.dim() > 3:
+            raise ValueError(
+                f"The tensor of {name} must have shape (b, n, d) or (n, d), got {tuple(x.shape)}, which can be read in "
+                "several ways. Images (b, d, h, w) become tokens by x.flatten(2).mT, (b, h, w, d) by x.flatten(1, 2)."
+            )
         stats = LayerStats(config)
         sets, real = sets_with_mask(x, "tokens", context, prefix=True)
         stats.update(sets, real, context)
@@ -345,7 +350,7 @@ def check_batches(batches: Any) -> None:
 
 
 class _Baseline:
-    """A randomly initialised copy of the architecture, measured on the first batches.
+    """A randomly initialized copy of the architecture, measured on the first batches.
 
     layers: what was measured. batches: on how many. missing: why there are no layers, "" if none were asked for.
     """

@@ -72,7 +72,7 @@ class Collapse:
 class Findings:
     """What the measures of a model show.
 
-    layers: the residual stream after each block. baseline: layers of a randomly initialised model. sequences: how many
+    layers: the residual stream after each block. baseline: layers of a randomly initialized model. sequences: how many
     were measured.
     """
 
@@ -168,8 +168,8 @@ class Findings:
             bound = max(NARROW, min(FALLEN[0] * peak, FALLEN[1]))
             if share < bound:
                 whose = self.nouns[1] if name == "rank_share" else "the dataset"
-                before = "" if bound == NARROW else f" (earlier {peak:.0%})"
-                says = f"{self.nouns[0]} of {whose} span {share:.1%} of the dimensions open to them{before}"
+                before = "" if bound == NARROW else f" ({peak:.0%} in an earlier layer)"
+                says = f"{self.nouns[0]} of {whose} span {share:.1%} of the available dimensions{before}"
                 return Evidence(layer.name, name, share, bound, says)
         return None
 

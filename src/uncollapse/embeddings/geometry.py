@@ -61,7 +61,7 @@ class Scatter:
         """Return the weight, from 0 to 1, with which the covariance shrinks towards a multiple of the identity.
 
         Ledoit & Wolf, A well-conditioned estimator for large-dimensional covariance matrices (2004): the weight that
-        minimises the expected squared error. 1 if all rows are equal.
+        minimizes the expected squared error. 1 if all rows are equal.
         """
         covariance, n, d = self.moments.covariance(), self.count, self.dim
         mu = float(covariance.trace()) / d

@@ -31,16 +31,16 @@ class EmbeddingTransform:
         none              y = x
         auto              one of these from the geometry of the rows, see `advice_`; often none
 
-    It has scikit-learn's interface (`fit`, `transform`, `get_params`), so it goes into pipelines. Rows may be NumPy
-    arrays or tensors. Use it for rows that are compared by cosine; a classifier that is trained on them loses by it.
-    `fit` also takes an iterable of parts, such as a stream, and `partial_fit` one part. Transforms that were fitted to
-    different parts can be merged, exactly. Rows too few for what is asked are an error.
+    It has scikit-learn's interface (`fit`, `transform`, `get_params`) and can be used in pipelines. Rows may be NumPy
+    arrays or tensors. Use it for rows that are compared by cosine; classifiers trained on the rows lose accuracy. `fit`
+    also takes an iterable of parts, such as a stream, and `partial_fit` a single part. Transforms fitted to different
+    parts can be merged exactly. Too few rows for the method are an error.
 
     Args:
         method: One of the above.
-        k: Directions that all_but_the_top removes; d/100, at least 1, if not given.
-        dims: Dimensions that pca returns.
-        shrinkage: Of the covariance in whiten, from 0 to 1; "auto" is Ledoit and Wolf's.
+        k: Number of directions that all_but_the_top removes; d/100, at least 1, if not given.
+        dims: Number of dimensions that pca returns.
+        shrinkage: Shrinkage of the covariance in whiten, from 0 to 1; "auto" is Ledoit and Wolf's.
 
     >>> import torch, uncollapse as uc
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0)) + 5

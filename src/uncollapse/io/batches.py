@@ -195,7 +195,7 @@ def load_data(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     needed = _kind(loaded.model, stack)
     kind = next(iter(request.kinds), needed)
     if kind is None:
-        raise UsageError(f"It is unknown what kind of data {loaded.name} reads; pass --batches module:function.")
+        raise UsageError(f"The kind of data that {loaded.name} reads is not known; pass --batches module:function.")
     if needed is not None and kind != needed:
         raise UsageError(f"{loaded.name} reads {_noun(needed)}, so --{kind} does not fit; pass --{needed}.")
     return {"text": _text, "images": _images, "graph": _graph}[kind](loaded, stack, request)
@@ -307,7 +307,7 @@ def _image_reader(loaded: LoadedModel) -> Any:
         return hf_models.hf_image_reader(hf_models.Origin(loaded.origin))
     if hasattr(loaded.model, "pretrained_cfg"):
         return timm_models.timm_image_reader(loaded.model)
-    raise UsageError(f"It is unknown how to preprocess images for {loaded.name}; pass --batches module:function.")
+    raise UsageError(f"The image preprocessing of {loaded.name} is not known; pass --batches module:function.")
 
 
 def _cast(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:

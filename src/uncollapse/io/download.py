@@ -24,7 +24,7 @@ def download_missing(dataset: Any, settings: Mapping[str, Any], folder: Path, pa
     """Download the raw files of a PyG dataset that a folder lacks.
 
     Args:
-        dataset: The class. It is not initialised, which would read the files; only its `download` runs.
+        dataset: The class. It is not initialized, which would read the files; only its `download` runs.
         settings: Attributes that `download` needs, such as the name.
         folder: Where the files go; existing ones are not changed.
         page: Where a user finds the files, for the error.

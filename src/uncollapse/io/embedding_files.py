@@ -104,7 +104,7 @@ def _read_all(files: list[Rows], first: int, last: int) -> Iterator[Any]:
 
 def _read_npy(path: Path, key: str | None) -> Rows:
     if key is not None:
-        raise UsageError(f"{path.name} holds one array, which has no name; leave out --key.")
+        raise UsageError(f"{path.name} holds one array, which has no name; leave out --key or --column.")
     kind = ".npy file of numbers"
     with file_errors(path, kind), path.open("rb") as file:
         shape, by_column, dtype = tensor_files.read_header(file, path.stat().st_size)

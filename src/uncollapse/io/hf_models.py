@@ -187,6 +187,8 @@ def quiet_loading(origin: Origin) -> Iterator[Any]:
         raise
     except Exception as error:  # a damaged folder raises many kinds of errors
         if origin.options.get("local_files_only"):
+            if origin.place.endswith(".gguf"):
+                raise UsageError(f"There is no file {origin.place}.") from error
             raise UsageError(
                 f"{origin.place} is not a local folder, and the hub cannot be reached now; "
                 "name a folder with the saved model, or connect and try again."

@@ -25,7 +25,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def open_images(paths: Sequence[Path], unreadable: list[Path]) -> Iterator[Any]:
-    """Yield the images of the files in colour; files that cannot be read are added to `unreadable`."""
+    """Yield the images of the files in color; files that cannot be read are added to `unreadable`."""
     for path in paths:
         try:
             with path.open("rb") as file:
@@ -71,7 +71,7 @@ class UnreadableError(Exception):
 
 
 def decode_image(file: IO[bytes], name: str) -> Any:
-    """Return the image in colour (RGB); UnreadableError, with `name` in its message, if it cannot be read.
+    """Return the image in color (RGB); UnreadableError, with `name` in its message, if it cannot be read.
 
     Transparency and the orientation tag are ignored, as in torchvision. Images with more pixels than Pillow considers
     safe are refused before they are decoded.

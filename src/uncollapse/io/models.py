@@ -88,7 +88,7 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
         return LoadedModel(timm_models.load_timm_model(name, random_weights=random_weights), name)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise UsageError(
-            f"{what} has weights without their model; name the function that builds it: "
+            f"{what} has weights but no model; name the function that builds the model: "
             f"uncollapse diagnose module:function --checkpoint {what}"
         )
     if _names_function(what):

@@ -2,7 +2,7 @@
 
 The files are pickles, and a pickle is a program. PyG unpickles them only if every file is one of the public files, by
 its SHA-256. Other files go through a restricted unpickler: it allows only the instructions that matrices and lists of
-neighbours need, and replaces every class by a stand-in that stores its arguments and does nothing. Declared sizes are
+neighbors need, and replaces every class by a stand-in that stores its arguments and does nothing. Declared sizes are
 compared with the number of bytes before any memory is taken. Both ways give the same tensors to the bit.
 """
 
@@ -179,7 +179,7 @@ def _matrix(path: Path, pickled: bytes) -> NDArray[numpy.float32]:
 
 
 def read_neighbours(path: Path) -> dict[int, list[int]]:
-    """Read a dictionary from each node to the list of its neighbours, with the restricted unpickler."""
+    """Read a dictionary from each node to the list of its neighbors, with the restricted unpickler."""
     return _neighbours(path, _read_bytes(path))
 
 

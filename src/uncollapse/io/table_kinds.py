@@ -3,6 +3,7 @@
 import csv as plain_csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _open_text_table(path: Path) -> TableFile:
         names, has_head = _column_names(path)
         reader = _open_delimited(path, names, has_head, None, arrow)
         head = next(iter(reader), None)
-        kinds = {} if head is None else _column_kinds(head, arrow, has_head)
+        kinds = {} if head is None else _column_kinds(head, arrow)
         again = partial(_delimited_batches, path, names, has_head, kinds)
         count = sum(len(batch) for _, batch in again(names[:1], 0, 2**62, LONGEST_LINE)) if kinds else 0
     listed = arrow.list_(arrow.float64())
@@ -136,13 +137,17 @@ def _open_text_table(path: Path) -> TableFile:
 
 
 def _column_names(path: Path) -> tuple[list[str], bool]:
-    """Return the names of the columns, f0, f1 … if the first line holds numbers only, and whether there is a head."""
+    """Return the names of the columns, f0, f1 … if the first line is a row of numbers, and whether there is a head.
+
+    The numbers 0, 1, 2 … are a head: pandas names columns so.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
         line = file.readline(LONGEST_LINE)
     fields = next(plain_csv.reader([line], delimiter=_delimiter(path)), [])
     if not fields or len(fields) > FEATURES or len(line) == LONGEST_LINE:
         raise UsageError(f"{path.name} must have 1 to {FEATURES:,} columns, got {len(fields):,} in its first line.")
-    has_head = not all(map(_is_number, fields))
+    counted = len(fields) > 2 and fields == [str(number) for number in range(len(fields))]
+    has_head = counted or not all(map(_is_number, fields))
     if has_head and len(set(fields)) < len(fields):
         raise UsageError(f"{path.name} has two columns of the same name; give each its own.")
     return fields if has_head else [f"f{number}" for number in range(len(fields))], has_head
@@ -168,18 +173,22 @@ def _open_delimited(path: Path, names: list[str], has_head: bool, kinds: dict[st
     return csv.open_csv(path, read, parse, csv.ConvertOptions(column_types=texts, null_values=["", "NA", "null"]))
 
 
-def _column_kinds(batch: Any, arrow: Any, has_head: bool) -> dict[str, Any]:
+def _column_kinds(batch: Any, arrow: Any) -> dict[str, Any]:
     """Return the type of each column: float64 for features, "list" for texts that are lists, or else text.
 
-    A column of whole numbers is one of features if it is named like one with fractions ("dim_3" like "dim_0").
+    A column of whole numbers is one of features if it is named like one with fractions ("dim_3" like "dim_0"). Where
+    all numbers are whole, the columns whose kind of name is the most frequent are the features: "dim_0", but not "id".
     """
     types: Any = import_optional("pyarrow", "data").types
     fractions = {_pattern(field.name) for field in batch.schema if types.is_floating(field.type)}
     lists = {field.name for field in batch.schema if types.is_string(field.type) and _has_lists(batch, field.name)}
+    whole = Counter(_pattern(field.name) for field in batch.schema if types.is_integer(field.type))
+    usual = {pattern for pattern, count in whole.items() if count == max(whole.values())}
+    alike = fractions if fractions or lists else usual
     kinds: dict[str, Any] = dict.fromkeys(lists, "list")
     for field in batch.schema:
-        like = _pattern(field.name) in fractions or not has_head or not (fractions or lists)
-        is_feature = types.is_floating(field.type) or (types.is_integer(field.type) and like)
+        is_whole = types.is_integer(field.type) and _pattern(field.name) in alike
+        is_feature = types.is_floating(field.type) or is_whole
         kinds.setdefault(field.name, arrow.float64() if is_feature else arrow.string())
     return kinds
 

@@ -29,7 +29,7 @@ def read_lines(path: Path, key: str | None) -> Rows:
         lists = [name for name, value in head.items() if _is_vector(value)]
         key = choose_key(path.name, key, lists)
     elif key is not None:
-        raise UsageError(f"{path.name} has no names; leave out --key.")
+        raise UsageError(f"{path.name} has no names; leave out --key or --column.")
     words = path.name if key is None else f"{path.name}, {key}"
     dim = len(_vector(words, 0, head, key, None)) if head is not None else 0
 
@@ -96,7 +96,7 @@ def read_torch(path: Path, key: str | None) -> Rows:
         key = choose_key(path.name, key, there)
         content = named[key]
     elif key is not None:
-        raise UsageError(f"{path.name} holds one tensor, which has no name; leave out --key.")
+        raise UsageError(f"{path.name} holds one tensor, which has no name; leave out --key or --column.")
     words = path.name if key is None else f"{path.name}, {key}"
     if content.dim() != 2 or content.is_complex() or content.dtype == torch.bool or content.layout != torch.strided:
         raise UsageError(f"{words} must hold numbers of shape (rows, features), got {tuple(content.shape)}.")
@@ -137,7 +137,7 @@ UNUSED = 1 << 20
 def read_flat_index(path: Path, key: str | None) -> Rows:
     """Open the vectors of a flat FAISS index; the library itself is not needed."""
     if key is not None:
-        raise UsageError(f"{path.name} is an index, which has no names; leave out --key.")
+        raise UsageError(f"{path.name} is an index, which has no names; leave out --key or --column.")
     with file_errors(path, "FAISS index"), path.open("rb") as file:
         flat = _read_head(file, path)
 

@@ -32,7 +32,7 @@ def info_nce(
 
         mean over i of  −log[ e^{x_i·y_i/τ} / (e^{x_i·y_i/τ} + Σ_{k in negatives of i} e^{x_i·k/τ}) ]
 
-    InfoNCE (arXiv 1807.03748) as analysed by Wang & Isola (arXiv 2005.10242). With M negatives, log(M+1) − loss is a
+    InfoNCE (arXiv 1807.03748) as analyzed by Wang & Isola (arXiv 2005.10242). With M negatives, log(M+1) − loss is a
     lower bound on the mutual information of the two views. Memory is linear in the number of rows.
 
     Args:

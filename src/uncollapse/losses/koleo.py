@@ -1,4 +1,4 @@
-"""The KoLeo regularizer: the distance of each row to its nearest neighbour (Sablayrolles et al., arXiv 1806.03198)."""
+"""The KoLeo regularizer: the distance of each row to its nearest neighbor (Sablayrolles et al., arXiv 1806.03198)."""
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ PAPER = "Spreading Vectors for Similarity Search, ICLR 2019, arXiv 1806.03198"
 def koleo_loss(
     x: Tensor, *, normalize: bool = True, eps: float = 1e-8, mask: Tensor | None = None, gather: bool = False
 ) -> Tensor:
-    """Push each row away from its nearest neighbour.
+    """Push each row away from its nearest neighbor.
 
         −(1/n) Σ_i log(ρ_i + ε),   ρ_i = min_{j≠i} ‖x_i − x_j‖
 
     Sablayrolles et al., arXiv 1806.03198; an estimate of minus the entropy of the rows (Kozachenko & Leonenko),
     used by DINOv2 and DINOv3 on class tokens. `uniform_loss` pushes all pairs apart, this one only the nearest. The
     released code gives inf for close images in float16, where its ε of 1e-8 is 0, and for a batch of one; here
-    distances are computed in float32, and a row without neighbour does not count. Memory is linear in n.
+    distances are computed in float32, and a row without neighbor does not count. Memory is linear in n.
 
     Args:
         x: rows (..., n, d).

@@ -59,7 +59,7 @@ class SentenceLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[Mapping[str, Any]], labels: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return the terms of the loss, whose sum is minimised."""
+        """Return the terms of the loss, whose sum is minimized."""
         columns = [self.model(dict(features))["sentence_embedding"] for features in sentence_features]
         return self.compute_loss_from_embeddings(columns, labels)
 

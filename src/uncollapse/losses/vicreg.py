@@ -82,7 +82,7 @@ def covariance_loss(x: Tensor, *, mask: Tensor | None = None, gather: bool = Fal
 
 
 def _center(x: Tensor, mask: Tensor | None, gather: bool) -> tuple[Tensor, Tensor, bool]:
-    """Return centred rows, the number of real ones (...), and whether the sets of all processes are one."""
+    """Return centered rows, the number of real ones (...), and whether the sets of all processes are one."""
     check_rows(x, mask, gather=gather)
     h = prepare(x, mask)
     across = h.dim() == 2 and all_ranks.spans_ranks(gather)

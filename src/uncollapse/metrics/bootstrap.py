@@ -32,7 +32,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Settings of the studentised bootstrap: rows are resampled with replacement, `draws` times.
+    """Settings of the studentized bootstrap: rows are resampled with replacement, `draws` times.
 
     The deviation of each draw is divided by its own standard error. Plain quantiles of the draws are too narrow for few
     pairs and far too wide for embeddings that are almost uniform.
@@ -102,7 +102,7 @@ def alignment_interval(
 ) -> Interval:
     """Return the `alignment` of unit rows with its interval; pairs are resampled as pairs.
 
-    Wang & Isola, arXiv 2005.10242; the studentised bootstrap is Efron's. It keeps its level for skewed distances too,
+    Wang & Isola, arXiv 2005.10242; the studentized bootstrap is Efron's. It keeps its level for skewed distances too,
     unless there are so few pairs that the rare distant ones are missing.
 
     Args:

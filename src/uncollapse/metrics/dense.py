@@ -30,7 +30,7 @@ def dense_structure(
         M_image   mean over clusters of the patches of an image of σ, M_group over those of groups of images
         M_dim     effective rank of one random patch of each image, over min(b, d); mean over the n draws
 
-    with σ = Σ_k σ_k / √max(m − 1, d) of the m centred rows of a cluster, found by k-means. Dai et al., arXiv
+    with σ = Σ_k σ_k / √max(m − 1, d) of the m centered rows of a cluster, found by k-means. Dai et al., arXiv
     2510.17299, as in the authors' code: rows are divided by their norm, and the first three terms by the mean distance
     to the mean.
 
@@ -121,7 +121,7 @@ def _structure(x: Tensor, clusters: int, generator: torch.Generator) -> tuple[Te
 
 
 def _spread(x: Tensor) -> Tensor:
-    """Return Σ_k σ_k / √max(m − 1, d) of the centred rows (m, d) of a cluster."""
+    """Return Σ_k σ_k / √max(m − 1, d) of the centered rows (m, d) of a cluster."""
     sigma = gram_spectrum(numerics.center(x, None))
     return sigma.sum() / math.sqrt(max(len(x) - 1, x.shape[-1]))
 

@@ -31,7 +31,7 @@ def dirichlet_energy(
         "norm":    Σ_{(i,j)} ‖x_i − x_j‖² / ‖X‖_F² = tr(XᵀLX)/‖X‖_F²
 
     Cai & Wang, arXiv 2006.13318. Edges count once, whether `edge_index` holds one direction or both, and self-loops do
-    not count; d_i is the number of neighbours.
+    not count; d_i is the number of neighbors.
 
     Args:
         x: nodes (n, d).
@@ -60,11 +60,11 @@ def dirichlet_energy(
 
 @metric(needs=("tokens", "edges"), better="higher", bounds=(0, 2), paper=MAD)
 def mean_average_distance(x: Tensor, edge_index: Tensor) -> Tensor:
-    """Return the mean cosine distance of a node to its neighbours, averaged over the nodes that have any.
+    """Return the mean cosine distance of a node to its neighbors, averaged over the nodes that have any.
 
         mean_i (1/d_i) Σ_{j ∈ N(i)} (1 − cos(x_i, x_j))
 
-    MAD of Chen et al., arXiv 1909.03211, over neighbours. Edges count in both directions, self-loops do not count.
+    MAD of Chen et al., arXiv 1909.03211, over neighbors. Edges count in both directions, self-loops do not count.
 
     Args:
         x: nodes (n, d).

@@ -47,7 +47,7 @@ def robust_cosine(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def rank_share(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the effective rank of the centred unit tokens of each set over min(n − 1, d), from 0 (equal) to 1."""
+    """Return the effective rank of the centered unit tokens of each set over min(n − 1, d), from 0 (equal) to 1."""
     kept, dropped = drop_largest_features(numerics.prepare(x, mask).double())
     return _share(numerics.unit_rows(kept), mask, x.shape[-1] - dropped)
 
@@ -74,7 +74,7 @@ def _share(unit: Tensor, mask: Tensor, features: int) -> Tensor:
 
 
 def sample_rank_share(rows: Tensor) -> Tensor:
-    """Return the effective rank of normalized rows (m, d) with standardised features over min(m − 1, d); 0 if equal."""
+    """Return the effective rank of normalized rows (m, d) with standardized features over min(m − 1, d); 0 if equal."""
     unit = numerics.unit_rows(rows.double())
     shift = numerics.center(unit, None)
     if len(rows) < 2 or float(shift.square().sum()) <= FLAT * float(unit.square().sum()):

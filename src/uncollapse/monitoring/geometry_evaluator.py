@@ -97,8 +97,13 @@ class GeometryEvaluator:
 
     def diagnose(self, model: Any) -> Diagnosis:
         """Return the diagnosis of the embeddings of the texts."""
-        rows = self._encode(model, self.sentences)
-        pairs = None if self.pairs is None else [self._encode(model, self.pairs)]
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            rows = self._encode(model, self.sentences)
+            pairs = None if self.pairs is None else [self._encode(model, self.pairs)]
+        finally:  # encode leaves the model in evaluation mode
+            for module, mode in modes:
+                module.training = mode
         labels = Labels(self.name or "embeddings", f"{len(self.sentences)} texts")
         return diagnose_rows([rows], pairs=pairs, draws=0, labels=labels)
 

@@ -84,9 +84,7 @@ class EvaluatorCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         model, wanted = self.trainer.model, control.should_log
-        training = model.training
         folder = str(Path(args.output_dir or ".") / "eval")
         metrics = self.evaluator(model, folder, -1 if state.epoch is None else state.epoch, state.global_step)
-        model.train(training)  # encode leaves the model in evaluation mode
         self.trainer.log({f"eval_{name}": value for name, value in metrics.items()})
         control.should_log = wanted  # logging clears this flag, but the trainer still has to log its own values

@@ -43,22 +43,22 @@ class CollapseWarning(UserWarning):
 
 
 class Monitor:
-    """Diagnose a model every few steps of its training, on batches that the monitor holds.
+    """Diagnose a model every few training steps, on batches that the monitor holds.
 
-    The training is not changed: with and without a monitor it gives the same weights. A measurement costs a forward
-    pass over the held batches and about a fifth more. With several processes, call it in all of them; rank 0 measures.
+    Training is not affected: with and without a monitor it gives the same weights. A measurement costs a forward pass
+    over the held batches and about a fifth more. With several processes, call it in all of them; rank 0 measures.
 
     Args:
-        batches: as `diagnose` takes them. The first `max_batches` are held, and the same are measured each time.
+        batches: as for `diagnose`. The first `max_batches` are held and used for every measurement.
         every: number of steps between measurements; None: at evaluations, or when you call `measure`.
-        measures: whose curves to log, of `uncollapse.diagnosis.measures.MEASURES`.
-        rules: when a measurement is a collapse, and what happens then.
+        measures: metrics whose curves to log, from `uncollapse.diagnosis.measures.MEASURES`.
+        rules: conditions for a collapse, and what happens then.
         folder: for monitor.jsonl, with one line per measurement; first.json, the diagnosis that rules compare with;
-            and collapse.json, the diagnosis at which a rule was met. A resumed training continues there.
+            and collapse.json, the diagnosis at which a rule was met. A resumed run continues there.
         log: a SummaryWriter, a run of W&B or Trackio, an Accelerator, a function of (step, values), or a list of these.
-            W&B and Trackio also get a table of all layers at the start, and a table and an alert where a rule is met.
-        save: called with the step when a rule says "save", and again at the next measurement if it failed; HF's and
-            Lightning's trainers save by themselves.
+            W&B and Trackio also get a table of all layers at the start, and a table and an alert when a rule is met.
+        save: called with the step when a rule has then="save", and again at the next measurement if it failed; the
+            trainers of HF and Lightning save by themselves.
         max_batches: how many batches to hold; this bounds the cost.
         max_share: skip a measurement while measurements have taken more than this share of the time.
         overwrite: replace another run in the folder, if this one starts from the beginning.

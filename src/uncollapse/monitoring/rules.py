@@ -19,7 +19,7 @@ WINDOW = 25, 20  # an early alarm is given from a 25th to a 20th of the steps
 
 @dataclass(frozen=True)
 class Rule:
-    """When a measure of a layer is a collapse.
+    """A condition on a metric of a layer that counts as a collapse, and what to do then.
 
     Args:
         measure: a name of `diagnosis.measures.MEASURES`; or "finite", met when a layer has NaN or infinite values,
@@ -57,10 +57,10 @@ class Rule:
     def early(cls, steps: int, *, then: Literal["warn", "stop", "save"] = "stop") -> "tuple[Rule, ...]":
         """Return rules that give an alarm, at a 25th to a 20th of a training, if it is likely to fail.
 
-        Met when the last hidden block spans under a quarter of the dimensions open to it, or when its tokens are alike,
-        with a mean cosine above 0.9999. It must be measured in that window, see `Monitor.early`. The bounds were chosen
-        on one half of short trainings of GCNs, vision transformers and BERTs and evaluated on the other half: alarms
-        were almost never false, and about half of the failing runs were missed. docs/monitor.md has the numbers.
+        Met when the last hidden block spans less than a quarter of the available dimensions, or when its tokens are
+        alike, with a mean cosine above 0.9999. It must be measured in that window, see `Monitor.early`. The bounds were
+        chosen on one half of short trainings of GCNs, vision transformers and BERTs and evaluated on the other half:
+        alarms were almost never false, and about half of the failing runs were missed. docs/monitor.md has the numbers.
 
         Args:
             steps: of the whole training.
@@ -168,7 +168,8 @@ class Rule:
         named = [layer for layer in here if layer.name == name]
         if named:
             return named
-        if isinstance(self.layer, int) and -len(blocks) <= self.layer < len(blocks):
+        numbered = any(layer.name.startswith("block ") for layer in blocks)  # one that is not there was not measured
+        if isinstance(self.layer, int) and -len(blocks) <= self.layer < (0 if numbered else len(blocks)):
             return [blocks[self.layer]]  # from the end, or among layers with other names
         names = ", ".join(layer.name for layer in here)
         hint = did_you_mean(name, (layer.name for layer in here)) if isinstance(self.layer, str) else ""

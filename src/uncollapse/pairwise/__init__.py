@@ -8,7 +8,7 @@ For queries q_i, keys k_j and values v_j
 
 `softmax_mean` returns m and `logsumexp` returns log Z. Both are exact, can be differentiated once, and need memory
 linear in the number of queries, keys and excluded pairs. Excluding padding, later tokens, self or given pairs removes
-terms from both sums. Passing the same tensor as q and k is recognised and saves work. `nearest` finds the key with the
+terms from both sums. Passing the same tensor as q and k is recognized and saves work. `nearest` finds the key with the
 smallest distance to each query among the same pairs.
 
 Sums are accumulated in float32 (float64 for float64 inputs), also under autocast, as in a normalization layer. Results

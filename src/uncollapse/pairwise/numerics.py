@@ -1,6 +1,8 @@
-"""Checks and preparation of inputs: shapes, dtypes, padding; unit rows, centred rows and sparse sums of rows."""
+"""Checks and preparation of inputs: shapes, dtypes, padding; unit rows, centered rows and sparse sums of rows."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -189,17 +191,23 @@ def check_positive_number(value: float, name: str) -> None:
 
 
 def csr_matrix(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return a sparse matrix whose row i has the values start[i] … start[i + 1], without torch's beta warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+    """Return a sparse matrix whose row i has the values start[i] … start[i + 1], without torch's warnings."""
+    with _without_sparse_warnings():
         return torch.sparse_csr_tensor(start, column, values, shape, check_invariants=False)
 
 
 def to_csr(dense: Tensor) -> Tensor:
-    """Return a dense matrix as a sparse one of its nonzero entries."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+    """Return a dense matrix as a sparse one of its nonzero entries, without torch's warnings."""
+    with _without_sparse_warnings():
         return dense.to_sparse_csr()
+
+
+@contextmanager
+def _without_sparse_warnings() -> Iterator[None]:
+    """Ignore that CSR matrices are in beta, and, of torch 2.11, that their indices are not checked."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support|Sparse invariant checks")
+        yield
 
 
 def row_starts(row: Tensor, rows: int) -> Tensor:

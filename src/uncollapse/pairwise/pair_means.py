@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from uncollapse.pairwise import Pairs, all_pairs, all_ranks, numerics
 from uncollapse.pairwise.grid import ABSENT
 
+FLAT = 0.01  # t below which all potentials of unit rows are near 1: float32 loses the digits of their logarithm
+
 
 def pair_distances(x: Tensor, y: Tensor, alpha: float, mask: Tensor | None, normalize: bool) -> Tensor:
     """Return ‖x_i − y_i‖^α (..., n), 0 for masked rows; the gradient is 0 where x_i = y_i."""
@@ -34,6 +36,8 @@ def log_potential(
     The arguments are those of `uniformity`; values are not checked, for the losses.
     """
     x = numerics.prepare(x, mask)
+    if normalize and t < FLAT and x.dtype != torch.float64:
+        return log_potential(x.double(), t, mask, exclude_self, normalize, gather).to(x.dtype)
     if all_ranks.spans_ranks(gather):
         return _log_potential_over_ranks(x if mask is None else x[mask], t, exclude_self, normalize)
     if x.numel() == 0:

@@ -1,4 +1,4 @@
-"""The look of all static matplotlib plots: colours, legends, and how a figure is saved or put into a page."""
+"""The look of all static matplotlib plots: colors, legends, and how a figure is saved or put into a page."""
 
 import io
 import math
@@ -36,22 +36,22 @@ DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, a
 
 
 def series_colour(index: int) -> str:
-    """Return the colour of a series, such as a diagnosis, by its index."""
+    """Return the color of a series, such as a diagnosis, by its index."""
     return COLOURS[index % len(COLOURS)]
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Return colour, dashes and width of a line: no two of 24 are alike, and neighbours also differ in grey."""
+    """Return color, dashes and width of a line: no two of 24 are alike, and neighbors also differ in grey."""
     return {"color": series_colour(index), "linestyle": _pair_with_colour(DASHES, index), "linewidth": 1.8}
 
 
 def series_marker(index: int) -> Any:
-    """Return the marker of a series: no two of 18 are alike, and no two of 108 together with their colours."""
+    """Return the marker of a series: no two of 18 are alike, and no two of 108 together with their colors."""
     return _pair_with_colour(MARKERS, index)
 
 
 def _pair_with_colour(looks: Sequence[Any], index: int) -> Any:
-    """Return one of the looks in turn, shifted by one each time that its pairs with the colours would repeat."""
+    """Return one of the looks in turn, shifted by one each time that its pairs with the colors would repeat."""
     return looks[(index + index // math.lcm(len(COLOURS), len(looks))) % len(looks)]
 
 
@@ -188,7 +188,7 @@ def save_figure(figure: Any, path: str | Path) -> Path:
 
 
 def themed_svg(figure: Any) -> str:
-    """Return a figure as a standalone SVG file with the colours of light and dark pages.
+    """Return a figure as a standalone SVG file with the colors of light and dark pages.
 
     A reader who prefers dark pages sees light lines on the page's background. All others, and programs that ignore this
     preference, see the figure as it was drawn, on white. Equal figures give equal text, without dates or random names.
@@ -202,7 +202,7 @@ def themed_svg(figure: Any) -> str:
 
 
 def _dark_style() -> str:
-    """Return the style for dark pages. Black text has no colour of its own, so the root element gets one."""
+    """Return the style for dark pages. Black text has no color of its own, so the root element gets one."""
     rules = [f"svg {{ fill: {DARK['#000000']} }}"]
     for light, dark in DARK.items():
         rules += [f'[style*="{name}: {light}"] {{ {name}: {dark} !important }}' for name in ("fill", "stroke")]
@@ -211,7 +211,7 @@ def _dark_style() -> str:
 
 
 def inline_svg(figure: Any, salt: str = "uncollapse") -> str:
-    """Return a figure as an SVG element that takes its colours, light or dark, from the style sheet of the page.
+    """Return a figure as an SVG element that takes its colors, light or dark, from the style sheet of the page.
 
     Names inside it depend on the `salt`: two forms of a figure on one page need different ones.
     """

@@ -18,7 +18,7 @@ QUESTIONS = {
     "rank": "How many dimensions do they span?",
     "spread": "How far are they spread?",
     "attention": "Where does attention look?",
-    "graph": "Do neighbours blend?",
+    "graph": "Do neighbors blend?",
     "outliers": "Do a few features or tokens dominate?",
     "views": "Do the two views agree?",
 }

@@ -131,7 +131,12 @@ def difference(a: Diagnosis, b: Diagnosis) -> list[str]:
     Layers are matched by name and place, or by relative depth if the models have different blocks.
     """
     sentences = [_compare_verdicts(a, b)]
-    if a.data != b.data:
+    if a.data != b.data and a.family == b.family == "embeddings":  # two models' embeddings are in two files
+        files = f"{a.data or 'not named'}; {b.data or 'not named'}"
+        sentences.append(
+            f"They were read from {files}. Compare them only if both have the same inputs, in the same order."
+        )
+    elif a.data != b.data:
         sentences.append(f"They were measured on different data: {a.data or 'not named'}; {b.data or 'not named'}.")
     elif a.tokens != b.tokens:
         amounts = f"{a.tokens:,} and {b.tokens:,} tokens"

@@ -47,7 +47,8 @@ class Tuned:
     def __str__(self) -> str:
         baseline = f"without a cure {_format_metric(self.baseline)}"
         if self.best.number == 0:
-            return f"No cure was better than none, over {len(self.trials)} trials: {baseline}."
+            ran = sum(not trial.idle for trial in self.trials)  # the others repeat earlier ones
+            return f"No cure was better than none, over {ran} trials: {baseline}."
         trial = f"trial {self.best.number} of {len(self.trials)}, {self.best.describe()}"
         return f"Best: {trial}: {_format_metric(self.best)}, {baseline}."
 

@@ -79,6 +79,19 @@ def test_weights_go_from_the_start_of_an_edge_to_its_end() -> None:
     torch.testing.assert_close(one_way, torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
 
 
+def test_gradients_go_back_along_edges_of_one_direction() -> None:
+    _, edges, _ = graph()
+    edges = edges[:, ::3]
+    x = torch.randn(NODES, 5, dtype=torch.float64, requires_grad=True)
+    weights = adjacency(edges, NODES, "symmetric", torch.float64)
+    assert not torch.equal(weights.to_dense(), weights.to_dense().T)
+    assert torch.autograd.gradcheck(lambda x: deep_gcn.propagate(weights, x), x)
+    conv = deep_gcn.convolution("GCNConv", 5, 3).double()
+    out = torch.randn(NODES, 3, dtype=torch.float64)
+    (got,) = torch.autograd.grad(conv(x, weights), x, out)
+    torch.testing.assert_close(got, weights.to_dense().T @ out @ conv.lin.weight)
+
+
 @pytest.mark.parametrize("norm", [name for name in deep_gcn.NORMS if name != "group_norm"])
 def test_the_plain_network_is_the_published_formula(norm: str) -> None:
     x, edges, dense = graph()

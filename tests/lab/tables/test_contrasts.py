@@ -47,7 +47,7 @@ def test_the_family_is_all_tests_of_the_table() -> None:
 def test_words_have_the_interval() -> None:
     found = compare_rows(PAIR, build_cells(PAIR, RECORDS))
     head, rows = contrast_rows(PAIR, found)
-    assert head == ("data", "layers", "comparison", "mean difference", "95 % interval", "seeds", "p", "Holm p")
+    assert head == ("data", "layers", "comparison", "mean", "95 % interval", "seeds", "p", "Holm p")
     low, high = found[0].paired.interval
     interval = f"{low:+.2f} … {high:+.2f}"
     assert rows[0] == ("cora", "8", "contra − pair", "+3.20", interval, "5", "0.062", "0.12")

@@ -55,8 +55,8 @@ class Moments:
     The singular values of the stacked rows are the square roots of the eigenvalues of the Gram matrix; the mean cosine
     follows from Σ_{i≠j} cos(x_i, x_j) = ‖Σ_i x_i/‖x_i‖‖² − n (closed form of the feature similarity in ContraNorm,
     arXiv 2303.06562). Forming the Gram matrix squares the condition: singular values below 2.4e-7 of the largest
-    cannot be distinguished from 0 and are returned as 0. Centred values are differences, gram − n·mean·meanᵀ, with a
-    relative error of about 1e-16·(mean/std)²; their noise is that of the uncentred matrix. Everything derived is a
+    cannot be distinguished from 0 and are returned as 0. Centered values are differences, gram − n·mean·meanᵀ, with a
+    relative error of about 1e-16·(mean/std)²; their noise is that of the uncentered matrix. Everything derived is a
     float64 tensor, and raises ValueError before the first row.
 
     Args:

@@ -34,7 +34,7 @@ class AlarmError(Exception):
 class Runtime:
     """Where a run executes. Nothing in here changes its metrics on the same kind of processor.
 
-    data_root: folder of the data sets. checkpoints: folder of this run's checkpoints; None writes none. resume: start
+    data_root: folder of the datasets. checkpoints: folder of this run's checkpoints; None writes none. resume: start
     from them. save_seconds: time between two checkpoints. device: cpu, cuda or mps; None lets Accelerate decide.
     threads: CPU threads; another number changes the last digits of sums. trackers: names of `trackers.TRACKERS`,
     which write to `tracker_folder`. progress: called after each step. save_to: folder for the trained model; None saves

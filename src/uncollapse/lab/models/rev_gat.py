@@ -25,8 +25,8 @@ class SenderAttention(nn.Module):
 
         v_j = W x_j/√d_j      e_j = leaky_relu(a·v_j)      y_i = √d_i · Σ_j softmax_j(e_j) v_j + S x_i
 
-    The softmax is over the neighbours j of i. As the scores do not depend on i, it is a ratio of two sums over
-    neighbours, Σ exp(e_j) v_j and Σ exp(e_j): no tensor has a row per edge. A node without neighbours gets S x_i.
+    The softmax is over the neighbors j of i. As the scores do not depend on i, it is a ratio of two sums over
+    neighbors, Σ exp(e_j) v_j and Σ exp(e_j): no tensor has a row per edge. A node without neighbors gets S x_i.
 
     Args:
         features: Features of a node.

@@ -7,7 +7,7 @@ from typing import Any
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell
 from uncollapse.lab.tables.significance import Paired, compare, holm
 
-HEAD = ("comparison", "mean difference", "95 % interval", "seeds", "p", "Holm p")
+HEAD = ("comparison", "mean", "95 % interval", "seeds", "p", "Holm p")
 NONE = "–"
 
 

@@ -127,7 +127,8 @@ class TableCell:
     values, if there were several. unusual: other settings in which it differs from most of its group. left_out: number
     of results with yet other settings, which do not count. comparable: whether it was run as the paper's was.
     open_choice: several values of the chosen fields were run, and no metric can choose among them. several: more than
-    one value was run. trials: number of runs that only choose.
+    one value was run. trials: number of runs that only choose. records: the results that count, also those that only
+    choose.
     """
 
     group: Any
@@ -143,6 +144,7 @@ class TableCell:
     open_choice: bool = False
     several: bool = False
     trials: int = 0
+    records: Sequence[Record] = field(default=(), repr=False)
 
     @property
     def mean(self) -> float | None:
@@ -261,6 +263,7 @@ def _cell(
         trials=sum(seed in used for of in runs.values() for seed in of),
         left_out=len(records) - len(same),
         published=published,
+        records=same,
     )
 
 

@@ -100,7 +100,7 @@ def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequen
 
 
 def _cell(table: PaperTable, cell: TableCell) -> dict[str, str]:
-    """Return our number and its colour, the paper's, the interval of the difference, and the chosen settings."""
+    """Return our number and its color, the paper's, the interval of the difference, and the chosen settings."""
     colour = NEUTRAL if cell.near or cell.tied else {True: BETTER, False: WORSE, None: NEUTRAL}[cell.reached]
     return {
         "ours": markdown.format_marked(table, cell),

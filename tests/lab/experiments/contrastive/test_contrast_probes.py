@@ -57,7 +57,7 @@ def test_features_that_are_not_finite_and_too_few_rows_are_told() -> None:
     broken = (torch.full((9, 2), torch.nan), torch.arange(9) % 3)
     with pytest.raises(NotFiniteError, match="not finite"):
         linear_probe(broken, {})
-    with pytest.raises(UsageError, match="5 neighbours"):
+    with pytest.raises(UsageError, match="5 neighbors"):
         knn_probe(clusters(4, 0), {})
 
 

@@ -1,1 +1,1 @@
-"""Graph data sets of the experiments."""
+"""Graph datasets of the experiments."""

@@ -1,4 +1,4 @@
-"""Load graphs for node classification by name, with a split and normalised features."""
+"""Load graphs for node classification by name, with a split and normalized features."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A data set as it is stored: x (n, d), edges (2, E) in any direction, classes y (n,), and its own splits."""
+    """A dataset as it is stored: x (n, d), edges (2, E) in any direction, classes y (n,), and its own splits."""
 
     x: Tensor
     edges: Tensor
@@ -92,7 +92,7 @@ def load_graph(
         missing: Share of the nodes outside training whose features are set to zero.
         self_loops: One of `SELF_LOOPS`: "published" keeps those that the files of `WITH_SELF_LOOPS` have, as
             ContraNorm's code does; "none" drops them. Self-loops in other files are always dropped.
-        root: Folder that has the data sets, or gets them.
+        root: Folder that has the datasets, or gets them.
         drawn: Arguments of the random graph, for `DRAWN`.
 
     >>> graph = load_graph("csbm")
@@ -139,7 +139,7 @@ def _arxiv_like(seed: int, drawn: Mapping[str, Any]) -> GraphSource:
 
 
 def _karate(name: str, root: Path, seed: int) -> GraphSource:
-    """Return the karate club: its four labelled nodes are for training, a random half of the others for validation."""
+    """Return the karate club: its four labeled nodes are for training, a random half of the others for validation."""
     data, _ = graphs.load_graph(name, None)
     others = (~data.train_mask).nonzero().squeeze(1)
     others = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))]

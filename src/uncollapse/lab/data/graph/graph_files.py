@@ -1,4 +1,4 @@
-"""Read the files of graph data sets: heterophilous graphs (Wikipedia, actors, university pages) and ogbn-arxiv."""
+"""Read the files of graph datasets: heterophilous graphs (Wikipedia, actors, university pages) and ogbn-arxiv."""
 
 import gzip
 import importlib

@@ -22,7 +22,7 @@ def csbm(
     within their class; a few are self-loops or duplicates. Features are x = μ_y + ε, with standard normal ε and a mean
     μ of length `signal` for each class, in a random direction. Time and memory are linear in nodes and edges.
 
-    With the defaults and 20 labels per class, features alone give about 70 % accuracy, with those of neighbours 90 %. A
+    With the defaults and 20 labels per class, features alone give about 70 % accuracy, with those of neighbors 90 %. A
     plain GCN is best with two or four layers, and at chance with sixteen.
 
     Deshpande et al., Contextual stochastic block models (NeurIPS 2018), for any number of classes.

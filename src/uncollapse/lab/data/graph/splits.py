@@ -27,9 +27,9 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnSplits:
-    """The splits that come with a data set: one, or one per index.
+    """The splits that come with a dataset: one, or one per index.
 
-    published: those of ContraNorm's published code. public: those of the data set itself. fixed: whether the public
+    published: those of ContraNorm's published code. public: those of the dataset itself. fixed: whether the public
     ones are the usual splits 48/32/20 (Geom-GCN's).
     """
 
@@ -43,7 +43,7 @@ def choose_split(split: str, index: int, y: Tensor, own: OwnSplits, *, name: str
 
     - published: as in ContraNorm's published code: Planetoid's public training and validation nodes with every other
       node for the test, and Geom-GCN's split of that index for the heterophilous graphs.
-    - public: that of the data set: Planetoid's own, Geom-GCN's, ogbn-arxiv's by year.
+    - public: that of the dataset: Planetoid's own, Geom-GCN's, ogbn-arxiv's by year.
     - 60/20/20: drawn at random within each class, with the index as seed.
     - 48/32/20: Geom-GCN's of that index, for citation graphs from `geom_gcn_splits/NAME_split_0.6_0.2_INDEX.npz`; drawn
       as above for graphs without any.

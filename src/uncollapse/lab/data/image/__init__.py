@@ -1,1 +1,1 @@
-"""Image data sets of the experiments."""
+"""Image datasets of the experiments."""

@@ -33,7 +33,7 @@ def training_transform(
     erasing: float = 0.0,
     flip: float = 0.5,
 ) -> Transform:
-    """Return random crops and flips, with RandAugment, colour jitter and random erasing if wanted.
+    """Return random crops and flips, with RandAugment, color jitter and random erasing if wanted.
 
     Args:
         spec: Input of the model.

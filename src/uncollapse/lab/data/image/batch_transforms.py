@@ -99,7 +99,7 @@ class ColorJitter(torch.nn.Module):
 
     Args:
         strength: Strength for brightness, contrast and saturation.
-        hue: Largest shift, as a share of the colour circle, at most 0.5.
+        hue: Largest shift, as a share of the color circle, at most 0.5.
         chance: Probability that an image is changed at all.
     """
 
@@ -181,7 +181,7 @@ def _blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Shift the hue of each image by a share of the colour circle."""
+    """Shift the hue of each image by a share of the color circle."""
     red, green, blue = images.unbind(-3)
     top, low = images.amax(-3), images.amin(-3)
     span = top - low

@@ -1,4 +1,4 @@
-"""Images with depth maps: the labelled part of NYU-Depth-V2, as its authors publish it, and rendered rooms.
+"""Images with depth maps: the labeled part of NYU-Depth-V2, as its authors publish it, and rendered rooms.
 
 nyu_depth_v2_labeled.mat is an HDF5 file: "images" (n, 3, width, height) of bytes and "depths" (n, width, height) in
 metres. Everything that the file declares is checked before anything is read; then a few images are read at a time, cut
@@ -37,7 +37,7 @@ class Scenes(NamedTuple):
 
 
 def read_scenes(path: Path, side: int, map_side: int, count: int = 0) -> Scenes:
-    """Read images and depths of a labelled .mat file: the centre square of each, downsized.
+    """Read images and depths of a labeled .mat file: the centre square of each, downsized.
 
     count: read only the first ones; 0: all.
     """
@@ -55,7 +55,7 @@ def read_scenes(path: Path, side: int, map_side: int, count: int = 0) -> Scenes:
 
 
 def file_digest(path: Path) -> str:
-    """Return 16 hexadecimal digits of a labelled .mat file's shape, its first image and its last."""
+    """Return 16 hexadecimal digits of a labeled .mat file's shape, its first image and its last."""
     with _open_arrays(path) as (images, depths):
         ends = [torch.from_numpy(array[at]) for array in (images, depths) for at in (0, -1)]
         return fingerprint([torch.tensor(images.shape), *ends])

@@ -1,1 +1,1 @@
-"""Text data sets of the experiments."""
+"""Text datasets of the experiments."""

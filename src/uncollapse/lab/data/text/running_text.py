@@ -41,7 +41,7 @@ def load_documents(name: str, split: str, root: Path | None) -> list[Document]:
         name: "brown", "wikitext2", "pydoc" (which needs no files), or a text file or a folder of .txt files.
         split: For text files: "lines" has one sentence per line and an empty line between documents; "text" is split
             into sentences, and a file is a document.
-        root: Folder that has the data sets.
+        root: Folder that has the datasets.
     """
     if name == "pydoc":
         return [*help_topics().values()]

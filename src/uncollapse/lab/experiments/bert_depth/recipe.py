@@ -127,7 +127,7 @@ def cost(config: Config) -> float:
 DATA = recipe_data.read(__package__, Config, row_of=variant)
 RECIPE = Recipe(
     name=NAME,
-    title="An encoder of any depth on a task of GLUE, with ContraNorm or without, layer by layer over training",
+    title="An encoder of any depth on a task of GLUE, with or without ContraNorm, measured layer by layer",
     paper=CURES["contra_norm"].paper,
     config=Config,
     run=run,

@@ -188,7 +188,7 @@ def fit_rule(found: Sequence[ModelCase]) -> Rule[ModelCase]:
 
 
 def hit_rates(found: Sequence[ModelCase]) -> dict[str, Rate]:
-    """Return the rates of the verdict, of the trivial rules, and of fitted bounds on the data set left out."""
+    """Return the rates of the verdict, of the trivial rules, and of fitted bounds on the dataset left out."""
     known = [case for case in found if case.early is not None]
     return {
         "the verdict after training": evaluate(lambda case: case.verdict != "none", found),
@@ -196,7 +196,7 @@ def hit_rates(found: Sequence[ModelCase]) -> dict[str, Rate]:
         "the verdict before training": evaluate(lambda case: case.untrained != "none", found),
         "always act": evaluate(lambda case: True, found),
         "never act": evaluate(lambda case: False, found),
-        "fitted bounds, one data set left out": leave_one_out(found, lambda case: case.data, fit_rule),
+        "fitted bounds, one dataset left out": leave_one_out(found, lambda case: case.data, fit_rule),
     }
 
 

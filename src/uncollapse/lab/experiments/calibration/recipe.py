@@ -49,7 +49,7 @@ class Config:
     task: str = config_field("stsb", "What the embeddings are scored by.", choices=(*PAIRS, *PROBES))
     pooling: str = config_field("mean", "How the tokens of a sentence become one row.", choices=POOLINGS)
     random: bool = config_field(False, "Random weights instead of the trained ones.")
-    examples: int = config_field(1500, "Largest number of pairs or labelled sentences.", minimum=20)
+    examples: int = config_field(1500, "Largest number of pairs or labeled sentences.", minimum=20)
     max_length: int = config_field(64, "Largest number of tokens in a sentence.", minimum=8)
     draws: int = config_field(200, "Bootstrap resamples of each gain.", minimum=20)
     seed: int = config_field(0, "Seed of the choice of examples and of the resamples.", minimum=0)

@@ -83,7 +83,7 @@ class EncoderConfig:
         64, "Side in pixels to which images and views are resized.", minimum=LEAST_SIDE, group=MODEL
     )
     epochs: int = config_field(
-        200, "Passes over the training images; 0: the encoder stays as it is initialised.", minimum=0, group=TRAINING
+        200, "Passes over the training images; 0: the encoder stays as it is initialized.", minimum=0, group=TRAINING
     )
     batch: int = config_field(768, "Images per step; each has two views.", minimum=2, group=TRAINING)
     partial_batch: bool = config_field(
@@ -106,9 +106,9 @@ class EncoderConfig:
         0.4, "Strength of the jitter of brightness, contrast and saturation.", minimum=0, maximum=1, group=VIEWS
     )
     hue: float = config_field(
-        0.4, "Largest shift of the hue; 0.5: half of the colour circle.", minimum=0, maximum=0.5, group=VIEWS
+        0.4, "Largest shift of the hue; 0.5: half of the color circle.", minimum=0, maximum=0.5, group=VIEWS
     )
-    jitter_chance: float = config_field(1.0, "Probability of the colour jitter.", minimum=0, maximum=1, group=VIEWS)
+    jitter_chance: float = config_field(1.0, "Probability of the color jitter.", minimum=0, maximum=1, group=VIEWS)
     grey: float = config_field(0.2, "Probability of grayscale.", minimum=0, maximum=1, group=VIEWS)
     blur: float = config_field(0.0, "Probability that a view is blurred.", minimum=0, maximum=1, group=VIEWS)
     judged: str = config_field(
@@ -119,7 +119,7 @@ class EncoderConfig:
         group=VIEWS,
     )
     pixel_stats: str = config_field(
-        "imagenet", "Mean and standard deviation by which pixels are normalised.", choices=tuple(PIXELS), group=VIEWS
+        "imagenet", "Mean and standard deviation by which pixels are normalized.", choices=tuple(PIXELS), group=VIEWS
     )
     seed: int = config_field(
         0, "Seed of the weights, the order of the images and their views.", minimum=0, maximum=2**31, group=TRAINING

@@ -52,7 +52,7 @@ def describe_correlations(records: Sequence[Record]) -> str:
 
 
 def scatter_figure(records: Sequence[Record]) -> Any:
-    """Draw alignment and uniformity, coloured by accuracy; accuracy over their sum, and over InfoMax's bound."""
+    """Draw alignment and uniformity, colored by accuracy; accuracy over their sum, and over InfoMax's bound."""
     readings = {one.name: one for one in correlate_with_accuracy(records)}
     figure, (plane, both, information) = new_figure("What makes an encoder good", (15.0, 4.6), 3)
     accuracy = 100 * metric_column(records, ACCURACY)
@@ -182,7 +182,7 @@ def _draw_density(axes: Any, angles: NDArray[Any]) -> None:
 
 
 def _transparent_colormap() -> Any:
-    """Return a colour map from transparent to opaque, so that an empty plot shows the page, light or dark."""
+    """Return a color map from transparent to opaque, so that an empty plot shows the page, light or dark."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("transparent", [f"{COLOURS[0]}00", COLOURS[0]])

@@ -51,7 +51,7 @@ class ObjectiveConfig:
 
 
 def objective(config: ObjectiveConfig, x: Tensor, y: Tensor, gather: bool = False) -> Tensor:
-    """Return the loss of two views (b, d) of a batch, whose rows are normalised to length one first.
+    """Return the loss of two views (b, d) of a batch, whose rows are normalized to length one first.
 
         λ_c · InfoNCE(τ) + λ_a · align(α) + λ_u · uniform(t)
 

@@ -172,7 +172,7 @@ def _partial_spearman(y: NDArray[Any], x: NDArray[Any], z: NDArray[Any]) -> NDAr
 
 
 def _unit(ranks: NDArray[Any]) -> NDArray[Any]:
-    """Return centred rows of length one; NaN for constant ones."""
+    """Return centered rows of length one; NaN for constant ones."""
     centred = ranks - ranks.mean(-1, keepdims=True)
     with numpy.errstate(divide="ignore", invalid="ignore"):
         rows: NDArray[Any] = centred / numpy.linalg.norm(centred, axis=-1, keepdims=True)

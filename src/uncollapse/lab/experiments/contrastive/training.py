@@ -71,7 +71,7 @@ def knn_probe(train: Labelled, evaluated: Mapping[str, Labelled], count: int = 5
     features, labels = _check_features(train)
     sklearn: Any = import_optional("sklearn.neighbors", "train")
     if len(labels) < count:
-        raise UsageError(f"{count} neighbours need at least {count} training rows, got {len(labels)}.")
+        raise UsageError(f"{count} neighbors need at least {count} training rows, got {len(labels)}.")
     voters = sklearn.KNeighborsClassifier(count, algorithm="brute").fit(features.cpu().numpy(), labels.cpu().numpy())
     return {name: float(voters.score(x.float().cpu().numpy(), y.cpu().numpy())) for name, (x, y) in evaluated.items()}
 
@@ -194,7 +194,7 @@ class EncoderTraining:
         return {name: torch.cat(rows) for name, rows in found.items()}
 
     def probes(self, encoder: nn.Module) -> dict[str, float]:
-        """Return validation and test accuracies of a linear probe and of five nearest neighbours, on both layers.
+        """Return validation and test accuracies of a linear probe and of five nearest neighbors, on both layers.
 
         Without at least two classes there are none.
         """

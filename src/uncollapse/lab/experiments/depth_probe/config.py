@@ -77,7 +77,7 @@ class Config:
     width: float = config_field(1.0, f"{RANDOM}: factor of the small AlexNet's channels.", minimum=0.001, group=MODEL)
     head_width: int = config_field(64, "Channels of the head.", minimum=1, group=MODEL)
     data: str = config_field(
-        "nyu_depth_v2_labeled.mat", f"A labelled .mat file below --data-root, or {RENDERED}: simple rooms.", group=DATA
+        "nyu_depth_v2_labeled.mat", f"A labeled .mat file below --data-root, or {RENDERED}: simple rooms.", group=DATA
     )
     examples: int = config_field(
         0, f"Number of scenes, the first ones; 0: all, or {SCENES} rendered ones.", minimum=0, group=DATA

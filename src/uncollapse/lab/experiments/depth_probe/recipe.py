@@ -1,7 +1,7 @@
 """Recipe depth-probe: how much of a scene's depth the layers of a frozen encoder hold.
 
 A small convolutional head predicts the depth map from a layer. Wang & Isola (arXiv 2005.10242) use NYU-Depth-V2; this
-is the labelled part, 1,449 images. The usual split is not in the file, so the last share of it is held out. The unit of
+is the labeled part, 1,449 images. The usual split is not in the file, so the last share of it is held out. The unit of
 the paper's errors is not known: its numbers are rows of their own, and no verdict compares them with ours.
 `--data rendered` needs no file: rooms with a floor, a wall and boxes, which only show that the recipe works.
 """
@@ -167,7 +167,7 @@ def cost(config: Config) -> float:
 DATA = recipe_data.read(__package__, Config)
 RECIPE = Recipe(
     name=NAME,
-    title="Depth of scenes, read from the layers of a frozen encoder",
+    title="Depth of scenes, predicted from the layers of a frozen encoder",
     paper=PAPER,
     config=Config,
     run=run,

@@ -56,14 +56,14 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
     side: int = config_field(224, "Side of the images in pixels.", minimum=LEAST_SIDE, group=MODEL)
     groups: int = config_field(
         1,
-        "Groups of a batch, per process, with batch norm statistics of their own; the follower's are drawn at random. "
+        "Groups of a batch, per process, with batch norm statistics of their own; those of keys are drawn at random. "
         "1: no groups, so that the statistics mark which outputs belong together.",
         minimum=1,
         group=MODEL,
     )
-    queue: int = config_field(65_536, "Earlier outputs of the follower that the queue holds.", minimum=1, group=MODEL)
+    queue: int = config_field(65_536, "Size of the queue of earlier keys.", minimum=1, group=MODEL)
     ema: float = config_field(
-        0.999, "Decay of the moving average that the follower is, per step.", minimum=0, maximum=0.99999, group=MODEL
+        0.999, "Momentum of the momentum encoder, per step.", minimum=0, maximum=0.99999, group=MODEL
     )
     temperature: float = config_field(0.07, "contrast: temperature.", minimum=1e-3, group=OBJECTIVE)
     negatives: str = config_field("queue", "contrast: negatives.", choices=("queue",), group=OBJECTIVE)
@@ -92,7 +92,7 @@ class MomentumConfig(ProbeConfig, ContrastConfig):
         group=VIEWS,
     )
     neighbours: bool = config_field(
-        True, "Also evaluate by five nearest neighbours, which needs the features of all images.", group=PROBE
+        True, "Also evaluate by five nearest neighbors, which needs the features of all images.", group=PROBE
     )
 
     def __post_init__(self) -> None:

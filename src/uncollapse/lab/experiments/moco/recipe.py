@@ -149,7 +149,7 @@ class MomentumTraining(EncoderTraining):
     def leak(self) -> dict[str, float]:
         """Return "leak": how well batch norm statistics mark the partner of a view; 0.5 is not at all, 1 perfectly.
 
-        It is the share of other batches whose keys were normalised with statistics farther from those of the view than
+        It is the share of other batches whose keys were normalized with statistics farther from those of the view than
         its partner was, see `marked_share`. An epoch of a single batch has no leak.
         """
         model = copy.deepcopy(self.encoder).train()  # its running statistics change
@@ -171,7 +171,7 @@ class MomentumTraining(EncoderTraining):
             yield from (batch for batch in self.batches(epoch) if len(batch) == self.config.batch)
 
     def accuracies(self, probe: OnlineProbe) -> dict[str, float]:
-        """Train the classifier. Return validation and test accuracies, linear and by five nearest neighbours."""
+        """Train the classifier. Return validation and test accuracies, linear and by five nearest neighbors."""
         encoder, layer = self.encoder.encoder, probe.layer
         self.runtime.report_stage("training a linear classifier")
         probe.fit()

@@ -1,1 +1,1 @@
-"""Sentence encoders trained on neighbouring sentences."""
+"""Sentence encoders trained on neighboring sentences."""

@@ -75,7 +75,7 @@ class Config(ObjectiveConfig):
         group=MODEL,
     )
     epochs: int = config_field(
-        5, "Passes over the documents; 0: the encoder stays as it is initialised.", minimum=0, group=TRAINING
+        5, "Passes over the documents; 0: the encoder stays as it is initialized.", minimum=0, group=TRAINING
     )
     batch: int = config_field(256, "Pairs per step.", minimum=2, group=TRAINING)
     lr: float = config_field(1e-3, "Largest learning rate of Adam, with a cosine schedule.", minimum=0, group=TRAINING)

@@ -1,8 +1,8 @@
-"""Recipe sentences: encoders whose positive pairs are neighbouring sentences, evaluated on small tasks.
+"""Recipe sentences: encoders whose positive pairs are neighboring sentences, evaluated on small tasks.
 
 Wang & Isola (arXiv 2005.10242) train on BookCorpus like quick-thoughts (arXiv 1803.02893) and evaluate on MR and CR.
 Settings are compared on held-out documents; the tasks are read once, at the end. Logistic regressions learn the tasks
-from the standardised pooled features before the output, and once more from the rows on the sphere.
+from the standardized pooled features before the output, and once more from the rows on the sphere.
 """
 
 from collections.abc import Mapping
@@ -134,7 +134,7 @@ def cost(config: Config) -> float:
 DATA = recipe_data.read(__package__, Config, row_of=row_of)
 RECIPE = Recipe(
     name=NAME,
-    title="Encoders of sentences whose positive pairs are neighbours: InfoNCE, alignment and uniformity in any weights",
+    title="Encoders of sentences whose positive pairs are neighbors: InfoNCE, alignment and uniformity in any weights",
     paper=PAPER,
     config=Config,
     run=record_of(train),

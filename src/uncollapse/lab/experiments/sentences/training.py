@@ -1,6 +1,6 @@
-"""Train sentence encoders on neighbouring sentences and evaluate them.
+"""Train sentence encoders on neighboring sentences and evaluate them.
 
-The two sentences of a positive pair are neighbours in a document. Each epoch cuts every document into pairs that share
+The two sentences of a positive pair are neighbors in a document. Each epoch cuts every document into pairs that share
 no sentence, starting with its first or its second one. So no sentence occurs twice in a batch, where it would be its
 own negative. Negatives may come from the same document, as usual.
 """
@@ -32,7 +32,7 @@ EVALUATION_BATCH = 512  # sentences per batch
 
 
 def neighbour_pairs(sizes: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return pairs of neighbours (p, 2) that share no sentence, document by document, as sentence indices.
+    """Return pairs of neighbors (p, 2) that share no sentence, document by document, as sentence indices.
 
     They start with the first sentence of a document or, where the generator draws so, with the second.
 
@@ -125,7 +125,7 @@ class PairTraining:
     def evaluate(self, encoders: nn.Module) -> dict[str, float]:
         """Return metrics of the held-out documents.
 
-        "validation" is how often the neighbour is the nearest of 256 sentences, which can be compared across
+        "validation" is how often the neighbor is the nearest of 256 sentences, which can be compared across
         objectives. "objective" is the mean over batches as in training.
         """
         x, y = self.views(encoders)

@@ -223,7 +223,7 @@ def row_of(config: Mapping[str, Any]) -> str:
 DATA = recipe_data.read(__package__, Config, row_of=row_of, prefix="asymptotics_")
 RECIPE = Recipe(
     name=NAME,
-    title="InfoNCE with more and more negatives against its limit, with the rates of bias and fluctuation",
+    title="InfoNCE with an increasing number of negatives and its limit, with the rates of bias and fluctuation",
     paper=PAPER,
     config=Config,
     run=run,

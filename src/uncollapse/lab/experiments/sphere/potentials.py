@@ -71,7 +71,7 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
 
 
 def make_sets(config: Config, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the point sets by name. The optimised one starts as a cluster; not all numbers have a regular one."""
+    """Return the point sets by name. The optimized one starts as a cluster; not all numbers have a regular one."""
     corners = simplex(config.dim + 1, config.dim)
     sets = {
         "uniform": uniform_points(config.points, config.dim, generator),
@@ -85,7 +85,7 @@ def make_sets(config: Config, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _optimise_cluster(config: Config, count: int, generator: torch.Generator) -> Tensor:
-    """Return points that start as a cluster and minimise the potential."""
+    """Return points that start as a cluster and minimize the potential."""
     centre = simplex(2, config.dim)[:1]
     cluster = clustered_points(count, centre, generator)
     return optimise_points(cluster, config.t, config.steps)
@@ -115,7 +115,7 @@ def describe_set(points: Tensor, t: float) -> dict[str, Any]:
 
 
 def _measure_few(config: Config, count: int, generator: torch.Generator) -> dict[str, Any]:
-    """Measure a small set that minimises the potential, and the regular set where it is known."""
+    """Measure a small set that minimizes the potential, and the regular set where it is known."""
     regular = regular_points(count, config.dim)
     free = measure_potential(_optimise_cluster(config, count, generator), config.t)
     known = {} if regular is None else {"regular": measure_potential(regular, config.t)}

@@ -206,7 +206,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield f"lr must be at least lr_floor, got lr {config.lr:g} and lr_floor {config.lr_floor:g}."
     if config.warmup is not None and config.warmup >= config.epochs:
         yield (
-            f"warmup must be shorter than the {config.epochs} epochs, got {config.warmup:g}; take fewer, "
+            f"warmup must be shorter than the training, epochs={config.epochs}, got {config.warmup:g}; take fewer, "
             f"such as --warmup {config.epochs / 10:g}."
         )
 
