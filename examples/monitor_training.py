@@ -49,11 +49,11 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def show(record: Record, loss: float) -> None:
-    """One line a measurement: how many dimensions the tokens span after each block, and how alike they are at last."""
+    """Print one line: how many dimensions the tokens span after each block, and how alike they are after the last."""
     ranks = [value for name, value in record.curves["effective_rank"].items() if name.startswith("block")]
     shown = " ".join(f"{rank:4.1f}" for rank in ranks)
     last = list(record.curves["mean_cosine"].values())[-1]
-    print(f"step {record.step:4d}   loss {loss:5.3f}   rank by block: {shown}   last mean cosine: {last:.2f}")
+    print(f"step {record.step:4d}   loss {loss:5.3f}   ranks {shown}   last cosine {last:.2f}")
 
 
 def train(monitor: Monitor, images: Tensor, labels: Tensor, depth: int, lr: float, steps: int) -> None:

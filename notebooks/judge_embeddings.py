@@ -83,7 +83,7 @@ plt.show()
 # ## The verdict
 #
 # C has the closest pairs because everything in it is close to everything else. `diagnose_rows` reads a stream of any
-# length and finds this. On the command line it is `uncollapse embeddings c.npy`.
+# length and finds this. On the command line it is `uncollapse embeddings c.npy`; this cell writes the file.
 
 # %%
 diagnoses = {

@@ -77,7 +77,7 @@ torch.manual_seed(0)
 plain = Net(16)
 before = uc.diagnose(plain, [graph], plan=uc.Plan(baseline=0), labels=uc.Labels("16 layers"))
 deep = train(plain)
-print(f"2 layers: {shallow:.0%} right. 16 layers: {deep:.0%}, and guessing gives 33 %.")
+print(f"2 layers: {shallow:.0%} right. 16 layers: {deep:.0%}, and guessing gives 33%.")
 print(before.verdict.sentence)
 
 # %% [markdown]

@@ -10,18 +10,28 @@ in their order and share their names, as a reader would run them. To run them ag
 import contextlib
 import io
 import json
+import os
 import re
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULT = DOCS.parent / "results" / "printed.json"
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n<!-- (printed) -->)?", flags=re.M | re.S)
 MARK = "<!-- printed -->"
 LIBRARIES = ("torch", "transformers", "timm", "torch_geometric", "lightning")
+
+
+class Terminal(io.StringIO):
+    """What a page shows is what a terminal of 80 columns shows: tables leave out what does not fit."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
 
 
 def blocks(markdown: str) -> list[str]:
@@ -37,7 +47,7 @@ def run(sources: list[str], name: str) -> list[str]:
     known: dict[str, Any] = {"__name__": "__main__"}
     told = []
     for number, source in enumerate(sources, 1):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
+        with mock.patch.dict(os.environ, COLUMNS="80"), contextlib.redirect_stdout(Terminal()) as out:
             exec(compile(source, f"{name}, block {number}", "exec"), known)
         told.append(out.getvalue())
     return told

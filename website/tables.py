@@ -76,7 +76,7 @@ def calibration_layers(task: str) -> str:
             rows.append(
                 (f"{name}, {config['pooling']}", str(layer["layer"]), geometry, *numbers, interval, layer["auto"])
             )
-    head = ("encoder", "layer", "mean cosine", "as it is", "top removed", "gain, 95 % interval", "auto chose")
+    head = ("encoder", "layer", "mean cosine", "unchanged", "top removed", "gain, 95 % interval", "auto chose")
     return reference.table(head, rows) if rows else "*Not run yet.*"
 
 
@@ -90,7 +90,7 @@ def known_causes() -> str:
         score = "–" if case["test"] is None else f"{case['test']:.1%}"
         named = ", ".join(case["causes"]) or "none"
         rows.append((case["name"], score, case["collapse"], case["expected"] or "none", named))
-    return reference.table(("model", "test accuracy", "collapse", "must be first", "named"), rows)
+    return reference.table(("model", "test accuracy", "collapse", "expected first cause", "named causes"), rows)
 
 
 def early_alarm() -> str:
@@ -120,7 +120,7 @@ def early_proof() -> str:
     for p in json.loads(file.read_text(encoding="utf-8"))["proofs"]:
         scores = (f"{p[key]:.1%}" for key in ("without", "with"))
         rows.append((str(p["seed"]), f"{p['alarm_at']} of {p['steps']}", f"`{p['advice']}`", *scores))
-    head = ("seed", "alarm at step", "advice against the cause", "as it was", "with the advice")
+    head = ("seed", "alarm at step", "advice for the cause", "unchanged", "with the advice")
     return reference.table(head, rows)
 
 
@@ -191,7 +191,7 @@ def diverse_patch() -> str:
         )
         for run in result["runs"]
     )
-    head = ("way", "test accuracy", "cosine, last block", "effective rank, last block", "CPU time of training")
+    head = ("run", "test accuracy", "cosine, last block", "effective rank, last block", "CPU time of training")
     vit, versions = result["config"]["vit"], result["versions"]
     return (
         f"{reference.table(head, rows)}\n\n{vit['depth']} blocks, {vit['epochs']} epochs, seed {result['seed']}; "

@@ -25,18 +25,18 @@ def peers() -> tuple[Row, Sequence[Row]]:
         if any(library in target["name"] for library in LIBRARIES):
             memory = f"{below['measured']:.2f}" if below["name"].strip() == "its memory" else ""
             rows.append((target["name"], f"{target['measured']:.1f}", memory, target["detail"]))
-    return ("forward and backward, one thread", "times as fast", "of the memory", "time"), rows
+    return ("forward and backward, one thread", "× as fast", "× the memory", "time"), rows
 
 
 def other_peers() -> tuple[Row, Sequence[Row]]:
     """Other work beside that of other libraries, also where theirs is faster."""
     rows = [(t["name"].strip(), f"{t['measured']:.2g}", t["detail"]) for t in measured("_peers")]
-    return ("work, next to which library", "times as fast", "time"), rows
+    return ("computation, other library", "× as fast", "time"), rows
 
 
 def lost() -> tuple[Row, Sequence[Row]]:
     """Targets that were missed, dense forms that were faster, and what is dear."""
-    return ("", "measured", "why it is here"), [*_missed(), *_faster_dense(), *_dear()]
+    return ("", "measured", "reason"), [*_missed(), *_faster_dense(), *_dear()]
 
 
 def _missed() -> Iterator[Row]:

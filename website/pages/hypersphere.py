@@ -66,7 +66,7 @@ def circle_table() -> tuple[Row, Sequence[Row]]:
         f = found[name]["figures"]
         shares = (f"{100 * f[part]:.2f}" for part in ("validation", "test"))
         rows.append((name, *shares, paper, f"{f['alignment']:.3f}", f"{f['uniformity']:.3f}"))
-    head = ("encoder", "linear accuracy, %: validation", "test", "paper", "alignment", "uniformity (least −1.575)")
+    head = ("encoder", "linear accuracy, %: validation", "test", "paper", "alignment", "uniformity (optimum −1.575)")
     return head, rows
 
 
@@ -81,7 +81,7 @@ def limits() -> tuple[Row, Sequence[Row]]:
         terms = (f"{f[name]:.3f}" for name in ("alignment_term", "uniformity_term", "limit"))
         constant = (f"{f['bias_times_negatives']:,.4g}", f"{f['bias_constant']:,.4g}")
         rows.append((f"{r['config']['temperature']:g}", r["config"]["encoder"], *told, *constant, *terms))
-    head = ("τ", "encoder", "slope of the bias", "slope of the fluctuation", "M · bias, largest M", "for ever more M")
+    head = ("τ", "encoder", "slope of the bias", "slope of the fluctuation", "M · bias, largest M", "limit for large M")
     return (*head, "alignment term", "uniformity term", "limit"), rows
 
 
@@ -200,7 +200,7 @@ def moco_table() -> tuple[Row, Sequence[Row]]:
     rows = [
         (formula(r["config"]), str(r["data"]["train"]), *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
     ]
-    head = ("objective", "images to learn from", "alignment", "uniformity", "top-1, linear, of 20 classes", "top-5")
+    head = ("objective", "training images", "alignment", "uniformity", "top-1, linear, of 20 classes", "top-5")
     return head, rows or [(NOT_RUN, *[""] * 5)]
 
 
@@ -222,7 +222,7 @@ def depth_table() -> tuple[Row, Sequence[Row]]:
     rows = [
         (r["config"]["start"], r["config"]["layer"], *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
     ]
-    head = ("encoder", "layer", "MSE, depths of spread 1", "of the mean depth map", "MSE, m²")
+    head = ("encoder", "layer", "MSE, normalised depths", "of the mean depth map", "MSE, m²")
     return head, rows or [(NOT_RUN, *[""] * 4)]
 
 

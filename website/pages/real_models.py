@@ -149,7 +149,7 @@ def paper_depth() -> tuple[Row, Sequence[Row]]:
 
 def false_alarms() -> tuple[Row, Sequence[Row]]:
     """How many of the draws of each kind of text were called collapsed."""
-    head = ("model", "sequences a draw", "draws", "called collapsed", "of these with high certainty")
+    head = ("model", "sequences per draw", "draws", "called collapsed", "of these with high certainty")
     path = RESULTS / "false_alarms.json"
     if not path.exists():
         return head, []

@@ -36,7 +36,7 @@ def paper_table(table: PaperTable, mine: Sequence[Record]) -> str:
 
 def grids(*recipes: str) -> tuple[Row, Sequence[Row]]:
     """The named grids: how many runs they have, how many are done, and how long these took."""
-    head = ("grid", "runs", "done", "hours of one core, those done")
+    head = ("grid", "runs", "finished", "core hours of these")
     rows = []
     for recipe in map(RECIPES.__getitem__, recipes):
         for name, of in recipe.grids.items():

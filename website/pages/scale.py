@@ -93,25 +93,25 @@ def checkpoint_bytes(count: int) -> tuple[int, int]:
 
 def pieces() -> tuple[Row, Sequence[Row]]:
     """Memory, work and traffic by formula."""
-    head = ("piece", "memory beside the input", "work", "each of N processes sends")
+    head = ("part", "memory besides the input", "work", "each of N processes sends")
     kinds = ", ".join(f"{kind}: {count:g}" for kind, count in PRODUCTS.items())
     return head, [
         ("a product of all pairs of n rows with d features", "O(nd): no n × n matrix", "2n²d FLOP", "nothing"),
-        ("losses and ContraNorm, forward and backward", "O(nd)", f"so many of these products: {kinds}", "nothing"),
-        ("`gather=True`, n rows in all", "O(nd): the keys of all", "1/N of it", GATHERED),
-        ("DDP, P parameters", "gradients, P·4 bytes", "as alone, on 1/N of the batch", "2(N−1)/N · P·4 bytes a step"),
-        ("FSDP", "1/N of weights, gradients and optimiser", "the same", "3(N−1)/N · P·4 bytes a step"),
+        ("losses and ContraNorm, forward and backward", "O(nd)", f"number of these products: {kinds}", "nothing"),
+        ("`gather=True`, n rows in total", "O(nd): the keys of all", "1/N of the work", GATHERED),
+        ("DDP, P parameters", "gradients, P·4 bytes", "one step on 1/N of the batch", "2(N−1)/N · P·4 bytes per step"),
+        ("FSDP", "1/N of weights, gradients and optimizer", "the same", "3(N−1)/N · P·4 bytes per step"),
         ("`diagnose`, a layer", "16d² + 4,128d bytes, whatever the data", "1.25·m·d² FLOP for m tokens", MERGED),
-        ("`Monitor`", "the same, and the batches that it holds", "a diagnosis every so many steps", "nothing"),
+        ("`Monitor`", "the same, and the held-out batches", "a diagnosis every few steps", "nothing"),
         ("`embeddings`, n rows", "the same, and parts of 4,096 rows", "1.25·n·d² FLOP in float64", MERGED),
-        ("a checkpoint", "12 bytes a parameter, up to 20", "written once an epoch", "the first one writes"),
-        ("`sweep`, `tune`", "a training in each worker", "that of the runs", "nothing: results are files"),
+        ("a checkpoint", "12 to 20 bytes per parameter", "written once per epoch", "rank 0 writes"),
+        ("`sweep`, `tune`", "one training per worker", "that of the runs", "nothing: results are files"),
     ]
 
 
 def checked() -> tuple[Row, Sequence[Row]]:
     """Formulas beside measurements, as far as these were made."""
-    head = ("what", "by formula", "measured", "that is")
+    head = ("what", "by formula", "measured", "rate")
     return head, [*_kernels(), *_memory(), *_cures(), *_streamed()]
 
 
@@ -155,19 +155,19 @@ def _streamed() -> Iterator[Row]:
 def trained() -> tuple[Row, Sequence[Row]]:
     """A contrastive ViT-B, by the number of GPUs. Nothing of it was run."""
     count = parameters(**VIT)
-    head = (f"ViT-B/16, {BATCH:,} images in all", *(f"{n} GPU{'s' if n > 1 else ''}" for n in GPUS))
+    head = (f"ViT-B/16, {BATCH:,} images in total", *(f"{n} GPU{'s' if n > 1 else ''}" for n in GPUS))
     rows: dict[str, Callable[[int], str]] = {
-        "images on each": lambda n: f"{BATCH // n:,}",
+        "images per GPU": lambda n: f"{BATCH // n:,}",
         "the network's step": lambda n: _seconds(BATCH / n * training_flops(**VIT) / GPU),
         "ContraNorm in every block adds": lambda n: _seconds(BATCH / n * cure_flops(**VIT) / GPU),
         "InfoNCE both ways adds": lambda n: _seconds(flops(BATCH, OUT, "info_nce both ways") / n / GPU),
-        "logits that a dense loss would hold": lambda n: _bytes(2 * BATCH * BATCH / n * FLOAT),
+        "logits of a dense loss": lambda n: _bytes(2 * BATCH * BATCH / n * FLOAT),
         "InfoNCE sends": lambda n: _bytes(sum(gather_bytes(BATCH, OUT, n))),
         "DDP sends": lambda n: _bytes(ddp_bytes(count, n)),
         "FSDP sends": lambda n: _bytes(fsdp_bytes(count, n)),
         "time to send DDP's": lambda n: _seconds(ddp_bytes(count, n) / LINK),
-        "weights and optimiser on each, FSDP": lambda n: _bytes(4 * FLOAT * count / n),
-        "a diagnosis holds, 13 layers": lambda n: _bytes(13 * moments_bytes(VIT["width"])),
+        "weights and optimizer per GPU, FSDP": lambda n: _bytes(4 * FLOAT * count / n),
+        "memory of a diagnosis, 13 layers": lambda n: _bytes(13 * moments_bytes(VIT["width"])),
         "a checkpoint": lambda n: " to ".join(_bytes(size) for size in checkpoint_bytes(count)),
     }
     return head, [(name, *(made(n) for n in GPUS)) for name, made in rows.items()]
@@ -179,7 +179,7 @@ def embedded() -> tuple[Row, Sequence[Row]]:
     if not found:
         return (), []
     rate, dim = found["rows"] / found["cpu"], found["dim"]
-    head = (f"{dim} features in float16", "file", "by", "time", "that reads", "memory of each process", "sent in all")
+    head = (f"{dim} features in float16", "file", "cores", "time", "rate", "memory per process", "total traffic")
     rows: list[Row] = []
     for count, cores in FILES:
         seconds, size = count / rate / cores, count * dim * 2

@@ -16,7 +16,7 @@ from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series
 from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save
 
-HEAD = ("rule", "right, with Wilson's 95 % interval", "acted where it hurt", "left what would have helped")
+HEAD = ("rule", "right, with Wilson's 95 % interval", "acted but hurt", "missed a gain")
 VERDICTS = {"none": "no collapse", "complete": "complete", "dimensional": "dimensional", "both": "both"}
 Point = tuple[float, float]
 
@@ -45,7 +45,7 @@ def network_rates() -> tuple[Row, Sequence[Row]]:
 
 def network_verdicts() -> tuple[Row, Sequence[Row]]:
     """What the best cure brought, by family and verdict."""
-    head = ("trained networks", "verdict", "cases", "data sets", "a cure helped", "it hurt", "median gain in points")
+    head = ("trained networks", "verdict", "cases", "datasets", "cure helped", "cure hurt", "median gain in points")
     rows = []
     for family, kinds in model_outcomes.summarize(networks()).items():
         for kind, of in kinds.items():
@@ -75,7 +75,7 @@ def embedding_counts() -> str:
     unclear = sum(case.helps is None for case in found)
     encoders = len({case.model for case in found})
     counted = f"{len(found)} cases from {encoders} encoders"
-    return f"{counted}; {unclear} of them show no clear difference and count for no rule."
+    return f"{counted}. {unclear} of them show no clear difference and are not counted below."
 
 
 def _row(name: str, rate: Rate) -> Row:

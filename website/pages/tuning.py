@@ -17,7 +17,7 @@ Row = tuple[str, ...]
 
 def compared() -> tuple[Row, Sequence[Row]]:
     """Both ways with each seed; without rows where nothing was run."""
-    head = ("task", "seed", "way", "tried", "whole trainings", "validation", "test", "chosen")
+    head = ("task", "seed", "method", "tried", "full trainings", "validation", "test", "selected")
     return head, [_row(record, way) for record in _records() for way in WAYS]
 
 
@@ -31,7 +31,7 @@ def means() -> tuple[Row, Sequence[Row]]:
             rows.append((title, name, str(len(own)), f"{cost:.1f}", *_spreads([_figures(each, way) for each in own])))
         if own:
             rows.append((title, "without a cure", str(len(own)), "1.0", *_spreads([_baseline(each) for each in own])))
-    return ("task", "way", "seeds", "whole trainings", "validation", "test"), rows
+    return ("task", "method", "seeds", "full trainings", "validation", "test"), rows
 
 
 def verdict() -> str:

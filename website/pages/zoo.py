@@ -13,7 +13,7 @@ WORDS = {
     "works": "by itself",
     "named": "after naming",
     "refused": "no, and it says why",
-    "failed": "no, not in the time",
+    "failed": "no, timed out",
     "silent": "WRONG",
 }
 GUESS = "taken from the modules"
@@ -33,7 +33,7 @@ def rows() -> list[dict[str, Any]]:
 
 def summary() -> tuple[Row, Sequence[Row]]:
     """How many architectures of each library work."""
-    head = ("library", "architectures", "diagnosed by itself", "after naming", "not", "cured", "silently wrong")
+    head = ("library", "architectures", "diagnosed", "after naming", "not diagnosed", "cured", "silently wrong")
     found = [_summary(library, [r for r in rows() if _library(r) == library]) for library in _libraries()]
     return head, [*found, _summary("all", rows())] if found else []
 
