@@ -73,6 +73,15 @@ def test_the_shrinkage_is_that_of_ledoit_and_wolf(rows: int, offset: float) -> N
     assert transform.shrinkage_ == pytest.approx(scatter.shrinkage())
 
 
+def test_a_shrinkage_that_rounding_would_decide_is_refused(x: Tensor) -> None:
+    """Rows far from 0 leave no digit of their spread in fourth powers; the weight came out as 0."""
+    far = x + 1e6
+    with pytest.raises(UsageError, match="pass shrinkage"):
+        uc.EmbeddingTransform("whiten").fit_transform(far)
+    uc.EmbeddingTransform("whiten", shrinkage=0.1).fit_transform(far)
+    uc.EmbeddingTransform("whiten").fit_transform(far - far.mean(0))
+
+
 @pytest.mark.parametrize("method", ["all_but_the_top", "whiten", "pca"])
 def test_autocast_does_not_round_the_map(x: Tensor, method: Any) -> None:
     transform = uc.EmbeddingTransform(method, dims=3 if method == "pca" else None).fit(x)

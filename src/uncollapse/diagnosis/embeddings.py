@@ -32,8 +32,8 @@ from uncollapse.diagnosis.stats.moments import Moments, Terms
 from uncollapse.diagnosis.stats.reservoir import Reservoir
 from uncollapse.diagnosis.stats.scalar import ScalarStats
 from uncollapse.diagnosis.stats.streaming import (
-    check_entries,
     check_keys,
+    check_single,
     chunks,
     flat_rows,
     map_ahead,
@@ -112,8 +112,8 @@ class RowStatistics:
     def update(self, rows: Tensor, pairs: Tensor | None = None) -> None:
         """Add rows (m, d) of any float dtype, and the second views of the same rows, for alignment.
 
-        NaN, infinite and huge entries (beyond float32) raise ValueError, as do pairs of another shape, or pairs for
-        only some rows. Nothing is added then.
+        NaN, infinity and values beyond the range of float32 raise ValueError, as do pairs of another shape, or pairs
+        for only some rows. Nothing is added then.
         """
         self.add(self.terms(rows, pairs))
 
@@ -124,7 +124,7 @@ class RowStatistics:
         if pairs is not None and pairs.shape != rows.shape:
             raise ValueError(f"Pairs must have the shape of their rows, {tuple(rows.shape)}, got {tuple(pairs.shape)}.")
         for x in (rows,) if pairs is None else (rows, pairs):
-            check_entries(flat_rows(x, None, self.dim), torch.finfo(torch.float32).max)
+            check_single(flat_rows(x, None, self.dim))
         moments = [] if self._moments is None else self._moments.terms(rows)
         if pairs is None:
             return RowTerms(rows, moments, None)

@@ -7,8 +7,10 @@ from torch import Tensor
 from uncollapse.diagnosis.stats.compensated_sum import CompensatedSum
 from uncollapse.diagnosis.stats.moments import Moments
 from uncollapse.diagnosis.stats.streaming import check_entries, chunks, flat_rows
+from uncollapse.errors import UsageError
 
 LARGEST = 1e70  # largest entry whose fourth powers can be summed without overflow
+ROUNDING = 1e-12  # smallest share of Σ ‖x‖⁴ that float64 sums resolve to about 1 %
 EXTRA = ("fourth", "weighted")
 ALIKE = 0.3  # mean cosine from which removing common directions has helped
 TOP_ROWS = 10  # rows per removed direction
@@ -61,7 +63,8 @@ class Scatter:
         """Return the weight, from 0 to 1, with which the covariance shrinks towards a multiple of the identity.
 
         Ledoit & Wolf, A well-conditioned estimator for large-dimensional covariance matrices (2004): the weight that
-        minimizes the expected squared error. 1 if all rows are equal.
+        minimizes the expected squared error. UsageError if the mean is so much longer than the spread around it that
+        rounding would decide, as with equal rows.
         """
         covariance, n, d = self.moments.covariance(), self.count, self.dim
         mu = float(covariance.trace()) / d
@@ -78,7 +81,13 @@ class Scatter:
         c, squares = float(mean @ mean), float(moments.gram.trace())
         along = float(mean @ moments.gram @ mean)  # Σ (x·m)²
         fourth, weighted = float(self._sums["fourth"].value[0]), float(self._sums["weighted"].value @ mean)
-        return fourth - 4 * weighted + 4 * along + 2 * c * squares - 3 * self.count * c**2
+        centered = fourth - 4 * weighted + 4 * along + 2 * c * squares - 3 * self.count * c**2
+        if centered < ROUNDING * fourth:
+            raise UsageError(
+                "The mean of the rows is too long, compared with their spread, to choose the shrinkage of whitening. "
+                "Subtract the mean first, or pass shrinkage as a number from 0 to 1."
+            )
+        return centered
 
 
 @dataclass(frozen=True)

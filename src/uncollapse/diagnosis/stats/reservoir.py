@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from uncollapse.diagnosis.stats.streaming import (
-    check_entries,
     check_keys,
+    check_single,
     chunks,
     flat_rows,
     read_integer,
@@ -64,14 +64,14 @@ class Reservoir:
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the real rows of x to the stream.
 
-        NaN, infinite and huge entries (beyond float32) of real rows raise ValueError, and nothing is changed.
+        Real rows with NaN, infinity or values beyond the range of float32 raise ValueError, and nothing is changed.
 
         Args:
             x: (..., d) of any float dtype, on any device, with any number of rows.
             mask: (...) bool, True = real. Other rows may hold anything and draw no priority.
         """
         flat = flat_rows(x, mask, self.dim)
-        check_entries(flat, torch.finfo(torch.float32).max)
+        check_single(flat)
         for rows in chunks(flat):
             priorities = torch.rand(rows.shape[0], generator=self._generator, dtype=torch.float64)
             bar = self._priorities[-1] if len(self.rows) == self.size else math.inf

@@ -69,9 +69,23 @@ def check_entries(flat: tuple[Tensor, Tensor | None], largest: float) -> None:
         return  # one pass suffices: a sum is finite only if all terms are, and finite entries are within the limit
     bad = sum(int((~(rows.abs() <= limit)).sum()) for rows in chunks(flat))  # NaN is not ≤ anything
     if bad > 0:
+        real = flat[0].numel() if flat[1] is None else int(flat[1].sum()) * flat[0].shape[1]
         raise NotFiniteError(
-            f"x must be finite in its real rows, got {bad} entries that are NaN, infinite or beyond {limit:.3g}. "
-            "Mask these rows or find the cause. Nothing was added."
+            f"Entries that are NaN, infinite or beyond {limit:.3g}: {bad} of {real}. Mask or remove their rows, or "
+            "find the cause."
+        )
+
+
+def check_single(flat: tuple[Tensor, Tensor | None]) -> None:
+    """Raise if real rows are not finite in float32, or if float32 would turn a row that is not 0 into zeros."""
+    check_entries(flat, torch.finfo(torch.float32).max)
+    if flat[0].dtype != torch.float64:
+        return
+    lost = sum(int((rows.any(-1) & ~rows.float().any(-1)).sum()) for rows in chunks(flat))
+    if lost > 0:
+        raise ValueError(
+            f"Rows that are not 0 but vanish in float32: {lost} of {len(flat[0])}. Multiply all rows "
+            "by a large constant."
         )
 
 
