@@ -1,8 +1,8 @@
 """Find out why a deep graph network does not learn, and mend it with one line.
 
-The network is one that anybody could have written: sixteen of PyG's graph convolutions with ReLU between. The graph is
-the embedded random one, so nothing is downloaded. Both networks start from the same weights and are trained alike, one
-of them with ContraNorm attached after each hidden convolution. This takes about fifteen seconds on one core.
+The network is an ordinary one: sixteen of PyG's graph convolutions with ReLU in between. The graph is random, so
+nothing is downloaded. It is trained twice from the same initial weights, unchanged and with ContraNorm attached after
+each hidden convolution. This takes about fifteen seconds on one core.
 
     python examples/deep_gcn.py
 """
@@ -25,11 +25,11 @@ from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime, use_threads
 from uncollapse.lab.engine.task import Task, TrainingOptions
 
-NAMES = {"plain": "as it is", "mended": "with ContraNorm"}
+NAMES = {"plain": "unchanged", "mended": "with ContraNorm"}
 
 
 class Net(nn.Module):
-    """Graph convolutions with ReLU and dropout between."""
+    """Graph convolutions with ReLU and dropout in between."""
 
     def __init__(self, features: int, classes: int, layers: int, hidden: int = 32) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def main() -> None:
-    """Diagnose, train both, and print what came of it."""
+    """Diagnose and train both networks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=16, help="number of convolutions, 2 or more")
     parser.add_argument("--epochs", type=int, default=60)
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.layers < 2:
-        parser.error(f"--layers is 2 or more, since a hidden layer is measured; got {args.layers}.")
+        parser.error(f"--layers must be 2 or more, because a hidden layer is measured; got {args.layers}.")
     graph = datasets.load_graph("csbm")
     parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
     data = Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, **parts)
@@ -64,10 +64,10 @@ def main() -> None:
 
 
 def trained(data: Data, args: argparse.Namespace, *, mended: bool) -> dict[str, Any]:
-    """Build the network, attach the cure if it is to be mended, train, and measure."""
+    """Build the network, attach the cure if `mended`, train, and measure."""
     torch.manual_seed(args.seed)
     model = Net(data.num_features, int(data.y.max()) + 1, args.layers)
-    if mended:  # the last convolution gives the logits: it is left as it is
+    if mended:  # not after the last convolution, which outputs the logits
         print(uc.attach(model, "contra_norm", scale=args.scale, preset="gnn", layers=":-1"))
     before = uc.diagnose(model, [data], plan=uc.Plan(baseline=0))
     print(f"{NAMES['mended' if mended else 'plain']}, untrained: {before.verdict.sentence}")
@@ -78,7 +78,7 @@ def trained(data: Data, args: argparse.Namespace, *, mended: bool) -> dict[str, 
 
 
 def task(model: nn.Module, data: Data) -> Task:
-    """What the training loop needs: an optimiser, batches, a loss and figures to watch."""
+    """Return what the training loop needs: an optimizer, batches, a loss and validation metrics."""
 
     def loss(model: nn.Module, batch: Data) -> Tensor:
         return F.cross_entropy(model(batch)[batch.train], batch.y[batch.train])
@@ -86,18 +86,18 @@ def task(model: nn.Module, data: Data) -> Task:
     def evaluate(model: nn.Module) -> dict[str, float]:
         return {"validation": accuracy(model(data), data, "validation")}
 
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=5e-4)
-    return Task(model, optimiser, lambda epoch: [data], loss, evaluate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=5e-4)
+    return Task(model, optimizer, lambda epoch: [data], loss, evaluate)
 
 
 def accuracy(logits: Tensor, data: Data, part: str) -> float:
-    """Share of the nodes of a part that are named rightly."""
+    """Return the accuracy on a split."""
     chosen = data[part]
     return float((logits.argmax(1) == data.y)[chosen].float().mean())
 
 
 def show(runs: dict[str, dict[str, Any]]) -> None:
-    """Both runs beside each other."""
+    """Print both runs next to each other."""
     table = Table("", *NAMES.values())
     table.add_row("test accuracy", *(f"{runs[name]['test']:.1%}" for name in NAMES))
     for title, measure in (("effective rank", "effective_rank"), ("mean cosine", "mean_cosine")):

@@ -1,4 +1,4 @@
-"""Losses on inner layers: a small vision transformer of timm, trained four ways on scikit-learn's digits.
+"""Losses on inner layers: train a small vision transformer from timm in four ways on scikit-learn's digits.
 
     python examples/diverse_patch.py [--epochs 10] [--depth 24] [--seed 0] [--out FILE.json]
 
@@ -7,9 +7,9 @@
 3. with the uniformity loss on the last block's patches, the baseline of ContraNorm (arXiv 2303.06562), weight 1;
 4. with ContraNorm attached in front of every norm.
 
-All start from the same weights and see the same images, mixed by CutMix. No setting was picked on test images: the
-learning rate and the scale are those of the recipe `vit_digits`, the weights are those above. The results are kept in
-results/diverse_patch.json if no other arguments are given, else where --out says.
+All start from the same initial weights and see the same images, mixed by CutMix. No setting was selected on test
+images: the learning rate and the scale are those of the recipe `vit-digits`. Without other arguments, the results are
+written to results/diverse_patch.json, otherwise to the file of --out.
 """
 
 import argparse
@@ -46,12 +46,12 @@ class Config:
 
 
 def no_loss(t: Any, mix: uc.PatchMix, head: nn.Module) -> Tensor:
-    """Nothing beside the loss of the task."""
+    """Return zero: only the loss of the task counts."""
     return torch.zeros(())
 
 
 def diverse_patch(t: Any, mix: uc.PatchMix, head: nn.Module) -> Tensor:
-    """The patches of an image stay apart, near to where they came from, and each knows what it shows."""
+    """Return the sum of the three losses of DiversePatch."""
     patches = t["final"]
     return (
         uc.patch_cosine_loss(patches)
@@ -61,7 +61,7 @@ def diverse_patch(t: Any, mix: uc.PatchMix, head: nn.Module) -> Tensor:
 
 
 def uniformity(t: Any, mix: uc.PatchMix, head: nn.Module) -> Tensor:
-    """The patches of an image are spread over the sphere."""
+    """Return the uniformity loss of the patches of each image."""
     return uc.contra_uniform_loss(t["last"])
 
 
@@ -76,17 +76,17 @@ WAYS: dict[
 
 
 def train(way: str, config: Vit, progress: Console) -> nn.Module:
-    """A model trained in one of the ways. The head of its patches is needed in training only."""
+    """Train a model in one of the ways. The head of its patches is only used in training."""
     inner_loss, cured = WAYS[way]
     images, labels = digits()["train"]
     model = build(config)
-    if cured:  # before the optimizer is made, so that it would know parameters of the cure
+    if cured:  # before the optimizer is created, which must know the parameters of the cure
         uc.attach(model, "contra_norm", scale=config.scale, at="norms", tokens="all")
     torch.manual_seed(config.seed)
     head = nn.Linear(config.dim, CLASSES)  # one for all patches
     weights = [*model.parameters(), *head.parameters()]
-    optimiser = torch.optim.AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.lr, config.steps, pct_start=config.warmup)
+    optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, config.steps, pct_start=config.warmup)
     random = torch.Generator().manual_seed(config.seed)
     model.train()
     with uc.tokens(model, layers=("first", "last", "final")) as t:
@@ -96,17 +96,17 @@ def train(way: str, config: Vit, progress: Console) -> nn.Module:
                     images[batch], labels[batch], config.patch, num_classes=CLASSES, generator=random
                 )
                 loss = F.cross_entropy(model(mix.images), mix.labels.mean(1)) + inner_loss(t, mix, head)
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 nn.utils.clip_grad_norm_(weights, config.clip)
-                optimiser.step()
+                optimizer.step()
                 schedule.step()
     return model.eval()
 
 
 def measured(way: str, config: Vit, progress: Console) -> dict[str, Any]:
-    """Train in one way, and say what came out on images that were not trained on."""
-    started = time.process_time()  # of one thread; the clock on the wall also counts what others do
+    """Train in one way, and return the metrics on validation and test images."""
+    started = time.process_time()  # of this process only; wall-clock time depends on other processes
     model = train(way, config, progress)
     seconds = time.process_time() - started
     parts = digits()
@@ -124,8 +124,8 @@ def measured(way: str, config: Vit, progress: Console) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]], config: Vit) -> Table:
-    """One line a way."""
-    shown = Table(title=f"{config.depth} blocks, {config.epochs} epochs, seed {config.seed}")
+    """Return a table with one row per way."""
+    shown = Table(title=f"{config.depth} blocks, {config.epochs} epoch{'s' * (config.epochs > 1)}, seed {config.seed}")
     for column in ("way", "test accuracy", "cosine, last block", "effective rank, last block", "CPU time"):
         shown.add_column(column, justify="left" if column == "way" else "right")
     for run in runs:
@@ -136,7 +136,7 @@ def table(runs: list[dict[str, Any]], config: Vit) -> Table:
 
 @use_threads()
 def main() -> None:
-    """Train, measure, print and keep."""
+    """Train, measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=Config().vit.epochs)
     parser.add_argument("--depth", type=int, default=Config().vit.depth)
@@ -147,12 +147,12 @@ def main() -> None:
     console, started = Console(), time.perf_counter()
     runs = [measured(way, config.vit, console) for way in WAYS]
     console.print(table(runs, config.vit))
-    kept = build_record("diverse_patch", config, time.perf_counter() - started, ("timm", "scikit-learn"), runs=runs)
+    record = build_record("diverse_patch", config, time.perf_counter() - started, ("timm", "scikit-learn"), runs=runs)
     out = args.out or (OUT if config == Config() else None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        console.print(f"Kept in {out}.")
+        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        console.print(f"Written: {out}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Diagnose embeddings that lie in many parquet files, with Dask: workers measure a file each, what they know merges.
+"""Diagnose embeddings in many parquet files with Dask: each worker measures one file, and the statistics are merged.
 
-A task reads one file and gives a few megabytes, whatever the size of the file: `uc.RowStatistics`. Pairs of these are
-merged, then pairs of pairs. Merging is exact, so it does not matter which worker is done first. With Ray, Spark or a
-queue of batch jobs it is the same: make statistics with a seed of their own, send or save them, merge, diagnose.
+A task reads one file and returns `uc.RowStatistics`, a few megabytes for any size of file. Pairs of these are merged,
+then pairs of pairs. Merging is exact, so the order in which workers finish does not matter. The same works with Ray,
+Spark or a queue of batch jobs: create statistics with their own seed, send or save them, merge, diagnose.
 
     python examples/embeddings_dask.py parts/                                  # workers on this machine
     python examples/embeddings_dask.py parts/ --column first --pairs second --workers 4
@@ -23,14 +23,14 @@ distributed: Any = import_optional("dask.distributed", "dask")
 
 
 def main() -> None:
-    """Measure all files of a folder, print what they show, and write the diagnosis if asked to."""
+    """Measure all files of a folder, print the diagnosis, and write it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of .parquet files with the same columns")
-    parser.add_argument("--column", help="with the embeddings, if a file has several columns of lists")
-    parser.add_argument("--pairs", help="the column with the second views of the same rows, for alignment")
+    parser.add_argument("folder", type=Path, help="folder of .parquet files with the same columns")
+    parser.add_argument("--column", help="column with the embeddings, if a file has several columns of lists")
+    parser.add_argument("--pairs", help="column with the second views of the same rows, for alignment")
     parser.add_argument("--workers", type=int, default=2, help="processes on this machine")
-    parser.add_argument("--scheduler", help="the address of a cluster to use instead")
-    parser.add_argument("--out", type=Path, help="a JSON file for the diagnosis")
+    parser.add_argument("--scheduler", help="address of a cluster to use instead")
+    parser.add_argument("--out", type=Path, help="JSON file for the diagnosis")
     args = parser.parse_args()
     files = sorted(args.folder.resolve().glob("*.parquet"))
     if not files:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measured(file: Path, column: str | None, pairs: str | None, seed: int) -> uc.RowStatistics:
-    """The statistics of one file; this is what a worker does, in memory that does not grow with the file."""
+    """Return the statistics of one file. A worker runs this; its memory does not grow with the file."""
     rows = open_rows(file, column)
     statistics = uc.RowStatistics(rows.dim, seed=seed)
     if pairs is None:
@@ -60,7 +60,7 @@ def measured(file: Path, column: str | None, pairs: str | None, seed: int) -> uc
 
 
 def merged(client: Any, parts: list[Any]) -> Any:
-    """Statistics that workers hold, merged in pairs, then in pairs of pairs; none of them comes here on the way."""
+    """Merge the statistics in pairs, then in pairs of pairs, on the workers; only the result is sent here."""
     while len(parts) > 1:
         pairs = [client.submit(uc.RowStatistics.merge, *pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[2 * len(pairs) :]
@@ -69,7 +69,7 @@ def merged(client: Any, parts: list[Any]) -> Any:
 
 @contextmanager
 def workers(address: str | None, count: int) -> Iterator[Any]:
-    """A cluster by its address, or processes on this machine, each with one thread."""
+    """Yield a client of the cluster at `address`, or of processes on this machine with one thread each."""
     if address is not None:
         with distributed.Client(address) as client:
             yield client

@@ -1,9 +1,9 @@
-"""Mend a deep vision transformer with one line, and see what it does to the rank of its tokens and to its accuracy.
+"""Mend a deep vision transformer with one line, and compare the rank of its tokens and its accuracy.
 
-The model is timm's ViT with 48 blocks, far too many for the digits of 8×8 pixels that it learns. It is trained three
-times from the same weights: as it is, as it is with twice the epochs, and with ContraNorm attached in front of every
-norm, as published for DeiT, which takes about as long as twice the epochs. With the default arguments this takes a few
-minutes. One seed is not a comparison: docs/which-cure.md has those.
+The model is timm's ViT with 48 blocks, far too many for digits of 8×8 pixels. It is trained three times from the same
+initial weights: unchanged, for twice as many epochs, and with ContraNorm in front of every norm, as published for DeiT,
+which takes about as long as twice the epochs. With the default arguments this takes a few minutes. One seed is not a
+comparison: docs/which-cure.md has results over several seeds.
 
     python examples/mend_vit.py --out results/mend_vit.json
 """
@@ -22,17 +22,17 @@ from rich.table import Table
 import uncollapse as uc
 from uncollapse.lab.experiments.vit import digits
 
-NAMES = {"plain": "as it is", "longer": "as it is, twice the epochs", "mended": "with ContraNorm"}
+NAMES = {"plain": "unchanged", "longer": "twice the epochs", "mended": "with ContraNorm"}
 
 
 def main() -> None:
-    """Train all three, print a table, and write the figures if asked to."""
+    """Train all three, print a table, and write the metrics if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depth", type=int, default=48, help="number of blocks")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--scale", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--out", type=Path, help="a JSON file for the metrics")
     args = parser.parse_args()
     config = digits.Config(norm="layer", depth=args.depth, epochs=args.epochs, seed=args.seed)
     longer = replace(config, epochs=2 * config.epochs)
@@ -69,7 +69,7 @@ def show(runs: dict[str, dict[str, Any]]) -> None:
     for title, key in (("effective rank after the last block", "effective_rank"), ("mean cosine there", "mean_cosine")):
         table.add_row(title, *(f"{runs[name][key]:.2f}" for name in NAMES))
     table.add_row("test accuracy", *(f"{runs[name]['figures']['test']:.1%}" for name in NAMES))
-    table.add_row("processor seconds of training", *(f"{runs[name]['cpu_seconds']:.0f}" for name in NAMES))
+    table.add_row("CPU seconds of training", *(f"{runs[name]['cpu_seconds']:.0f}" for name in NAMES))
     Console().print(table)
 
 

@@ -1,10 +1,10 @@
-"""Watch a Transformer collapse while it trains on handwritten digits, and stop when it has.
+"""Watch a Transformer that collapses during its training on handwritten digits, and stop the training.
 
     python examples/monitor_training.py --folder runs/digits
 
-Without warmup, a learning rate of 0.01 makes the tokens of this encoder alike within 30 steps. The loss stays at that
-of guessing and does not say why; the monitor does. With --lr 5e-4 the training stays healthy and no rule is met. Needs
-scikit-learn, for the images, and takes well under a minute.
+With a learning rate of 0.01 and no warm-up, the tokens of this encoder become nearly identical within 30 steps. The
+loss stays at that of guessing and does not say why; the monitor does. With --lr 5e-4, training stays healthy and no
+rule fires. It needs scikit-learn for the images, and takes less than a minute.
 """
 
 import argparse
@@ -42,14 +42,14 @@ class DigitEncoder(nn.Module):
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Standardised images (n, 8, 8) and labels (n,)."""
+    """Return standardized images (n, 8, 8) and labels (n,)."""
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).float()
     return (images - images.mean()) / images.std(), torch.from_numpy(bunch.target)
 
 
 def show(record: Record, loss: float) -> None:
-    """Print one line: how many dimensions the tokens span after each block, and how alike they are after the last."""
+    """Print one line: the effective rank after each block, and the mean cosine after the last."""
     ranks = [value for name, value in record.curves["effective_rank"].items() if name.startswith("block")]
     shown = " ".join(f"{rank:4.1f}" for rank in ranks)
     last = list(record.curves["mean_cosine"].values())[-1]
@@ -57,9 +57,9 @@ def show(record: Record, loss: float) -> None:
 
 
 def train(monitor: Monitor, images: Tensor, labels: Tensor, depth: int, lr: float, steps: int) -> None:
-    """A plain loop; the monitor is one line of it, before the update, so that step 0 is the model as it starts."""
+    """Train in a plain loop. The monitor is called before each update, so step 0 is the initial model."""
     model = DigitEncoder(depth)
-    optimiser = torch.optim.AdamW(model.parameters(), lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
     for step in range(steps + 1):
         record = monitor.step(model, step)
         chosen = torch.randint(len(images), (32,))
@@ -69,13 +69,13 @@ def train(monitor: Monitor, images: Tensor, labels: Tensor, depth: int, lr: floa
         if monitor.should_stop:
             print("Stopped by the rule.")
             break
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.autograd.backward(loss)
-        optimiser.step()
+        optimizer.step()
 
 
 def main() -> None:
-    """Read the command line, train, and say what it cost and what changed."""
+    """Train, and print what the monitor cost and what changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("collapse"), help="for monitor.jsonl and the diagnoses")
     parser.add_argument("--lr", type=float, default=1e-2)
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     given = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings
+    torch.set_num_threads(1)  # small tensors: a second thread would not help
     warnings.simplefilter("always", CollapseWarning)
     images, labels = digits()
     held, (images, labels) = images[:64], (images[64:], labels[64:])  # the held batch is not trained on
@@ -101,10 +101,10 @@ def main() -> None:
         labels=uc.Labels(model="digits", data="digits"),
     )
     train(monitor, images, labels, given.depth, given.lr, given.steps)
-    print(f"The monitor: {monitor.cost}.")
+    print(f"Time of the monitor: {monitor.cost}.")
     if (given.folder / "collapse.json").exists():
         print(uc.Diagnosis.load(given.folder / "collapse.json").verdict.sentence)
-        print(f"Look closer: uncollapse compare {given.folder}/first.json {given.folder}/collapse.json")
+        print(f"To see what changed: uncollapse compare {given.folder}/first.json {given.folder}/collapse.json")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Write an experiment of your own: settings, a training that can be resumed, stored results, a table over seeds.
+"""Write your own experiment: settings, resumable training, stored results and a table over seeds.
 
     python examples/own_recipe.py --seeds 3
 
-It learns the sign of a product with a small network, in a few seconds. Results go to results/parity and checkpoints to
-runs/parity, both below --folder; run it again, and nothing is trained twice.
+A small network learns the sign of a product in a few seconds. Results go to results/parity and checkpoints to
+runs/parity, both below --folder. A second run trains nothing again.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Pretrained models that packages hold in a form of their own, and their inputs: TinyViT of MobileSAM, Whisper.
+"""Load pretrained models that packages store in their own format, and their inputs: MobileSAM's TinyViT, and Whisper.
 
-`examples/real_models.py` measures them. The readers take tensors only and run nothing that a file says.
+`examples/real_models.py` measures them. The readers only read tensors and never run code from a file.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""Diagnose a sentence encoder, put ContraNorm into it, tune it for a few steps, and see what changed.
+"""Diagnose a sentence encoder, attach ContraNorm, train it for a few steps, and compare.
 
-    python examples/text.py                     # a tiny BERT with random weights: nothing is read or fetched
-    python examples/text.py NAME_OR_FOLDER      # an encoder of transformers: on the hub, or saved in a folder
+    python examples/text.py                     # a tiny BERT with random weights: nothing is downloaded
+    python examples/text.py NAME_OR_FOLDER      # an encoder from the HuggingFace Hub or from a folder
 
-It is tuned without labels: two passes of a sentence, which differ by dropout, are to be alike and unlike all others
-(SimCSE, arXiv 2104.08821). A few sentences are enough to see how it is done, not to make a better encoder.
+It is trained without labels: two passes of a sentence, which differ by dropout, should be close to each other and far
+from all other sentences (SimCSE, arXiv 2104.08821). A few sentences show how it works; they do not improve the encoder.
 """
 
 import sys
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 import uncollapse as uc
+from uncollapse.errors import UsageError
 from uncollapse.io import hf_models
 
 SENTENCES = """The ferry leaves at noon. A boat departs at midday. Rain is likely in the hills. It may pour up there.
@@ -26,12 +27,12 @@ TEXTS = [f"{text.strip()}." for text in SENTENCES.replace("\n", " ").split(".") 
 
 
 def encoder(place: str | None) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A model and the sentences as its arguments."""
+    """Return a model, and the sentences as its arguments."""
     if place is not None:
         origin = hf_models.Origin(place)
         model, _, _ = hf_models.load_hf_model(origin, random_weights=False, dtype=torch.float32)
         return model, dict(hf_models.load_tokenizer(origin)(TEXTS, padding=True, return_tensors="pt"))
-    rows = [torch.tensor([ord(letter) % 96 + 1 for letter in text]) for text in TEXTS]  # letters are its tokens, 0 pads
+    rows = [torch.tensor([ord(letter) % 96 + 1 for letter in text]) for text in TEXTS]  # tokens: letters; 0: padding
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     shape = BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, intermediate_size=128)
     with tempfile.TemporaryDirectory() as folder:
@@ -41,23 +42,23 @@ def encoder(place: str | None) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def tune(model: nn.Module, batch: dict[str, Tensor], steps: int = 10) -> float:
-    """Draw two passes of each sentence together and all others apart; returns the last loss."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    """Pull two passes of each sentence together and push all others apart. Return the last loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model.train()
     for _ in range(steps):
         mask = batch["attention_mask"][..., None]
         views = [(model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1) for _ in range(2)]
         loss = uc.info_nce(*views, temperature=0.05)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.autograd.backward(loss)
-        optimiser.step()
+        optimizer.step()
     return loss.item()
 
 
 def main() -> None:
-    """Tune the encoder as it is and with ContraNorm, and print its last block before and after."""
+    """Train the encoder unchanged and with ContraNorm, and print its last block before and after."""
     table = Table("", "cosine of tokens", "effective rank", "loss")
-    for name, scale in (("as it is", None), ("with ContraNorm", 0.1)):
+    for name, scale in (("unchanged", None), ("with ContraNorm", 0.1)):
         model, batch = encoder(sys.argv[1] if len(sys.argv) > 1 else None)
         if scale is not None:
             print(uc.attach(model, "contra_norm", preset="bert", scale=scale))
@@ -72,4 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UsageError as error:  # such as a model that does not exist
+        sys.exit(f"Error: {error}")

@@ -37,14 +37,15 @@ def mending() -> str:
     if not file.exists():
         return ""
     runs = json.loads(file.read_text(encoding="utf-8"))
+    names = {"plain": "unchanged", "longer": "twice as many epochs", "mended": "ContraNorm at every norm"}
     rows = (
         (
-            name,
+            names[name],
             f"{run['effective_rank']:.2f}",
             f"{run['mean_cosine']:.2f}",
             f"{run['figures']['test']:.1%}",
             f"{run['cpu_seconds']:.0f} s",
-            run["verdict"],
+            run["verdict"].partition(":")[0],
         )
         for name, run in runs.items()
     )

@@ -236,6 +236,18 @@ def test_bars_show_what_runs_and_what_is_left(tiny: ModuleType, tmp_path: Path) 
     assert "none-size60" not in last
 
 
+def test_counts_stand_on_a_narrow_terminal_too(tiny: ModuleType, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=60, color_system=None)
+    queue = RunQueue(tiny.RECIPE, Grid({"size": tuple(range(1, 200))}).cells(tiny.Config), Results(tmp_path))
+    queue.fail(queue.take(), "why")
+    worker = type("Worker", (), {"steps": (30, 200)})()
+    sweep = SimpleNamespace(queue=queue, running={worker: queue.take()}, seconds_left=lambda: 24000.0)
+    with SweepBars(console) as bars:
+        bars.handle_change(sweep)
+    assert re.search(r"0/199 about 6\.7 h left, 1 failed", stream.getvalue())
+
+
 def test_pictures_are_drawn_where_the_recipe_has_some(
     run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

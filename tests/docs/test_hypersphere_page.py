@@ -63,7 +63,7 @@ def test_the_two_ways_are_compared_with_what_was_best_on_validation(
     infonce, both = page.seeds_table()[1]
     assert infonce[:3] == ("InfoNCE alone", "C(τ=0.19)", "3")
     assert infonce[3].replace("\u00a0", " ") == "53.00 ± 2.00"
-    assert both[:4] == ("alignment and uniformity alone", "A(α=2) + U(t=2)", "1", "61.00")
+    assert both[:4] == ("alignment and uniformity", "A(α=2) + U(t=2)", "1", "61.00")
 
 
 def test_encoders_are_listed_best_first_with_their_seeds_joined(

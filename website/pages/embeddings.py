@@ -47,7 +47,7 @@ def judged() -> tuple[Row, Sequence[Row]]:
         "two at random",
         "uniformity",
         "from the optimum",
-        "Spearman with people's scores",
+        "Spearman with human ratings",
     )
     return head, [_stage(row) for row in sorted(wanted, key=lambda row: row["test"]["spearman"])]
 

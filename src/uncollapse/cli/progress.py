@@ -166,8 +166,9 @@ class SweepBars(SweepLines):
     """One bar for the sweep and one per running experiment, on a terminal's stderr; finished runs are printed above."""
 
     def __init__(self, console: Console, words: str = "Runs") -> None:
+        names = Column(no_wrap=True, max_width=max(8, console.width - 46))  # counts and times need the rest
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=names),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[details]}", style="dim", markup=False),

@@ -127,7 +127,8 @@ def choose_key(words: str, key: str | None, there: list[str]) -> str:
     if key not in there:
         asked = f"has no {key!r}" if key is not None else "has several arrays"
         hint = "" if key is None else did_you_mean(key, there)
-        raise UsageError(f"{words} {asked}; choose one with --key: {', '.join(there) or 'there are none'}.{hint}")
+        names = ", ".join(there) or "there are none"
+        raise UsageError(f"{words} {asked}; choose one with --key or --column: {names}.{hint}")
     return key
 
 

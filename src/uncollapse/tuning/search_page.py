@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.report import frame
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, add_legend_below, new_figure
+from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, add_legend_below, legend_columns, new_figure
 from uncollapse.tuning.trial_result import Better, TrialResult, best_trial, format_value
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
@@ -175,5 +175,5 @@ def _add_labels(figure: Any, axes: Any, x: str, y: str) -> Any:
     axes.set_xlabel(x, color=INK, parse_math=False)
     axes.set_ylabel(y, color=INK, parse_math=False)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
-    add_legend_below(figure, axes)
+    add_legend_below(figure, axes, legend_columns(SIZE[0], axes.get_legend_handles_labels()[1]))
     return figure

@@ -110,14 +110,16 @@ def test_a_sweep_does_what_it_can(tiny: ModuleType, tmp_path: Path) -> None:
 
 def test_a_reason_that_runs_share_is_printed_once(tiny: ModuleType, tmp_path: Path) -> None:
     ear = Ear()
-    made = sweep(tiny, tmp_path, Grid({"fault": ("raise",), "size": (1, 2)}), ear=ear)
+    made = sweep(tiny, tmp_path, Grid({"fault": ("raise",), "size": (1, 2, 3)}), ear=ear)
     assert made.run() == "done"
-    assert len(made.queue.failed) == 2
+    assert len(made.queue.failed) == 3
     first, second = ear.notes
     assert "failed: The loss became nan. Try another one. (" in first
     label = made.queue.label(tiny.Config(1, fault="raise"))
-    assert second == f"{made.queue.label(tiny.Config(2, fault='raise'))} failed for the same reason as {label}."
-    assert made.error_file(tiny.Config(2, fault="raise")).read_text().startswith("The loss became nan.")
+    alike = made.queue.label(tiny.Config(2, fault="raise"))
+    assert second == f"{alike} failed for the same reason as {label}; other such runs are only counted."
+    for size in (2, 3):
+        assert made.error_file(tiny.Config(size, fault="raise")).read_text().startswith("The loss became nan.")
 
 
 def test_a_run_is_stopped_and_goes_on(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

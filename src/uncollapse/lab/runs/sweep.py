@@ -204,17 +204,17 @@ class Sweep:
             self._listener.note(f"{self.queue.label(config)} is being run by another process.")
 
     def _fail(self, config: Any, why: str, traceback: str = "") -> None:
-        before = next((key for key, known in self.queue.failed.items() if known == why), None)
+        alike = [key for key, known in self.queue.failed.items() if known == why]
         self.queue.fail(config, why)
         try:
             where = str(write(self.error_file(config), f"{why}\n\n{traceback}" if traceback else f"{why}\n"))
         except NotWrittenError as error:  # then the error is only printed
             where = str(error)
-        if before is None:
+        if not alike:
             self._listener.note(f"{self.queue.label(config)} failed: {why} ({where})")
-        else:  # such as data that no run can find: the long reason is said once
-            first = self.queue.label(self.queue.config(before))
-            self._listener.note(f"{self.queue.label(config)} failed for the same reason as {first}.")
+        elif len(alike) == 1:  # such as data that no run can find
+            label, first = self.queue.label(config), self.queue.label(self.queue.config(alike[0]))
+            self._listener.note(f"{label} failed for the same reason as {first}; other such runs are only counted.")
 
     def _remove_worker(self, worker: AnyWorker) -> None:
         """Handle the end of a worker, which stopped on request or was killed."""
