@@ -45,6 +45,24 @@ def test_pairs_give_alignment(run: Run, rows: torch.Tensor, tmp_path: Path) -> N
     assert layer["alignment"] == pytest.approx(float(expected), rel=1e-6)
 
 
+def test_pairs_may_be_another_column_or_a_file_without_names(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
+    second = rows.flip(0)
+    numpy.save(tmp_path / "y.npy", second.numpy())
+    numpy.savez(tmp_path / "both.npz", one=rows.numpy(), two=second.numpy())
+
+    def alignment(*given: str) -> float:
+        return Diagnosis.from_json(run("embeddings", *given, "--json").stdout).layers[0]["alignment"]
+
+    expected = alignment("x.npy", "--pairs", "y.npy")
+    assert alignment("both.npz", "--key", "one", "--pairs", "both.npz", "--pairs-key", "two") == expected
+    assert alignment("both.npz", "--key", "one", "--pairs", "y.npy") == expected
+    assert alignment("x.npy", "--pairs", "both.npz", "--pairs-key", "two") == expected
+    for given in (["--pairs-key", "two"], ["--pairs", "y.npy", "--pairs-key", "two"]):
+        result = run("embeddings", "x.npy", *given)
+        assert result.exit_code == 2
+        assert "--pairs" in result.stderr or "no name" in result.stderr
+
+
 def test_both_numbers_are_told_with_their_intervals(run: Run, rows: torch.Tensor, tmp_path: Path) -> None:
     numpy.save(tmp_path / "y.npy", (rows + 0.1 * rows.flip(1)).numpy())
     told = run("embeddings", "x.npy", "--pairs", "y.npy", "--level", "0.9", "--draws", "50", "--t", "3").stdout

@@ -192,7 +192,7 @@ def test_which_column_is_meant(tmp_path: Path) -> None:
     parquet.write_table(lists, tmp_path / "x.parquet")
     assert next(open_rows(tmp_path / "x.parquet", "two").parts()).tolist() == [[3.0, 4.0]]
     for key in (None, "id"):
-        with pytest.raises(UsageError, match=r"--key or --column: one, two"):
+        with pytest.raises(UsageError, match=r"--pairs-key for --pairs: one, two"):
             open_rows(tmp_path / "x.parquet", key)
 
 

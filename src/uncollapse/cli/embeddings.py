@@ -43,6 +43,7 @@ def embeddings(
     key: Annotated[
         str | None, option("NAME", "The array or column, if a file has several.", None, "--key", "--column")
     ] = None,
+    pairs_key: Annotated[str | None, option("NAME", "The same for --pairs, if it differs from --key.")] = None,
     level: Annotated[float, option("SHARE", "Confidence level of the intervals.", INTERVALS)] = 0.95,
     draws: Annotated[int, option("N", "Bootstrap resamples for the intervals; 0 for none.", INTERVALS)] = 1000,
     t: Annotated[float, option("T", "Sharpness of the potential in uniformity.", INTERVALS)] = 2.0,
@@ -76,16 +77,18 @@ def embeddings(
     distributed.join_group("cpu")  # first: errors are then printed once, not by each process
     name = name or file.stem
     if mend is not None:
-        if pairs is not None or fail_on_collapse:
-            given = "--pairs" if pairs is not None else "--fail-on-collapse"
+        if pairs is not None or pairs_key is not None or fail_on_collapse:
+            given = "--fail-on-collapse" if pairs is None and pairs_key is None else "--pairs"
             raise UsageError(f"{given} cannot be combined with --mend; run the command again on the new file.")
         asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
         return _mend(open_rows(file, key), mend, name, asked, Mending(out, dry_run, force, as_json))
+    if pairs_key is not None and pairs is None:
+        raise UsageError("--pairs-key requires --pairs FILE.")
     if dry_run or force:
         raise UsageError("--dry-run and --force require --mend METHOD.")
     place = console.output_folder(out, name, as_json)
     rows = open_rows(file, key)
-    second = None if pairs is None else _open_pairs(rows, pairs, key)
+    second = None if pairs is None else _open_pairs(rows, pairs, key, pairs_key)
     asked = {"t": t, "alpha": alpha, "level": level, "draws": draws}
     with ProgressBar() as waiting:
         diagnosis = _measure(rows, second, name, asked, waiting)
@@ -136,10 +139,16 @@ def _one_thread_per_operation() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def _open_pairs(rows: "Rows", path: Path, key: str | None) -> "Rows":
+def _open_pairs(rows: "Rows", path: Path, key: str | None, pairs_key: str | None) -> "Rows":
     from uncollapse.io.embedding_files import open_rows
+    from uncollapse.io.embedding_rows import NamelessError
 
-    second = open_rows(path, key)
+    try:
+        second = open_rows(path, pairs_key or key)
+    except NamelessError:
+        if pairs_key is not None:
+            raise
+        second = open_rows(path)  # the key is that of the embeddings
     if (rows.count, rows.dim) != (second.count, second.dim):
         raise UsageError(
             f"Pairs must have the shape of the embeddings, ({rows.count}, {rows.dim}), "

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError, file_errors
 from uncollapse.io import tensor_files, vector_files
-from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
+from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size, refuse_key
 from uncollapse.io.files import open_new, read_config
 
 WILDCARDS = "*?["
@@ -103,8 +103,7 @@ def _read_all(files: list[Rows], first: int, last: int) -> Iterator[Any]:
 
 
 def _read_npy(path: Path, key: str | None) -> Rows:
-    if key is not None:
-        raise UsageError(f"{path.name} holds one array, which has no name; leave out --key or --column.")
+    refuse_key(f"{path.name} holds one array", key)
     kind = ".npy file of numbers"
     with file_errors(path, kind), path.open("rb") as file:
         shape, by_column, dtype = tensor_files.read_header(file, path.stat().st_size)

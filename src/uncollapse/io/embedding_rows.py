@@ -120,6 +120,16 @@ def part_size(dim: int) -> int:
     return max(1, min(PART, NUMBERS // dim))
 
 
+class NamelessError(UsageError):
+    """A name was given, but the arrays of this kind of file have none."""
+
+
+def refuse_key(words: str, key: str | None) -> None:
+    """Raise NamelessError if a key was given for a file that has one array without a name."""
+    if key is not None:
+        raise NamelessError(f"{words}, which has no name; leave out --key or --column.")
+
+
 def choose_key(words: str, key: str | None, there: list[str]) -> str:
     """Return the name of the array to read: `key`, or the only one."""
     if key is None and len(there) == 1:
@@ -128,7 +138,7 @@ def choose_key(words: str, key: str | None, there: list[str]) -> str:
         asked = f"has no {key!r}" if key is not None else "has several arrays"
         hint = "" if key is None else did_you_mean(key, there)
         names = ", ".join(there) or "there are none"
-        raise UsageError(f"{words} {asked}; choose one with --key or --column: {names}.{hint}")
+        raise UsageError(f"{words} {asked}; choose one with --key or --column, --pairs-key for --pairs: {names}.{hint}")
     return key
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uncollapse.errors import UsageError, file_errors
 from uncollapse.io import tensor_files
-from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size
+from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size, refuse_key
 
 LONGEST_LINE = 2**24  # bytes of a row
 Change = Callable[[Tensor], Tensor]
@@ -28,8 +28,8 @@ def read_lines(path: Path, key: str | None) -> Rows:
     if isinstance(head, dict):
         lists = [name for name, value in head.items() if _is_vector(value)]
         key = choose_key(path.name, key, lists)
-    elif key is not None:
-        raise UsageError(f"{path.name} has no names; leave out --key or --column.")
+    else:
+        refuse_key(f"{path.name} holds one list per line", key)
     words = path.name if key is None else f"{path.name}, {key}"
     dim = len(_vector(words, 0, head, key, None)) if head is not None else 0
 
@@ -95,8 +95,8 @@ def read_torch(path: Path, key: str | None) -> Rows:
         there = [str(name) for name, value in named.items() if isinstance(value, Tensor) and value.dim() == 2]
         key = choose_key(path.name, key, there)
         content = named[key]
-    elif key is not None:
-        raise UsageError(f"{path.name} holds one tensor, which has no name; leave out --key or --column.")
+    else:
+        refuse_key(f"{path.name} holds one tensor", key)
     words = path.name if key is None else f"{path.name}, {key}"
     if content.dim() != 2 or content.is_complex() or content.dtype == torch.bool or content.layout != torch.strided:
         raise UsageError(f"{words} must hold numbers of shape (rows, features), got {tuple(content.shape)}.")
@@ -136,8 +136,7 @@ UNUSED = 1 << 20
 
 def read_flat_index(path: Path, key: str | None) -> Rows:
     """Open the vectors of a flat FAISS index; the library itself is not needed."""
-    if key is not None:
-        raise UsageError(f"{path.name} is an index, which has no names; leave out --key or --column.")
+    refuse_key(f"{path.name} is an index", key)
     with file_errors(path, "FAISS index"), path.open("rb") as file:
         flat = _read_head(file, path)
 
