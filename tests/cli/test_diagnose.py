@@ -126,6 +126,7 @@ def test_weights_of_a_checkpoint_are_measured(run: Run, tmp_path: Path) -> None:
         (["diagnose", "models.py:encoder"], 2, "pass --batches module:function"),
         (["diagnose", "models.py:none"], 2, "has no function 'none'"),
         (["diagnose", "nowhere.py:none"], 2, "no file nowhere.py"),
+        (["diagnose", "models.py"], 2, "'models.py' does not name a function; write module:function"),
         (["diagnose", "no_such_module:none"], 2, "no module 'no_such_module'"),
         (["diagnose", "models.py:no_model"], 2, "must return a torch.nn.Module, got str"),
         (["diagnose", "models.py:broken"], 1, "the builder broke"),
