@@ -135,7 +135,7 @@ def test_weights_of_a_checkpoint_are_measured(run: Run, tmp_path: Path) -> None:
         (["diagnose", "models.py:encoder", "--batches", "models.py:one"], 2, "got int"),
         (["diagnose", "models.py:encoder", "--batches", "models.py:narrow_batches"], 1, "failed on batches of"),
         ([*ENCODER, "--text", "models.py"], 2, "--text and --batches exclude each other"),
-        (["diagnose", "models.py:encoder", "--text", "no.txt"], 2, "no text file no.txt"),
+        (["diagnose", "models.py:encoder", "--text", "no.txt"], 2, "no text file no.txt; --text takes a file"),
         (["diagnose", "models.py:encoder", "--images", "nowhere"], 2, "no folder nowhere"),
         (["diagnose", "models.py:encoder", "--graph", "amazon"], 2, "neither a known graph"),
         ([*ENCODER, "--checkpoint", "no.pt"], 2, "no checkpoint no.pt"),
