@@ -133,12 +133,13 @@ def benchmarks(name: str) -> str:
     result = json.loads(file.read_text(encoding="utf-8"))
     said = {True: "yes", False: "no", None: "no target"}
     rows = (
-        (t["name"], t["target"], f"{t['measured']:.3g} {t['unit']}", said[t["reached"]], t["detail"])
+        (t["name"], t["target"], f"{_measured(t['measured'])} {t['unit']}", said[t["reached"]], t["detail"])
         for t in result["targets"]
     )
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
     table = reference.table(("what", "target", "measured", "reached", "detail"), rows)
-    machine = f"{result['processor']}, {result['config']['threads']} threads"
+    threads = result["config"]["threads"]
+    machine = f"{result['processor']}, {threads} {'thread' if threads == 1 else 'threads'}"
     return f"{table}\n\nMeasured on {result['date'][:10]} with {versions}, on {machine}, by `make bench`."
 
 
@@ -167,13 +168,18 @@ def targets() -> str:
             name = f"{above}: {t['name'].strip()}" if indented else t["name"]
             above = above if indented else t["name"]
             if t["reached"] is not None:
-                measured = f"{t['measured']:,.0f}" if t["measured"] >= 1000 else f"{t['measured']:.3g}"
-                rows.append((name, f"{t['target']} {t['unit']}", measured, "yes" if t["reached"] else "**missed**"))
+                mark = "yes" if t["reached"] else "**missed**"
+                rows.append((name, f"{t['target']} {t['unit']}", _measured(t["measured"]), mark))
     if not rows:
         return results.NOT_RUN
     table = reference.table(("work", "target", "measured", "reached"), rows)
     when = " to ".join(sorted({min(dates), max(dates)}))
     return f"{table}\n\nMeasured on {' and '.join(sorted(machines))}, {when}."
+
+
+def _measured(number: float) -> str:
+    """Return three digits, or all those before the point."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def diverse_patch() -> str:

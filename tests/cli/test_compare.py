@@ -81,5 +81,7 @@ def test_what_cannot_be_compared(run: Run, pair: tuple[Path, Path], tmp_path: Pa
         result = run("compare", pair[0], f"{file}.json")
         assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
         assert words in result.stderr
+    (tmp_path / "report.html").write_text("<html>", encoding="utf-8")
+    assert "it is not JSON; pass a diagnosis.json" in run("compare", pair[0], "report.html").stderr
     assert run("compare", pair[0]).exit_code == 2
     assert run("compare", *pair, "--out", tmp_path).exit_code == 2

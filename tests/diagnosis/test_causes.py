@@ -104,7 +104,10 @@ def test_attention_without_residual_and_mlp_mixes_tokens() -> None:
     assert (d.parts.switch("no mixing") or d.parts.switches[0]).cosine < 0.5
     assert {"MLP", "MLP off", "attention", "gradients"} <= d.parts.missing.keys()  # not measured, never zero
     assert d.parts.total("mlp") is None
-    assert "Not measured: MLP off" in str(d)
+    notes = list(d.parts.notes())
+    assert len(notes) == len(set(d.parts.missing.values()))  # one per reason
+    assert all(sum(what in note for note in notes) >= 1 for what in d.parts.missing)
+    assert all(note in " ".join(str(d).split()) for note in notes)
     healthy = uc.diagnose(attention_only("whole"), [images()], causes=True, plan=NO_BASELINE)
     assert names(healthy) == []
 

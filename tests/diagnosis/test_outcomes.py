@@ -29,10 +29,10 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_verdict_speaks_of_like_cases(counts: None) -> None:
     text = outlook("pyg", "complete")
-    assert text.startswith("Acting is likely to help")
+    assert text.startswith("A cure is likely to help")
     assert "of 20 trained graph networks" in text
     assert "+8.2" in text
-    assert outlook("pyg", "none").startswith("Whether acting helps is open")
+    assert outlook("pyg", "none").startswith("Whether a cure helps is open")
     assert "−0.5" in outlook("pyg", "none")
 
 

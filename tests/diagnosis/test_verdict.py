@@ -100,7 +100,10 @@ def test_a_collapse_that_recovers_is_told_and_not_called() -> None:
     apart, alike = normal(8, 32, 48), torch.ones(8, 32, 48)
     verdict = judged(apart, alike, alike, apart)
     assert verdict.kind == "none"
-    assert any("recover" in caution for caution in verdict.cautions)
+    assert any("layer 2, tokens are alike; they recover later" in caution for caution in verdict.cautions)
+    flat = normal(8, 32, 2, seed=1) @ normal(2, 48, seed=2)
+    verdict = judged(apart, flat, flat, apart)
+    assert any("tokens span few dimensions; they recover later" in caution for caution in verdict.cautions)
 
 
 def test_both() -> None:

@@ -49,7 +49,7 @@ def states() -> tuple[Row, Sequence[Row]]:
         for name, one in found()["spheres"].items()
     ]
     optimum = _number(found()["spheres"]["healthy"]["figures"]["optimum"])
-    return ("", "mean cosine", "effective rank, of 3", f"uniformity, {optimum} at best"), rows
+    return ("", "mean cosine", "effective rank, of 3", f"uniformity; {optimum} if spread evenly"), rows
 
 
 def depths() -> tuple[Row, Sequence[Row]]:

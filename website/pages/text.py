@@ -109,7 +109,7 @@ def padding() -> tuple[Row, Sequence[Row]]:
         cosine = f"{row['cosine_min']:.3f}"
         rows.setdefault(key, {})[row["length"]] = f"{row['embedding_mean']:.1e} ({cosine})"
     filled = [(*key, *(found.get(length, "–") for length in lengths)) for key, found in rows.items()]
-    return ("", "scale", "padding", *(f"filled up to {length}" for length in lengths)), filled
+    return ("", "scale", "padding", *(f"padded to {length}" for length in lengths)), filled
 
 
 def padding_batched() -> tuple[Row, Sequence[Row]]:
@@ -120,7 +120,8 @@ def padding_batched() -> tuple[Row, Sequence[Row]]:
     for row in result["batched"]:
         name = "no cure" if "scale" not in row else f"ContraNorm, scale {row['scale']:g}, {row['padding']}"
         rows.setdefault((name,), {})[row["way"]] = f"{100 * row['spearman']:.2f}"
-    return ("", *ways), [(*key, *(found.get(way, "–") for way in ways)) for key, found in rows.items()]
+    heads = (way.replace("filled up", "padded") for way in ways)
+    return ("", *heads), [(*key, *(found.get(way, "–") for way in ways)) for key, found in rows.items()]
 
 
 FIGURES = ("alignment", "uniformity", "spearman")

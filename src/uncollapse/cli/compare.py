@@ -78,6 +78,9 @@ def _read(path: Path) -> "Diagnosis":
         return Diagnosis.of(escape_controls(typed_json.parse(path.read_bytes())))
     except OSError as error:
         raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}.") from error
+    except json.JSONDecodeError as error:
+        ours = "pass a diagnosis.json that `uncollapse diagnose` wrote, or its folder"
+        raise UsageError(f"{path} is not a readable diagnosis: it is not JSON; {ours}.") from error
     except ValueError as error:
         raise UsageError(f"{path} is not a readable diagnosis: {error}") from error
 

@@ -62,7 +62,10 @@ def diagnose(
     batches: Annotated[str | None, option("MODULE:FUNCTION", "A function that returns batches.", DATA)] = None,
     data_root: Annotated[Path | None, option("DIR", "Folder of the named graphs.", DATA)] = None,
     batch_size: Annotated[int, option("N", "Samples per batch.", DATA, min=1)] = 32,
-    max_length: Annotated[int | None, option("N", "Maximum number of tokens per text; 128 if not given.", DATA)] = None,
+    max_length: Annotated[
+        int | None,
+        option("N", "Maximum number of tokens per text; if not given, 128, or that of a sentence encoder.", DATA),
+    ] = None,
     max_batches: Annotated[int | None, option("N", "Maximum number of batches.", DATA, min=1)] = None,
     checkpoint: Annotated[Path | None, option("FILE", "Weights to load: safetensors or torch.", MODEL)] = None,
     random_weights: Annotated[

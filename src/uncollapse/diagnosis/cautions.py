@@ -177,14 +177,14 @@ def _massive(found: Findings) -> Iterator[str]:
 
 def _recoveries(found: Findings) -> Iterator[str]:
     """Yield runs of at least two layers that look collapsed and recover."""
-    kinds: tuple[tuple[Kind, str], ...] = (("complete", "alike"), ("dimensional", "narrow"))
+    kinds: tuple[tuple[Kind, str], ...] = (("complete", "are alike"), ("dimensional", "span few dimensions"))
     for kind, word in kinds:
         before = enumerate(found.layers[: found.first])
         seen = [(found.shows(kind, position) is not None, layer.name) for position, layer in before]
         for collapsed, run in groupby(seen, itemgetter(0)):
             names = [name for _, name in run]
             if collapsed and len(names) > 1:
-                yield f"From {names[0]} to {names[-1]}, {found.nouns[0]} are {word}; they recover later."
+                yield f"From {names[0]} to {names[-1]}, {found.nouns[0]} {word}; they recover later."
 
 
 def _compared_with_random(found: Findings) -> Iterator[str]:

@@ -30,7 +30,7 @@ ROWS, FEATURES = 512, 128  # tokens and features in which the residual is looked
 CARRIED = 0.01  # share of the variance from which a block is said to have a residual; noise gives 1 in ROWS · FEATURES
 AS_IT_IS = "nothing"
 ERRORS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, AssertionError)  # of a model that was changed
-NO_SITE = "its place in the blocks is not known, or did not run"
+NO_SITE = "no place in the blocks is known, or it did not run"
 NO_LOSS = "there is no loss: pass loss=, or batches with labels"
 
 

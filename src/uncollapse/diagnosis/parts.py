@@ -118,9 +118,9 @@ class Parts:
         return table
 
     def notes(self) -> Iterator[str]:
-        """Yield a sentence for each thing that was not measured."""
-        for what, reason in self.missing.items():
-            yield f"Not measured: {what} ({reason})."
+        """Yield a sentence for each reason why something was not measured."""
+        for reason in dict.fromkeys(self.missing.values()):
+            yield f"Not measured: {', '.join(what for what, why in self.missing.items() if why == reason)} ({reason})."
 
 
 def _select_shown(blocks: Sequence[BlockParts]) -> list[BlockParts]:

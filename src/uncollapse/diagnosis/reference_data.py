@@ -147,12 +147,12 @@ def outlook(family: str, kind: str) -> str:
         return ""
     found = read_outcomes().get(what, {}).get(kind)
     if found is None or found.cases < ENOUGH or found.sources < VARIED:
-        return "" if kind == "none" else f"Too few {what} with this verdict were measured to say whether acting helps."
+        return "" if kind == "none" else f"Too few {what} with this verdict were measured to say whether a cure helps."
     counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} datasets, the best cure"
     median = format_points(found.median)
     counts += f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {median})"
     likely = found.helped > 2 * max(found.hurt, found.cases - found.helped)
-    return f"{'Acting is likely to help' if likely else 'Whether acting helps is open'}: {counts}."
+    return f"{'A cure is likely to help' if likely else 'Whether a cure helps is open'}: {counts}."
 
 
 def embedding_outlook(acts: bool) -> str:

@@ -91,7 +91,7 @@ def _load(what: str, random_weights: bool, dtype: torch.dtype | None, load_cure:
             f"{what} has weights but no model; name the function that builds the model: "
             f"uncollapse diagnose module:function --checkpoint {what}"
         )
-    if _names_function(what):
+    if _names_function(what) or (path.suffix == ".py" and not path.is_dir()):
         return _build(what)
     if path.is_dir() and timm_models.is_folder(path):
         model = timm_models.load_timm_folder(path, random_weights=random_weights)

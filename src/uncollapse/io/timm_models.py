@@ -1,6 +1,6 @@
 """Models of timm and their preprocessing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,13 @@ def load_timm_folder(folder: Path, *, random_weights: bool) -> nn.Module:
     return model
 
 
-def check_name(name: str) -> None:
-    """Raise if timm has no model with this name."""
+def check_name(name: str, families: Iterable[str] = ("",)) -> None:
+    """Raise if timm has no model with this name. families: modules of timm whose models are suggested; "" is all."""
     timm = _timm()
     if not timm.is_model(name):
-        hint = did_you_mean(name.partition(".")[0], timm.list_models(), most=3)
-        raise UsageError(f"timm has no model {name!r}.{hint}")
+        known = [each for family in families for each in timm.list_models(module=family)]
+        hint = did_you_mean(name.partition(".")[0], known, most=3)
+        raise UsageError(f"timm has no model {name!r}.{hint or ' timm.list_models() returns all names.'}")
 
 
 def timm_image_reader(model: nn.Module) -> Callable[[Sequence[Any]], Tensor]:

@@ -66,6 +66,7 @@ def test_48_blocks() -> None:
     ("name", "changes", "words"),
     [
         ("deit_tiny_patch16_223", {}, "deit_tiny_patch16_224"),
+        ("deit_tinny", {}, r"no model 'deit_tinny'\. timm.list_models"),  # davit_tiny resembles it, but cannot be built
         ("deit_tiny_patch16_224.none", {}, "none"),
         ("resnet50", {}, "vit_"),
         ("swin_tiny_patch4_window7_224", {}, "plain"),

@@ -25,7 +25,7 @@ def build_vit(name: str, classes: int, *, talking_heads: bool = False, init: str
         sizes: Arguments of timm's model, such as depth, embed_dim, num_heads, img_size, patch_size, drop_path_rate.
             None and 0 stand for the model's own.
     """
-    timm_models.check_name(name)
+    timm_models.check_name(name, FAMILIES)
     _check_family(name)
     given = {argument: value for argument, value in sizes.items() if value or value is False}
     try:

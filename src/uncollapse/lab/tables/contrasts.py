@@ -79,7 +79,7 @@ def contrast_note(found: Sequence[Comparison]) -> str:
     if tested:
         said.append(
             "p: exact sign-flip test; with n seeds it cannot be below 2/2ⁿ, which is 0.0625 for five. "
-            f"Holm p: adjusted for the {len(tested)} tests of this table."
+            f"Holm p: adjusted for the {len(tested)} {'test' if len(tested) == 1 else 'tests'} of this table."
         )
     return " ".join(said)
 
