@@ -35,6 +35,13 @@ def test_json_is_all_there_is_on_stdout(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("uncollapse")] == []
 
 
+def test_a_wrong_choice_is_named_without_words_of_the_parser(run: Run) -> None:
+    result = run(*ENCODER, "--layout", "rows")
+    assert result.exit_code == 2
+    assert "'rows' is not one of" in result.stderr
+    assert "Value error" not in result.stderr
+
+
 def test_json_with_out_writes_files_as_well(run: Run, tmp_path: Path) -> None:
     result = run(*ENCODER, "--json", "--out", "a/b")
     assert Diagnosis.from_json(result.stdout) == Diagnosis.load(tmp_path / "a" / "b" / "diagnosis.json")

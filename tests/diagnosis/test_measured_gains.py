@@ -46,7 +46,7 @@ def test_models_with_another_verdict_say_nothing() -> None:
 
 
 def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
-    first, second, third = advice.from_measured(GCN)
+    first, second, third = advice.from_measured(GCN, "complete")
     assert (first.cure, second.cure, third.cure) == (
         "shallower",
         "layer_norm",
@@ -55,12 +55,15 @@ def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
     assert first.code == SHALLOWER.code
     assert "+40.0 points (95 %: +38.0 to +42.0)" in first.reason
     assert "16 blocks on cora" in first.reason
-    assert replace(GCN, data=("cora", "citeseer", "csbm")).where.endswith("on cora, citeseer and a random graph")
+    several = replace(GCN, data=("cora", "citeseer", "csbm"))
+    assert several.where("complete").endswith("on cora, citeseer and a random graph")
     assert "docs/which-cure.md" in first.reason
+    assert "verdict" not in first.reason
+    assert "with the verdict complete" in advice.from_measured(GCN, "both")[0].reason
 
 
 def test_where_nothing_helped_the_advice_is_not_to_change_the_model() -> None:
-    (only,) = advice.from_measured(replace(GCN, gains=(HARMFUL,)))
+    (only,) = advice.from_measured(replace(GCN, gains=(HARMFUL,)), "complete")
     assert only.cure == "none"
     assert "no measured change helped" in only.reason
     assert "−1.0 points (95 %: −3.0 to +1.0)" in only.reason
@@ -81,7 +84,7 @@ def test_kinds_of_models(places: tuple[str, ...], causal: bool, expected: str) -
 
 def test_advice_follows_the_measured_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "find_measured", lambda kind, depth, cause: find_measured(kind, depth, cause, (GCN,)))
-    assert advice.suggest("complete", "block 3", SUBJECT) == advice.from_measured(GCN)
+    assert advice.suggest("complete", "block 3", SUBJECT) == advice.from_measured(GCN, "complete")
     papers = advice.suggest("complete", "block 3", replace(SUBJECT, blocks=64))
     assert papers[0].cure == "contra_norm"
     assert all("nothing was measured" in tip.reason for tip in papers)

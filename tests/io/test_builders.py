@@ -36,6 +36,11 @@ def test_what_names_no_function(spec: str) -> None:
         import_function(spec)
 
 
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match=r"no file none\.py"):
+        import_function("none.py")
+
+
 def test_a_missing_library_names_its_extra() -> None:
     with pytest.raises(UsageError, match=r"uncollapse\[data\]"):
         import_optional("no_such_library.part", "data")

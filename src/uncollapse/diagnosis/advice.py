@@ -19,7 +19,7 @@ def suggest(kind: Kind, onset: str, subject: Subject) -> tuple[Advice, ...]:
             where = f"in each block up to {onset}"
             return (Advice("contra_norm", "block", where, "x = uc.contra_norm(x, scale=0.1)"),)
     measured = find_measured(kind_of_model(subject), subject.blocks, kind)
-    return _from_papers(kind, onset, subject) if measured is None else from_measured(measured)
+    return _from_papers(kind, onset, subject) if measured is None else from_measured(measured, kind)
 
 
 def _without_common_directions() -> Advice:
@@ -40,24 +40,24 @@ def kind_of_model(subject: Subject) -> str:
     return f"{norm} {'decoder' if subject.causal else 'encoder'}"
 
 
-def from_measured(measured: Measured) -> tuple[Advice, ...]:
-    """Return the best measured rows, at least one of which can be attached if any helped."""
+def from_measured(measured: Measured, kind: Kind) -> tuple[Advice, ...]:
+    """Return the best measured rows, at least one of which can be attached if any helped. kind: the model's verdict."""
     helpful = measured.helpful
     if not helpful:
         best = measured.gains[0]
-        words = f"no measured change helped {measured.where}; the best was {best.row}, {best.text}; see {PAGE}"
+        words = f"no measured change helped {measured.where(kind)}; the best was {best.row}, {best.text}; see {PAGE}"
         return (Advice("none", "model", words, "# compare over seeds before you change the model"),)
     chosen = list(helpful[:SHOWN])
     cures = [gain for gain in helpful if gain.cure]
     if cures and cures[0] not in chosen:
         chosen.append(cures[0])
-    return tuple(_measured_tip(gain, measured) for gain in chosen)
+    return tuple(_measured_tip(gain, measured, kind) for gain in chosen)
 
 
-def _measured_tip(gain: Gain, measured: Measured) -> Advice:
+def _measured_tip(gain: Gain, measured: Measured, kind: Kind) -> Advice:
     name = gain.cure or gain.row
     row = "" if gain.row == name else f"{gain.row}, "
-    words = f"{row}{gain.text} over {measured.score:.1f} % for {measured.where}; see {PAGE}"
+    words = f"{row}{gain.text} over {measured.score:.1f} % for {measured.where(kind)}; see {PAGE}"
     return Advice(name, gain.place, words, gain.code)
 
 
@@ -82,14 +82,14 @@ def follow_causes(
     known = {gain.row: gain for gain in measured.gains}
     harmful = {gain.row for gain in measured.gains if gain.high < 0}
     left_out = {tip.cure for tip in tips} | harmful
-    return (*tips, *(_with_gain(tip, known.get(tip.cure), measured) for tip in found if tip.cure not in left_out))
+    return (*tips, *(_with_gain(tip, known.get(tip.cure), measured, kind) for tip in found if tip.cure not in left_out))
 
 
-def _with_gain(tip: Advice, gain: Gain | None, measured: Measured) -> Advice:
+def _with_gain(tip: Advice, gain: Gain | None, measured: Measured, kind: Kind) -> Advice:
     """Return a tip with the settings and the gain that were measured, if they were."""
     if gain is None:
         return tip
-    words = f"{tip.reason}; measured: {gain.text} for {measured.where}"
+    words = f"{tip.reason}; measured: {gain.text} for {measured.where(kind)}"
     return replace(tip, place=gain.place, reason=words, code=gain.code)
 
 

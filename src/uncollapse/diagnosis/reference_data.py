@@ -71,12 +71,12 @@ class Measured:
     score: float
     gains: tuple[Gain, ...]
 
-    @property
-    def where(self) -> str:
-        """The measured models in words."""
+    def where(self, verdict: str) -> str:
+        """Return the measured models in words, with their verdict where it is not that of the diagnosed model."""
         *others, last = (DATA.get(name, name) for name in self.data)
         data = f"{', '.join(others)} and {last}" if others else last
-        return f"a {self.kind} of {self.depth} blocks on {data}"
+        other = "" if self.cause == verdict else f", with the verdict {self.cause}"
+        return f"a {self.kind} of {self.depth} blocks on {data}{other}"
 
     @property
     def helpful(self) -> tuple[Gain, ...]:
@@ -147,7 +147,8 @@ def outlook(family: str, kind: str) -> str:
         return ""
     found = read_outcomes().get(what, {}).get(kind)
     if found is None or found.cases < ENOUGH or found.sources < VARIED:
-        return "" if kind == "none" else f"Too few {what} with this verdict were measured to say whether a cure helps."
+        few = f"Too few {what} with exactly this verdict were measured to say how often a cure helps."
+        return "" if kind == "none" else few
     counts = f"of {found.cases} trained {what} with this verdict, on {found.sources} datasets, the best cure"
     median = format_points(found.median)
     counts += f" gained at least {CLEAR} in {found.helped} and lost as much in {found.hurt} (median {median})"

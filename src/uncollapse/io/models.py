@@ -162,6 +162,8 @@ def import_function(spec: str) -> Callable[[], Any]:
     The current directory is importable, and so is the directory of a file.
     """
     place, _, name = spec.rpartition(":")
+    if not place and name.endswith(".py") and not Path(name).is_file():
+        raise UsageError(f"There is no file {name}.")
     if not place or not name:
         raise UsageError(f"{spec!r} does not name a function; write module:function or file.py:function.")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
