@@ -12,7 +12,20 @@ from uncollapse.errors import did_you_mean
 
 
 class Command(TyperCommand):
-    """A command whose help does not print a type after flags that typer adds."""
+    """A command whose help has no type after flags that typer adds, and no column for the second form of switches."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with both forms of a switch, such as --x and --no-x, below each other."""
+        params: list[Any] = list(self.params)
+        switches = [(param, vars(param).copy()) for param in params if param.secondary_opts]
+        try:
+            for switch, own in switches:
+                switch.opts, switch.secondary_opts = ["\n".join((*own["opts"], *own["secondary_opts"]))], []
+                switch.show_default = "on" if own["default"] else "off"
+            super().format_help(ctx, formatter)
+        finally:
+            for switch, own in switches:
+                vars(switch).update(own)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all parameters."""
