@@ -64,7 +64,7 @@ def test_help_lists_the_recipes_and_their_flags(run: Run, monkeypatch: pytest.Mo
     assert "--noise X|none Deviation, if any. [default: none]" in shown
     assert "--steps N,… Batches of an epoch. [default: 1,2]" in shown
     assert "--precision no|bf16 Of the numbers. [default: no]" in shown
-    assert "--bias --no-bias Whether there is a constant. [default: no-bias]" in shown
+    assert "--bias Whether there is a constant. [default: (off)] --no-bias" in shown
     assert "--weight-decay X L2 penalty. [default: 0.0]" in shown
 
 
