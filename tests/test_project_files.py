@@ -121,3 +121,12 @@ def test_no_build_is_committed_and_no_result_names_a_machine() -> None:
     results = [path for path in there if path.suffix == ".json" and path.is_relative_to(ROOT / "results")]
     folder = re.compile(r"/(work|root|home|tmp|Users)/\w")
     assert [path.name for path in results if folder.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_no_file_has_the_marks_of_an_unfinished_merge() -> None:
+    found = subprocess.run(
+        ["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if found.returncode not in (0, 1):
+        pytest.skip("not a clone")
+    assert found.stdout.split() == []

@@ -77,7 +77,11 @@ def test_what_cannot_be_compared(run: Run, pair: tuple[Path, Path], tmp_path: Pa
     state = json.loads(pair[0].read_text(encoding="utf-8"))
     (tmp_path / "newer.json").write_text(json.dumps({**state, "schema": 99}), encoding="utf-8")
     (tmp_path / "other.json").write_text("[1, 2]", encoding="utf-8")
-    for file, words in {"newer": "schema 99", "other": "not a readable diagnosis", "models": "No such file"}.items():
+    for file, words in {
+        "newer": "schema 99",
+        "other": "not a readable diagnosis",
+        "models": "No such file or directory; pass",
+    }.items():
         result = run("compare", pair[0], f"{file}.json")
         assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
         assert words in result.stderr

@@ -102,7 +102,7 @@ def test_why_prints_and_stores_the_parts(run: Run) -> None:
     assert found.parts is not None
     assert {switch.name for switch in found.parts.switches} >= {"nothing", "no mixing", "MLP off", "residual doubled"}
     assert "residual doubled" in result.stdout
-    assert "Not measured: gradients (there is no loss" in result.stdout
+    assert "Not measured: gradients (there is no loss: pass batches with labels" in result.stdout
     assert run(*ENCODER, "--json", "--no-baseline").stdout.count('"parts": null') == 1
 
 

@@ -106,7 +106,7 @@ def test_a_folder_of_files(run: Run, rows: torch.Tensor, tmp_path: Path) -> None
     for number, part in enumerate(rows.split(1700)):
         numpy.save(tmp_path / "parts" / f"{number}.npy", part.numpy())
     whole, parts = (Diagnosis.from_json(run("embeddings", x, "--json").stdout) for x in ("x.npy", "parts"))
-    assert parts.data == "parts, 3 files: 5000 rows"
+    assert parts.data == "parts, 3 files: 5,000 rows"
     for name, found in whole.layers[0].measures.items():
         assert parts.layers[0][name] == pytest.approx(found.mean, rel=1e-9), name
 

@@ -56,7 +56,12 @@ def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded(run: Run) -> None:
-    cases = {"vit_tiny_patch16_244": "Did you mean", "test_vit": "cannot be downloaded", "test_vit.none": "none"}
+    cases = {
+        "vit_tiny_patch16_244": "Did you mean",
+        "deit_small": "mean 'deit_small_patch16_224'?",
+        "test_vit": "cannot be downloaded",
+        "test_vit.none": "none",
+    }
     for name, words in cases.items():
         result = run("diagnose", f"timm:{name}")
         assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)

@@ -73,13 +73,13 @@ def _read(path: Path) -> "Diagnosis":
     from uncollapse.diagnosis.result import Diagnosis
     from uncollapse.io import typed_json
 
+    ours = "pass a diagnosis.json that `uncollapse diagnose` wrote, or its folder"
     path = path / "diagnosis.json" if path.is_dir() else path  # the folder that `diagnose --out` wrote
     try:
         return Diagnosis.of(escape_controls(typed_json.parse(path.read_bytes())))
     except OSError as error:
-        raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}.") from error
+        raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}; {ours}.") from error
     except json.JSONDecodeError as error:
-        ours = "pass a diagnosis.json that `uncollapse diagnose` wrote, or its folder"
         raise UsageError(f"{path} is not a readable diagnosis: it is not JSON; {ours}.") from error
     except ValueError as error:
         raise UsageError(f"{path} is not a readable diagnosis: {error}") from error

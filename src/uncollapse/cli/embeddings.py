@@ -113,7 +113,7 @@ def _measure(
     from uncollapse.diagnosis.embeddings import diagnose_rows
     from uncollapse.io.embedding_rows import prefetch
 
-    labels = Labels(name, data or f"{rows.words}: {rows.count} rows")
+    labels = Labels(name, data or f"{rows.words}: {rows.count:,} rows")
     own = rows.share(distributed.rank(), distributed.world_size())
     pairs = None if second is None else prefetch(second.share(distributed.rank(), distributed.world_size()).parts())
     done = waiting.stage(f"Reading {rows.paths[0].name}", own.part_count())

@@ -31,7 +31,7 @@ CARRIED = 0.01  # share of the variance from which a block is said to have a res
 AS_IT_IS = "nothing"
 ERRORS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, AssertionError)  # of a model that was changed
 NO_SITE = "no place in the blocks is known, or it did not run"
-NO_LOSS = "there is no loss: pass loss=, or batches with labels"
+NO_LOSS = "there is no loss: pass batches with labels, or in Python loss="
 
 
 @dataclass(frozen=True)

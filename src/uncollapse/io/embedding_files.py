@@ -63,7 +63,8 @@ def _files(path: Path) -> list[Path]:
     there = path.iterdir() if path.is_dir() else path.parent.glob(path.name)
     files = sorted(file for file in there if file.suffix in READERS and file.name[0] not in "._")
     if not files:
-        raise UsageError(f"There is no {', '.join(READERS)} file in {path}.")
+        where = f"in {path}" if path.is_dir() else f"that matches {path}"
+        raise UsageError(f"There is no {', '.join(READERS)} file {where}.")
     if len({file.suffix for file in files}) > 1:
         raise UsageError(f"The files of {path} must be of one kind, got {files[0].name} and others; use a pattern.")
     return files

@@ -64,7 +64,9 @@ def check_name(name: str, families: Iterable[str] = ("",)) -> None:
     timm = _timm()
     if not timm.is_model(name):
         known = [each for family in families for each in timm.list_models(module=family)]
-        hint = did_you_mean(name.partition(".")[0], known, most=3)
+        architecture = name.partition(".")[0]
+        longer = [each for each in known if each.startswith(architecture)]  # a name that is only begun
+        hint = did_you_mean(architecture, longer or known, most=3)
         raise UsageError(f"timm has no model {name!r}.{hint or ' timm.list_models() returns all names.'}")
 
 

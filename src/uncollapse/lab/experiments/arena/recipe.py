@@ -1,4 +1,4 @@
-"""The arena: every cure against doing nothing and against the simplest rivals, on tasks deep enough to collapse.
+"""The arena: every cure against doing nothing and the simplest alternatives, on tasks deep enough to collapse.
 
 Each contestant has the same number of trials (learning rate, and strength where it has one), chosen on validation with
 one seed. The best then runs with fresh seeds, whose test data are read once; only these seeds count in the table.
@@ -147,7 +147,7 @@ def collect_gains(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 RECIPE = Recipe(
     name=NAME,
-    title="All cures, and the simplest rivals, under one protocol on deep graph networks and transformers",
+    title="All cures, and the simplest alternatives, under one protocol on deep graph networks and transformers",
     paper=CURES["contra_norm"].paper,
     config=Config,
     run=run,
