@@ -13,7 +13,7 @@ import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis.causes import name_causes
 from uncollapse.diagnosis.part_probe import own_loss
-from uncollapse.diagnosis.parts import BlockParts, Parts, Switch
+from uncollapse.diagnosis.parts import BlockParts, Change, Parts, Switch
 from uncollapse.diagnosis.result import Layer, Summary
 from uncollapse.diagnosis.verdict import Subject, evaluate
 from uncollapse.registry import CURES, LOSSES
@@ -240,6 +240,13 @@ def test_rules_name_what_was_measured_and_nothing_else() -> None:
     assert name_causes(findings("none"), parts((0.1, 0.8), (0.1, 0.8), 0.0)) == ()
     nothing = Parts("block 1", (BlockParts("block 0"),), (Switch("nothing", 0.99, 0.5),))
     assert name_causes(findings("complete"), nothing)[0].name == "unknown"
+
+
+def test_mixing_says_how_much_the_measured_blocks_add() -> None:
+    blocks = tuple(BlockParts(f"block {n}", {"attention": Change(0.25, 0.0)}, residual=0.5) for n in range(2))
+    whole = Parts("block 1", blocks, (Switch("nothing", 0.99, 0.5), Switch("no mixing", 0.2, 0.5)))
+    evidence = name_causes(findings("complete"), whole)[0].evidence
+    assert evidence[-1] == "Summed over the measured blocks, attention raises the cosine by 0.50."
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["padding on the right", "padding on the left"])

@@ -153,6 +153,7 @@ def test_zero_tokens_are_alike() -> None:
 def test_a_ceiling_is_named_only_where_there_is_one() -> None:
     below, above = judged(normal(8, 10, 96)).cautions[0], judged(normal(8, 16, 96)).cautions[0]
     assert "80 tokens of 96 features limit the rank of the dataset to 79" in below
+    assert "Use 384 tokens or more." in below
     assert "128 tokens of 96 features are few" in above
 
 

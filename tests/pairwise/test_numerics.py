@@ -1,3 +1,4 @@
+import numpy
 import pytest
 import torch
 
@@ -70,3 +71,14 @@ def test_unit_rows_gradcheck():
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(numerics.unit_rows, (x,))
     assert torch.autograd.gradgradcheck(numerics.unit_rows, (x,))
+
+
+@pytest.mark.parametrize("measure", [uc.effective_rank, uc.uniform_loss, uc.uniformity_interval])
+def test_an_array_of_numpy_is_named_with_what_to_do(measure):
+    with pytest.raises(TypeError, match=r"x must be a torch tensor, got ndarray; convert it with torch\.as_tensor"):
+        measure(numpy.ones((3, 2), dtype="float32"))
+
+
+def test_rows_of_numpy_are_named_with_what_to_do():
+    with pytest.raises(TypeError, match=r"rows must be a torch tensor, got ndarray; convert it with torch\.as_tensor"):
+        uc.diagnose_rows([numpy.ones((3, 2), dtype="float32")])

@@ -59,9 +59,10 @@ def _mixing(found: Findings, parts: Parts) -> Cause | None:
         return None
     what = "Graph convolutions average nodes" if found.subject.family == "pyg" else "Attention averages tokens"
     says = [*_effect(parts, "no mixing", ALONE), *_effect(parts, "uniform attention", "With uniform attention")]
-    rise = parts.total("convolution" if found.subject.family == "pyg" else "attention")
+    part = "convolution" if found.subject.family == "pyg" else "attention"
+    rise = parts.total(part)
     if rise is not None and rise.cosine > 0:
-        says.append(f"Over all blocks together, it raises the cosine by {rise.cosine:.2f}.")
+        says.append(f"Summed over the measured blocks, {part} raises the cosine by {rise.cosine:.2f}.")
     return Cause("mixing", f"{what} until they are alike.", tuple(says))
 
 

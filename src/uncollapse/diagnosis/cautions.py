@@ -93,7 +93,7 @@ def _about_amounts(found: Findings) -> Iterator[tuple[int, str]]:
     elif seen < 2 * dim:
         ceiling = f"limit the rank of the dataset to {seen - 1}; its share is relative to this limit"
         few = ceiling if seen <= dim else "are few: the rank of the dataset is underestimated"
-        yield 1, f"{seen} {noun} of {dim} features {few}. Use {4 * dim:,} or more."
+        yield 1, f"{seen} {noun} of {dim} features {few}. Use {4 * dim:,} {noun} or more."
     elif dim > (size := sample_size(dim)):
         yield 1, f"The rank share of the dataset comes from {size} {noun}, fewer than the {dim} features."
     if dim < SMALLEST:

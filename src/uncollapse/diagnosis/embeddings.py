@@ -369,6 +369,7 @@ def _fill(
     first = next(parts, None)
     if first is None:
         return RowStatistics(1, **options)
+    numerics.check_float(first[0], "rows")
     statistics = RowStatistics(first[0].shape[-1] if first[0].dim() == 2 else 1, **options)
     for terms in map_ahead(lambda part: statistics.terms(*part), itertools.chain([first], parts), workers):
         statistics.add(terms)

@@ -182,6 +182,7 @@ def check_exponent(alpha: float) -> None:
 
 
 def _check_rows(x: Tensor, name: str) -> None:
+    numerics.check_float(x, name)
     if x.dim() != 2:
         raise ValueError(f"{name} must have shape (n, d), got {tuple(x.shape)}; compute one interval per set of rows.")
 

@@ -33,9 +33,11 @@ def check_tokens(x: Tensor, mask: Tensor | None, name: str = "x") -> None:
 
 def check_float(x: Tensor, name: str) -> None:
     """Raise unless x is a real floating-point tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}; convert it with torch.as_tensor.")
     if not x.is_floating_point():
         raise TypeError(
-            f"{name} must be a floating-point tensor, got {x.dtype}; convert it, for example with {name}.float()."
+            f"{name} must be a floating-point tensor, got {x.dtype}; convert it, for example with .float()."
         )
 
 
