@@ -166,6 +166,7 @@ def test_seeds_are_told_in_a_table_and_not_run_twice(run: Run, tmp_path: Path) -
         "Written: results/slope/2-seed2",
     ]
     assert result.stderr == "1 of 3 already has a result and did not run; --again runs it again.\n"
+    assert run("train", "slope", "--seeds", 3, "--track", "paper").exit_code == 2  # though nothing would run
     assert not (tmp_path / "runs" / "slope").exists() or not list((tmp_path / "runs" / "slope").iterdir())
 
 

@@ -186,9 +186,11 @@ def _plan_run(recipe: "Recipe", config: Any, results: "Results", asked: TrainOpt
 
 def _runtime(recipe: "Recipe", config: Any, asked: TrainOptions) -> "Runtime":
     from uncollapse.lab.engine.runtime import Runtime, spare_cores
+    from uncollapse.lab.engine.trackers import check_names
     from uncollapse.lab.runs.run_one import with_run_folder
 
     trackers = tuple(name.strip() for name in asked.track.split(",") if name.strip())
+    check_names(trackers)
     workers = spare_cores(asked.threads) if asked.workers is None else asked.workers
     runtime = Runtime(
         asked.data_root,

@@ -45,6 +45,13 @@ class Trackers:
                 stack.callback(tracker.close)
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Raise a UsageError unless all names are those of trackers."""
+    if unknown := sorted(set(names) - set(TRACKERS)):
+        hint = did_you_mean(unknown[0], TRACKERS)
+        raise UsageError(f"There is no tracker {unknown[0]!r}.{hint} There are: {', '.join(TRACKERS)}.")
+
+
 def open_trackers(
     names: Iterable[str], folder: Path | None, run_name: str, config: Mapping[str, Any], step: int = 0
 ) -> Trackers:
@@ -60,9 +67,7 @@ def open_trackers(
             because it is logged again. 0 drops everything of an earlier run.
     """
     wanted = set(names)
-    if unknown := sorted(wanted - set(TRACKERS)):
-        hint = did_you_mean(unknown[0], TRACKERS)
-        raise UsageError(f"There is no tracker {unknown[0]!r}.{hint} There are: {', '.join(TRACKERS)}.")
+    check_names(wanted)
     if not wanted:
         return Trackers()
     if folder is None:
