@@ -1,7 +1,9 @@
 """Settings of all tests, and the markers of whole files."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for marker, patterns in MARKERS.items():
                 if any(file.match(pattern) for pattern in patterns):
                     item.add_marker(marker)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """Files need not survive a power failure during tests: `tests/faults` looks at what is written in which order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _melted_imports() -> Iterator[None]:
+    """Libraries that look for leaks at the end find none."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_imports(_melted_imports: None) -> None:
+    """Each training collects garbage once, which would look through all libraries that were imported by then."""
+    gc.collect()
+    gc.freeze()

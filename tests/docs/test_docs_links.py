@@ -33,15 +33,14 @@ def test_addresses_on_the_web_are_listed_and_safe() -> None:
 
 
 def test_the_navigation_has_each_page_once() -> None:
-    listed = []
-    for name, text in render.pages():
+    listed, pages = [], dict(render.pages())
+    for name, text in pages.items():
         for block in re.findall(r"```{toctree}\n(.*?)```", text.decode(), flags=re.S):
             lines = [line for line in block.splitlines() if line and not line.startswith(":")]
             entries = [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
             listed += [(Path(name).parent / entry).as_posix() for entry in entries]
-    pages = [name.removesuffix(".md") for name, _ in render.pages()]
     notebooks = [f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.py")]
-    assert sorted(["index", *listed]) == sorted([*pages, *notebooks])
+    assert sorted(["index", *listed]) == sorted([*(name.removesuffix(".md") for name in pages), *notebooks])
 
 
 def test_links_of_a_file_lead_from_its_page() -> None:

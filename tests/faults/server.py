@@ -27,6 +27,7 @@ def main() -> None:
     import scenes
 
     scenes.warm_up()
+    os.fsync = lambda handle: None  # `Disk` counts the calls; waiting for a real disk would only take time
     gc.freeze()  # else each child would look through all that was imported, again and again
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

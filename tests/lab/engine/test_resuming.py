@@ -32,6 +32,7 @@ SERVER = """
 import json, os, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
+os.fsync = lambda handle: None  # a killed process loses nothing that it wrote
 from uncollapse.lab.experiments.gcn.config import Config
 from uncollapse.lab.experiments.gcn.recipe import run
 from uncollapse.lab.engine.runtime import Runtime

@@ -1,12 +1,14 @@
 """Experiment configuration: frozen dataclasses that are built from flags, files and key=value, and their identity."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from uncollapse.errors import UsageError, did_you_mean, import_optional
@@ -110,8 +112,13 @@ def set_fields(config: Any, **values: Any) -> None:
         object.__setattr__(config, name, value)
 
 
-def config_fields(config_class: type) -> dict[str, ConfigField]:
+def config_fields(config_class: type) -> Mapping[str, ConfigField]:
     """Return the fields of a configuration by name, in their order."""
+    return _read_fields(config_class)
+
+
+@functools.cache  # tables and sweeps ask for them once per result
+def _read_fields(config_class: type) -> Mapping[str, ConfigField]:
     annotations = get_type_hints(config_class)
     found = {}
     for field in dataclasses.fields(config_class):
@@ -119,7 +126,7 @@ def config_fields(config_class: type) -> dict[str, ConfigField]:
         found[field.name] = ConfigField(
             field.name, annotations[field.name], field.default, facts.pop("help", ""), **facts
         )
-    return found
+    return MappingProxyType(found)
 
 
 def parse_values(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:

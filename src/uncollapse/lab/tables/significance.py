@@ -4,6 +4,7 @@ All intervals are Student's t intervals at 95 %: they assume that the values are
 neither confirm nor refute. The sign-flip test does not assume it.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -131,6 +132,7 @@ def difference_interval(
     return mean - half, mean + half
 
 
+@functools.cache
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the t with P(|T| ≤ t) = confidence for Student's T with at least one degree of freedom.
 
