@@ -34,6 +34,7 @@ def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
         (ValueError("It broke\n  in two."), 1, "It broke in two. (--debug shows the traceback.)"),
         (KeyError("No such name."), 1, "No such name. (--debug shows the traceback.)"),
         (RuntimeError(), 1, "RuntimeError (--debug shows the traceback.)"),
+        (ExceptionGroup("Two.", [ValueError("It broke.")]), 1, "Two. (1 sub-exception) (--debug shows the traceback.)"),
         (UsageError("There is no file x."), 2, "There is no file x."),
     ],
 )

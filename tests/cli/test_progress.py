@@ -54,6 +54,17 @@ def test_notes_above_a_bar_are_wrapped_between_words(monkeypatch: pytest.MonkeyP
     assert lines == ["The sentences of a long note,", "and", "a_path_that_is_longer_than_the_terminal."]
 
 
+@pytest.mark.parametrize("bar", [progress.ProgressBar, progress.sweep_progress])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_notes_do_not_control_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, bar: Callable[[], Any], is_terminal: bool
+) -> None:
+    stream = at_terminal(monkeypatch)
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    bar().note("Skipped: broken\x1b[2J.png")
+    assert plain(stream) == "Skipped: broken\\x1b[2J.png\n"
+
+
 def test_a_training_has_its_figures_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.01)

@@ -216,6 +216,21 @@ def test_rows_that_float32_would_turn_into_zeros_are_refused() -> None:
         uc.diagnose_rows([x * 1e-50])
 
 
+@pytest.mark.parametrize("alpha", [2, 4])
+def test_pairs_that_differ_by_rounding_alone_are_measured(alpha: float) -> None:
+    """Float32 has no such small distance, but nothing depends on its digits."""
+    x = views(200)[0].double()
+    layer = uc.diagnose_rows([x], pairs=[x * 1.001], alpha=alpha, draws=100).layers[0]
+    assert 0 < layer["alignment"] < 1e-15**alpha
+
+
+def test_activations_whose_variance_float32_would_turn_into_zero_are_measured() -> None:
+    x = torch.randn(8, 30, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    one, other = (uc.diagnose_activations([x * scale]).layers[0] for scale in (1.0, 1e-25))
+    assert other["token_variance"] == pytest.approx(1e-50 * one["token_variance"])
+    assert other["robust_cosine"] == pytest.approx(one["robust_cosine"])
+
+
 def test_bad_rows_are_refused_and_nothing_is_added() -> None:
     x, y = views(50)
     (one,) = parts_of(x, y, sizes=(50,))

@@ -271,6 +271,8 @@ def test_an_id_is_no_feature_of_whole_numbers(tmp_path: Path, head: str, expecte
         ("x.jsonl", b"[" * 10**6, "valid"),
         ("x.csv", b"a,b\n1.5,x\n", "neither"),
         ("x.csv", b"", "columns"),
+        ("x.csv", b"a,b\n", "no rows"),
+        ("x.csv", b"0,1,2\n", "no rows"),
         ("x.csv", b"a,a\n1.5,2.5\n", "same name"),
         ("x.csv", b"a,b\n1.5,2.5\n1.5\n", "valid"),
         ("x.arrow", b"ARROW1" + b"x" * 99, "valid"),

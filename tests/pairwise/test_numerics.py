@@ -79,6 +79,13 @@ def test_an_array_of_numpy_is_named_with_what_to_do(measure):
         measure(numpy.ones((3, 2), dtype="float32"))
 
 
-def test_rows_of_numpy_are_named_with_what_to_do():
-    with pytest.raises(TypeError, match=r"rows must be a torch tensor, got ndarray; convert it with torch\.as_tensor"):
-        uc.diagnose_rows([numpy.ones((3, 2), dtype="float32")])
+@pytest.mark.parametrize("name", ["rows", "pairs"])
+def test_rows_of_numpy_are_named_with_what_to_do(name):
+    x, array = torch.ones(3, 2), numpy.ones((3, 2), dtype="float32")
+    rows, pairs = ([x, array], None) if name == "rows" else ([x], [array])
+    says = rf"{name} must be a torch tensor, got ndarray; convert it with torch\.as_tensor"
+    for measure in (lambda: uc.diagnose_rows(rows, pairs=pairs), lambda: uc.diagnose_rows(rows[::-1], pairs=pairs)):
+        with pytest.raises(TypeError, match=says):
+            measure()
+    with pytest.raises(TypeError, match=says):
+        uc.RowStatistics(2).update(rows[-1], None if pairs is None else pairs[0])

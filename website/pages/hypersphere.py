@@ -222,7 +222,7 @@ def depth_table() -> tuple[Row, Sequence[Row]]:
     rows = [
         (r["config"]["start"], r["config"]["layer"], *(f"{r['figures'][name]:.3f}" for name in names)) for r in found
     ]
-    head = ("encoder", "layer", "MSE, normalised depths", "of the mean depth map", "MSE, m²")
+    head = ("encoder", "layer", "MSE, normalized depths", "of the mean depth map", "MSE, m²")
     return head, rows or [(NOT_RUN, *[""] * 4)]
 
 

@@ -248,7 +248,7 @@ class CommandGroup(TyperGroup):
             code = getattr(error, "exit_code", None)
             if code is not None and not distributed.is_first_to_report(str(error)):
                 raise typer.Exit(code) from None
-            if hasattr(error, "message"):
+            if code is not None and hasattr(error, "message"):  # of others, it may be read-only
                 error.message = str(error.message).replace("Value error, ", "")  # before a wrong name, by typer
             if ctx.params["debug"] or code is not None:  # usage errors and exits print themselves
                 raise

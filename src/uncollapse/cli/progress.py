@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Column
 
 from uncollapse import distributed
-from uncollapse.cli.console import print_note, wrap_lines
+from uncollapse.cli.console import escape_controls, print_note, wrap_lines
 from uncollapse.cli.run_tables import ACCURACIES, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class ProgressBar:
 
 def _print_above(bar: Progress, words: str) -> None:
     """Print a sentence above a bar; it is wrapped between words on a terminal."""
-    lines = wrap_lines(words) if bar.console.is_terminal else words
+    said = escape_controls(words)
+    lines = wrap_lines(said) if bar.console.is_terminal else said
     bar.console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
 

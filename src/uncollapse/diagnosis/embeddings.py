@@ -119,6 +119,8 @@ class RowStatistics:
 
     def terms(self, rows: Tensor, pairs: Tensor | None = None) -> RowTerms:
         """Return what `update` adds. Nothing changes here, so threads can work on several parts of a stream."""
+        for name, x in (("rows", rows), *([] if pairs is None else [("pairs", pairs)])):
+            numerics.check_float(x, name)
         if rows.dim() != 2:
             raise ValueError(f"Embeddings come in parts of shape (m, d), got {tuple(rows.shape)}.")
         if pairs is not None and pairs.shape != rows.shape:

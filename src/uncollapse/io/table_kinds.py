@@ -128,11 +128,13 @@ def _open_text_table(path: Path) -> TableFile:
         names, has_head = _column_names(path)
         reader = _open_delimited(path, names, has_head, None, arrow)
         head = next(iter(reader), None)
-        kinds = {} if head is None else _column_kinds(head, arrow)
+        if head is None:
+            raise UsageError(f"{path.name} has no rows below the names of its columns.")
+        kinds = _column_kinds(head, arrow)
         again = partial(_delimited_batches, path, names, has_head, kinds)
-        count = sum(len(batch) for _, batch in again(names[:1], 0, 2**62, LONGEST_LINE)) if kinds else 0
+        count = sum(len(batch) for _, batch in again(names[:1], 0, 2**62, LONGEST_LINE))
     listed = arrow.list_(arrow.float64())
-    schema = arrow.schema([(name, listed if kinds.get(name) == "list" else kinds.get(name)) for name in names])
+    schema = arrow.schema([(name, listed if kinds[name] == "list" else kinds[name]) for name in names])
     return TableFile(path, schema, count, again, partial(_DelimitedWriter, path))
 
 

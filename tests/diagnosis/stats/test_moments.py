@@ -562,6 +562,12 @@ def test_bad_entries_leave_the_reservoir_unchanged(bad):
     assert torch.equal(reservoir.rows, untouched.rows)
 
 
+def test_rows_that_vanish_in_float32_are_counted_among_real_rows():
+    x = torch.full((10, 2), 1e-50, dtype=torch.float64)
+    with pytest.raises(ValueError, match="3 of 4"):
+        Reservoir(9, 2).update(x.index_fill(0, torch.tensor(3), 0.0), torch.arange(10) < 4)
+
+
 def test_bad_arguments_of_a_reservoir():
     with pytest.raises(ValueError, match="size"):
         Reservoir(0, 3)

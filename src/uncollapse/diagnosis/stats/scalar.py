@@ -33,7 +33,7 @@ class ScalarStats:
         if self._waiting:
             rows = torch.cat(self._waiting).double().cpu()
             self._moments.update(rows)
-            self._sample.update(rows)
+            self._sample.update(rows.float())  # tiny numbers may become 0, which would matter for the direction of rows
             self._waiting.clear()
 
     @property

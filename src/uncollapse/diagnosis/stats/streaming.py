@@ -83,9 +83,9 @@ def check_single(flat: tuple[Tensor, Tensor | None]) -> None:
         return
     lost = sum(int((rows.any(-1) & ~rows.float().any(-1)).sum()) for rows in chunks(flat))
     if lost > 0:
+        real = len(flat[0]) if flat[1] is None else int(flat[1].sum())
         raise ValueError(
-            f"Rows that are not 0 but vanish in float32: {lost} of {len(flat[0])}. Multiply all rows "
-            "by a large constant."
+            f"Rows that are not 0 but vanish in float32: {lost} of {real}. Multiply all rows by a large constant."
         )
 
 

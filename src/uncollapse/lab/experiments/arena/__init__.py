@@ -1,1 +1,1 @@
-"""All cures under one protocol: the same number of trials for each, fresh seeds, one look at the test data."""
+"""All cures under one protocol: nine trials or more for each, fresh seeds, one look at the test data."""

@@ -87,8 +87,8 @@ def rate_table(found: Sequence[Standing]) -> Details:
         )
     note = (
         f"A learning rate works if its best trial reaches {WORKS:.0%} of the best validation score of any cure there. "
-        "Cures with a strength were tried with three or four learning rates, the others with nine. A chosen value that "
-        "is the lowest or the highest of those tried is marked: beyond it there may be a better one."
+        "Cures with a strength were tried with three learning rates or more, the others with nine or more. A chosen "
+        "value that is the lowest or the highest of those tried is marked: beyond it there may be a better one."
     )
     head = (*PLACE, "work", "from … to", "trials", "chosen")
     return Details("Learning rates that work", note, head, rows, words=len(PLACE))

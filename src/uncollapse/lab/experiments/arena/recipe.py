@@ -1,7 +1,8 @@
 """The arena: every cure against doing nothing and the simplest alternatives, on tasks deep enough to collapse.
 
-Each contestant has the same number of trials (learning rate, and strength where it has one), chosen on validation with
-one seed. The best then runs with fresh seeds, whose test data are read once; only these seeds count in the table.
+Each contestant has nine trials (learning rate, and strength where it has one), or more where its best rate was at the
+end of a range. One is chosen on validation with one seed. It then runs with fresh seeds, whose test data are read once;
+only these seeds count in the table.
 """
 
 import time

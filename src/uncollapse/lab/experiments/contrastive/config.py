@@ -61,9 +61,7 @@ class EncoderConfig:
     )
     class_list: str = config_field("", "File with the classes to use, one per line; all if not given.", group=DATA)
     unlabelled: bool = config_field(False, "stl10: also train on its 100,000 images without labels.", group=DATA)
-    examples: int = config_field(
-        0, "Labelled training images, drawn once for all seeds; 0: all.", minimum=0, group=DATA
-    )
+    examples: int = config_field(0, "Labeled training images, drawn once for all seeds; 0: all.", minimum=0, group=DATA)
     holdout: float = config_field(
         0.1,
         "Share of the training images that is held out, to choose settings on; 0: none, and the test images are "
@@ -131,7 +129,7 @@ class EncoderConfig:
 
     @property
     def input_spec(self) -> InputSpec:
-        """Return the size and normalisation of the encoder's input."""
+        """Return the size and normalization of the encoder's input."""
         return InputSpec(self.side, *PIXELS[self.pixel_stats], "bilinear")
 
     @property
@@ -160,7 +158,7 @@ class Data:
     Args:
         set: The image set as it was loaded.
         learned: Images that the encoder is trained on, with or without labels.
-        splits: Labelled images: train and, if there are any, validation and test.
+        splits: Labeled images: train and, if there are any, validation and test.
     """
 
     set: ImageSet

@@ -74,7 +74,7 @@ class DepthTraining:
         if len(depths) % config.batch == 1 and 1 in (maps.shape[-2:].numel(), config.map_side):
             raise UsageError(
                 f"The last batch of {len(depths)} scenes has one scene, whose maps have one pixel: too few for batch "
-                f"normalisation. Use larger images and maps, or another batch than {config.batch}."
+                f"normalization. Use larger images and maps, or another batch than {config.batch}."
             )
         with use_seed(config.seed):
             self.head = DepthHead(maps.shape[1], config.map_side, config.head_width)

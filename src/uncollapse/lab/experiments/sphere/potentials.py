@@ -39,8 +39,8 @@ class Config:
     dim: int = config_field(2, "Dimension of the space: 2 for the circle, 3 for the sphere.", minimum=2)
     t: float = config_field(2.0, "Sharpness of the potential exp(−t·‖x − y‖²).", minimum=1e-3)
     points: int = config_field(10_000, "Points of the random sets.", minimum=2)
-    free: int = config_field(100, "Points of the regular set and of the optimised one.", minimum=2)
-    steps: int = config_field(200, "Steps of L-BFGS for the optimised sets.", minimum=1)
+    free: int = config_field(100, "Points of the regular set and of the optimized one.", minimum=2)
+    steps: int = config_field(200, "Steps of L-BFGS for the optimized sets.", minimum=1)
     draws: int = config_field(2000, "Samples per size, at most, that measure the bias of the estimators.", minimum=2)
     largest: int = config_field(
         4096, "Points of the largest of these samples; their sizes are the powers of two up to it.", minimum=2
@@ -58,7 +58,7 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(config.seed)
     runtime.report_stage("measuring the point sets")
     sets = {name: describe_set(points, config.t) for name, points in make_sets(config, generator).items()}
-    runtime.report_stage("optimising small sets")
+    runtime.report_stage("optimizing small sets")
     few = [_measure_few(config, count, generator) for count in COUNTS]
     runtime.report_stage("drawing samples of all sizes")
     estimators = list(measure_estimators(config, generator))
