@@ -68,3 +68,23 @@ def test_json_has_every_number() -> None:
     assert (first["n"], first["p"], first["holm"]) == (5, paired.p, 0.125)
     assert first["seeds"] == pytest.approx({str(seed): value for seed, value in paired.differences.items()})
     assert stated["contrasts"][2]["interval"] is None
+
+
+def test_cells_of_other_settings_are_not_compared() -> None:
+    """Networks with other widths are no baseline, however many seeds both have."""
+    fixed = replace(PAIR, protocol={"widths": (32,), "clip": None}, free=("clip",))
+    others = [
+        *runs(0.80, 0.81, norm="pair", layers=8, widths=(8,)),
+        *runs(0.82, 0.84, norm="contra", layers=8),
+        *runs(0.82, 0.84, norm="contra", layers=16, clip=1.0),
+        *runs(0.80, 0.81, norm="pair", layers=16),
+    ]
+    found = compare_rows(fixed, build_cells(fixed, others))
+    assert [(c.column, c.row, c.rival) for c in found] == [(16, "contra", "pair")]  # clip is free
+    (note,) = [note for note in markdown.cell_notes(fixed, build_cells(fixed, others)) if "compared" in note]
+    assert note == "cora, contra, layers 8: not compared by seed with rows of other settings."
+    alike = [*others, *runs(0.82, 0.84, norm="contra", layers=8, widths=(8,))][4:]
+    alike += others[:2]
+    assert len(compare_rows(fixed, build_cells(fixed, alike))) == 2
+    free = replace(PAIR, protocol={})
+    assert len(compare_rows(free, build_cells(free, others))) == 2  # without a protocol rows may be such settings

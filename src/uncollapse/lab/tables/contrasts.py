@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uncollapse.lab.tables.paper_table import PaperTable, TableCell
+from uncollapse.lab.tables.paper_table import Contrast, PaperTable, TableCell
 from uncollapse.lab.tables.significance import Paired, compare, holm
 
 HEAD = ("comparison", "mean", "95 % interval", "seeds", "p", "Holm p")
@@ -29,7 +29,10 @@ class Comparison:
 
 
 def compare_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[Comparison]:
-    """Return the comparisons of a table, in the order of its cells, where both sides have results of the same seed."""
+    """Return the comparisons of a table, in the order of its cells, where both sides have results of the same seed.
+
+    Cells with different settings of the protocol are not compared: their difference is not that of the rows alone.
+    """
     found = list(_pairs(table, cells))
     tested = [pair for _, _, pair, _ in found if pair.n > 1]
     adjusted = iter(holm([pair.p for pair in tested]))
@@ -43,14 +46,40 @@ def _pairs(table: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[Tabl
     """Yield a cell, its rival, the differences, and the seeds that have none because a run did not stay finite."""
     at = {(cell.group, cell.row, cell.column): cell for cell in cells}
     for cell in cells:
-        for contrast in table.contrasts:
+        for contrast in _asked(table, cell):
             rival = at.get((cell.group, contrast.rival, cell.column))
-            asked = contrast.row in (None, cell.row) and (not contrast.columns or cell.column in contrast.columns)
-            if not asked or rival is None or rival is cell:
+            if rival is None or rival is cell or _deviation(table, cell) != _deviation(table, rival):
                 continue
             if cell.figures.keys() & rival.figures.keys():
                 failed = tuple(sorted({*cell.failed, *rival.failed}))
                 yield cell, contrast.rival, compare(cell.figures, rival.figures), failed
+
+
+def uncompared(table: PaperTable, cells: Sequence[TableCell]) -> list[TableCell]:
+    """Return the cells of comparisons that are left out, because the settings of the two cells are different."""
+    at = {(cell.group, cell.row, cell.column): cell for cell in cells}
+    found = []
+    for cell in cells:
+        rivals = (at.get((cell.group, contrast.rival, cell.column)) for contrast in _asked(table, cell))
+        unlike = [
+            rival for rival in rivals if rival is not None and _deviation(table, rival) != _deviation(table, cell)
+        ]
+        found += [cell] if any(cell.figures.keys() & rival.figures.keys() for rival in unlike) else []
+    return found
+
+
+def _deviation(table: PaperTable, cell: TableCell) -> dict[str, Any]:
+    """Return the settings of a cell that are not the protocol's; nothing if the table has no protocol."""
+    return {name: value for name, value in cell.unusual.items() if name in table.protocol and name not in table.free}
+
+
+def _asked(table: PaperTable, cell: TableCell) -> list[Contrast]:
+    """Return the comparisons of a table that are about a cell."""
+    return [
+        contrast
+        for contrast in table.contrasts
+        if contrast.row in (None, cell.row) and (not contrast.columns or cell.column in contrast.columns)
+    ]
 
 
 def contrast_rows(table: PaperTable, found: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
