@@ -7,7 +7,7 @@ import pytest
 from tests.lab.made_up import result
 
 from uncollapse.errors import UsageError
-from uncollapse.lab.tables.selection import field_of, main_settings, metric_of, select_best
+from uncollapse.lab.tables.selection import common_settings, field_of, main_settings, metric_of, select_best
 
 
 def of(*scores: float | None) -> dict[int, dict[str, Any]]:
@@ -39,6 +39,13 @@ def test_results_that_were_run_alike() -> None:
     assert main_settings([*others, *usual], {"seed"}, known) == ({}, usual)
     more = [result(0.9, seed=seed, epochs=400) for seed in range(2)]
     assert main_settings([*more, *others], {"seed"}, known) == ({"epochs": 300}, others)
+
+
+def test_of_equally_common_settings_those_of_the_protocol() -> None:
+    cells = [[result(0.1, epochs=epochs, clip=clip) for epochs in (100, 200, 300)] for clip in (None, None, 1.0)]
+    assert common_settings(cells, ())["epochs"] == 100
+    found = common_settings(cells, (), {"epochs": 200, "clip": 1.0})
+    assert (found["epochs"], found["clip"]) == (200, None)  # which is the more common
 
 
 def test_metrics_and_fields_of_a_result() -> None:

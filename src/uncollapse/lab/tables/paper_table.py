@@ -224,7 +224,7 @@ def build_cells(table: PaperTable, records: Iterable[Record]) -> list[TableCell]
     shown = (at[0] for at in [*paper, *found] if table.all_groups or not found or at[0] in with_results)
     for group in sorted(_sort_numbers(shown), key=lambda group: group not in with_results):
         here = [at for at in [*paper, *found] if at[0] == group]
-        usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), table.named)
+        usual = common_settings((found.get(at, ()) for at in dict.fromkeys(here)), table.named, table.protocol)
         by_paper = not table.published or any(at in paper for at in here)
         usual |= dict(table.protocol) if by_paper else {}
         single = table.row_protocol if by_paper else {}

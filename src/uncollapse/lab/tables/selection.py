@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from uncollapse.errors import UsageError
@@ -34,13 +35,23 @@ def seeds_of_choice(runs: Mapping[Values, Mapping[int, Record]]) -> list[int]:
     return common or [min(counts, key=lambda seed: (-counts[seed], seed))]
 
 
-def common_settings(cells: Iterable[Iterable[Record]], but: Collection[str]) -> dict[str, Any]:
-    """Return the value of each field, except `but`, that most cells have; each cell counts once."""
+def common_settings(
+    cells: Iterable[Iterable[Record]], but: Collection[str], first: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the value of each field, except `but`, that most cells have; each cell counts once.
+
+    first: values that are taken where others are as common.
+    """
+    preferred = first or {}
     counts: dict[str, Counter[Any]] = defaultdict(Counter)
     for records in cells:
         for name, value in {pair for record in records for pair in _others(record, but).items()}:
             counts[name][value] += 1
-    return {name: min(of, key=lambda value: (-of[value], repr(value))) for name, of in counts.items()}
+
+    def rank(name: str, value: Any) -> tuple[int, bool, str]:
+        return -counts[name][value], name not in preferred or freeze(preferred[name]) != value, repr(value)
+
+    return {name: min(of, key=partial(rank, name)) for name, of in counts.items()}
 
 
 def main_settings(

@@ -1,7 +1,9 @@
 """The recipe of deep graph networks: protocol, record, and a real comparison on the embedded graph."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn.config import Config, load
 from uncollapse.lab.experiments.gcn.config import build as build_model
 from uncollapse.lab.experiments.gcn.recipe import RECIPE, accuracies, run, train
+from uncollapse.lab.tables.markdown import coverage
+from uncollapse.lab.tables.paper_table import build_cells
 from uncollapse.lab.tables.significance import compare
 
 for library in ("torch_geometric", "accelerate"):
@@ -39,6 +43,60 @@ def test_the_numbers_of_the_paper() -> None:
     rerun = {tuple(number.cell.values()): number.mean for number in RECIPE.tables["rerun"].published}
     assert rerun["cora", "contra_norm", 64] == 38.97
     assert ("pubmed", "contra_norm", 8) not in rerun  # it ran out of memory there
+
+
+def made_up(test: float, **settings: Any) -> dict[str, Any]:
+    config = Config(**settings)
+    figures = {"validation": test, "test": test}
+    return {"recipe": RECIPE.name, "config": asdict(config), "seed": config.seed, "figures": figures}
+
+
+def test_all_cells_of_contra_norm_count_and_ties_apart() -> None:
+    """A collapsed network that ties with the paper's is no success, and other rows are not counted."""
+    table = RECIPE.tables["table3"]
+    records = []
+    for number in table.published:
+        same = number.cell["norm"] == "layer_norm" or number.cell["layers"] == 32
+        value = (number.mean + (0 if same else 1)) / 100
+        scale = {"scale": 0.5, "identity": False} if number.cell["norm"] == "contra_norm" else {}
+        records += [made_up(value, **number.cell, **scale, seed=seed) for seed in range(5)]
+    words = coverage(table, build_cells(table, records))
+    assert words == "80 of 80 cells run. contra_norm: 16 of 20 above the paper's, 4 equal to it."
+    released = [record | {"config": record["config"] | {"identity": True}} for record in records]
+    assert "above" not in coverage(table, build_cells(table, released))  # not the row's formula: not comparable
+
+
+def test_central_contrasts_have_eight_seeds() -> None:
+    """ContraNorm against PairNorm with LayerNorm and against a residual, at 8 and 16 layers."""
+    asked = {(each.row, each.rival) for name in ("table3", "residual") for each in RECIPE.tables[name].contrasts}
+    assert {("contra_norm", "pair_layer_norm"), ("contra_norm", "residual 1")} <= asked
+    seeds: dict[tuple[Any, ...], set[int]] = {}
+    for grid in RECIPE.grids["contrasts"]:
+        (residual,) = grid.values.get("residual", (0,))
+        names = [norm if norm != "none" or not residual else "" for norm in grid.values["norm"]]
+        for name, *place in product(names, grid.values["data"], grid.values["layers"]):
+            row = ", ".join([*[name] * bool(name), *[f"residual {residual}"] * bool(residual)])
+            seeds.setdefault((row, *place), set()).update(grid.values["seed"])
+    for name, data in (("table3", ("cora", "citeseer", "chameleon", "squirrel")), ("residual", ("cora", "citeseer"))):
+        for contrast in RECIPE.tables[name].contrasts:
+            assert contrast.columns == (8, 16)
+            for place in product((contrast.row, contrast.rival), data, contrast.columns):
+                assert seeds[place] == set(range(8)), place
+
+
+def test_every_table_next_to_a_paper_has_the_same_runs_of_contra_norm() -> None:
+    """The rerun's table too shows Eq. 9, on the graphs as published, and not older runs with other settings."""
+    old = [made_up(0.5, data="cora", layers=16, seed=seed) for seed in range(8)]
+    new = [made_up(0.7, data="cora", layers=16, identity=False, seed=seed) for seed in range(5)]
+    chameleon = [
+        made_up(value, data="chameleon", layers=16, norm="none", self_loops=which)
+        for which, value in (("none", 0.2), ("published", 0.3))
+    ]
+    for name in ("table3", "rerun", "residual"):
+        table = RECIPE.tables[name]
+        cells = {(c.group, c.row): c for c in build_cells(table, [*old, *new, *chameleon]) if c.run}
+        assert cells["cora", "contra_norm"].mean == pytest.approx(70.0)
+        assert cells["chameleon", "none"].mean == pytest.approx(30.0)
 
 
 def test_the_record_is_json_and_says_how_to_repeat_it() -> None:
