@@ -150,7 +150,7 @@ def test_batches_depend_on_seed_and_epoch_alone(origins: dict[str, Origin], runt
     assert all(set(batch) == {"input_ids", "attention_mask", "token_type_ids", "labels"} for batch in made_ready)
 
 
-@pytest.mark.parametrize("on", ["tokens", "pooled"])
+@pytest.mark.parametrize("on", ["tokens", "pooled", "features"])
 def test_the_uniformity_loss_is_added_with_its_weight(origins: dict[str, Origin], runtime: Runtime, on: str) -> None:
     model, data = made(origins["bert"]), sentences.load(BASE, runtime, origins["bert"])
     batch = data.parts["train"].batch(torch.arange(5))
@@ -172,8 +172,11 @@ def uniformity(model: nn.Module, last: Tensor, mask: Tensor, on: str) -> float:
         unit = [row / row.norm() for row in matrix.double()]
         return [math.log(sum(math.exp(float(u @ v) / 0.5) for v in unit)) for u in unit]
 
-    if on == "pooled":
+    if on != "tokens":
         pooled: Tensor = model.get_submodule("bert.pooler")(last).detach()
+        if on == "features":  # of one example with each other: the call that is commented out in the released code
+            rows = F.normalize(pooled.double(), dim=-1).tolist()
+            return sum(math.log(sum(math.exp(a * b / 0.5) for b in row)) for row in rows for a in row)
         return sum(each(pooled))
     means = [each(tokens[real.bool()]) for tokens, real in zip(last, mask, strict=True)]
     return sum(sum(mean) / len(mean) for mean in means) / len(means)
