@@ -11,6 +11,7 @@ from website.pages import hypersphere
 
 from uncollapse.lab.experiments.contrastive import circle
 from uncollapse.lab.experiments.contrastive import recipe as contrast
+from uncollapse.lab.tables.significance import compare
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_RUN = "Not run yet."
@@ -64,6 +65,21 @@ def test_the_two_ways_are_compared_with_what_was_best_on_validation(
     assert infonce[:3] == ("InfoNCE alone", "C(τ=0.19)", "3")
     assert infonce[3].replace("\u00a0", " ") == "53.00 ± 2.00"
     assert both[:4] == ("alignment and uniformity", "A(α=2) + U(t=2)", "1", "61.00")
+
+
+def test_the_two_ways_are_compared_by_seed(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences over common seeds, with Student's interval, the exact test, and Holm's correction for the table."""
+    seeds = [encoder(0.58 + 0.01 * seed, seed, contrast=0.0, align=1.0, uniform=1.0) for seed in (1, 2)]
+    show(monkeypatch, page, contrast=[*both_ways(), *seeds])
+    head, rows = page.differences_table()
+    assert head == ("test", "comparison", "mean", "95 % interval", "seeds", "p", "Holm p")
+    assert len(rows) == len(JUDGES)
+    low, high = compare({0: 61.0, 1: 59.0, 2: 60.0}, {0: 51.0, 1: 53.0, 2: 55.0}).interval
+    assert rows[0][2:] == ("+7.00", f"{low:+.2f} … {high:+.2f}".replace("-", "−"), "3", "0.25", "1")
+    show(monkeypatch, page, contrast=both_ways(seeds=False))
+    assert [row[2:] for row in page.differences_table()[1]] == [("+10.00", "–", "1", "–", "–")] * len(JUDGES)
+    show(monkeypatch, page)
+    assert page.differences_table()[1] == []
 
 
 def test_encoders_are_listed_best_first_with_their_seeds_joined(

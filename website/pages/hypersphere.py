@@ -133,21 +133,41 @@ def encoder_table() -> tuple[Row, Sequence[Row]]:
 def seeds_table() -> tuple[Row, Sequence[Row]]:
     """The best of each of the two ways, chosen on validation, with three seeds: test accuracies."""
     rows: list[Row] = []
-    ways = ("InfoNCE alone", "alignment and uniformity")
-    for words, grid in zip(ways, CONTRAST.grids["cifar10-seeds"], strict=True):
-        (cell,) = grid.cells(CONTRAST.config)
-        known = {json.dumps(r["config"], sort_keys=True): r for r in results.records("contrast")}
-        keys = [json.dumps(json.loads(json.dumps(asdict(trial))), sort_keys=True) for trial in cell.trials]
-        trials = [known[key] for key in keys if key in known]
-        if len(trials) < len(keys):
+    for words, of in _best_of_ways().items():
+        if not of:
             rows.append((words, NOT_RUN, "", *[""] * len(PROBES)))
             continue
-        best = cell.followers(trials)[0]
-        same = {name: value for name, value in json.loads(json.dumps(asdict(best))).items() if name != "seed"}
-        of = [r for r in known.values() if same.items() <= r["config"].items()]
         numbers = (_number([100 * r["figures"][figure] for r in of], 100) for figure in PROBES)
-        rows.append((words, formula(asdict(best)), str(len(of)), *numbers))
+        rows.append((words, formula(of[0]["config"]), str(len(of)), *numbers))
     return ("", "selected on validation", "seeds", *(f"test, {words}" for words in PROBES.values())), rows
+
+
+def differences_table() -> tuple[Row, Sequence[Row]]:
+    """The two best by seed: differences of test accuracies in points."""
+    infonce, both = _best_of_ways().values()
+    by_seed = {
+        figure: [{r["seed"]: 100 * r["figures"][figure] for r in of} for of in (both, infonce)] for figure in PROBES
+    }
+    comparison = "alignment and uniformity − InfoNCE alone"
+    pairs = {(words, comparison): (by_seed[figure][0], by_seed[figure][1]) for figure, words in PROBES.items()}
+    return results.differences(pairs, "test", digits=2)
+
+
+def _best_of_ways() -> dict[str, list[Record]]:
+    """Return the runs of the best objective of each way; none if not all of its trials were run."""
+    ways = ("InfoNCE alone", "alignment and uniformity")
+    known = {json.dumps(r["config"], sort_keys=True): r for r in results.records("contrast")}
+    found: dict[str, list[Record]] = {}
+    for words, grid in zip(ways, CONTRAST.grids["cifar10-seeds"], strict=True):
+        (cell,) = grid.cells(CONTRAST.config)
+        keys = [json.dumps(json.loads(json.dumps(asdict(trial))), sort_keys=True) for trial in cell.trials]
+        trials = [known[key] for key in keys if key in known]
+        found[words] = []
+        if len(trials) == len(keys):
+            best = json.loads(json.dumps(asdict(cell.followers(trials)[0])))
+            same = {name: value for name, value in best.items() if name != "seed"}
+            found[words] = [r for r in known.values() if same.items() <= r["config"].items()]
+    return found
 
 
 def _number(values: Sequence[float], unit: float) -> str:
@@ -294,6 +314,7 @@ PARTS_OF_PAGE: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "hypersphere_depth": depth_table,
     "hypersphere_encoders": encoder_table,
     "hypersphere_seeds": seeds_table,
+    "hypersphere_differences": differences_table,
     "hypersphere_collapse_table": collapse_table,
     "hypersphere_grids": partial(
         results.grids, "potentials", "circle", "asymptotics", "contrast", "sentences", "moco", "depth-probe"

@@ -1,16 +1,18 @@
 """What pages of recipes share: tables and grids as Markdown, from results/."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_queue import RunQueue
+from uncollapse.lab.tables.contrasts import HEAD, NONE
 from uncollapse.lab.tables.markdown import to_markdown
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import Record
+from uncollapse.lab.tables.significance import compare, holm
 
 ROOT = Path(__file__).parents[2]
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
@@ -18,6 +20,7 @@ NOT_RUN = "Not run yet."
 TOGETHER = re.compile(r"(?<=\d) (?=[±(])|(?<=±) |(?<=paper) (?=\d)")  # where a line must not be broken
 
 Row = tuple[str, ...]
+Seeds = Mapping[int, float]  # a metric by seed
 
 
 @cache
@@ -45,3 +48,23 @@ def grids(*recipes: str) -> tuple[Row, Sequence[Row]]:
             shown = f"`{name}`" if len(recipes) == 1 else f"`{recipe.name} --grid {name}`"
             rows.append((shown, str(agenda.total), str(len(agenda.records)), f"{hours:.1f}"))
     return head, rows
+
+
+def differences(pairs: Mapping[Row, tuple[Seeds, Seeds]], what: str, digits: int) -> tuple[Row, Sequence[Row]]:
+    """Differences of metrics by seed, with their 95 % interval, the exact sign-flip test, and Holm's correction.
+
+    pairs: by the metric and the words for "one − other", both metrics by seed. what: heading of the metric.
+    """
+    found = {words: compare(*both) for words, both in pairs.items() if both[0].keys() & both[1].keys()}
+    tested = [words for words, pair in found.items() if pair.n > 1]
+    adjusted = dict(zip(tested, holm([found[words].p for words in tested]), strict=True))
+    rows = []
+    for words, pair in found.items():
+        interval = " … ".join(_signed(end, digits) for end in pair.interval or ())
+        tests = (f"{p:.2g}" for p in (pair.p, adjusted[words])) if words in adjusted else (NONE, NONE)
+        rows.append((*words, _signed(pair.mean, digits), interval or NONE, str(pair.n), *tests))
+    return (what, *HEAD), rows
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")

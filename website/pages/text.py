@@ -171,23 +171,59 @@ def albert() -> tuple[Row, Sequence[Row]]:
         for name in ("spearman", "pearson"):
             found = row[name]
             spread = f" ± {100 * found['std']:.2f}" if "std" in found else ""
-            p = f", p = {found['p']:.2g}" if "p" in found else ""
-            figures.append(f"{100 * found['mean']:.2f}{spread} ({found['n']} seeds{p})")
+            figures.append(f"{100 * found['mean']:.2f}{spread} ({found['n']} seeds)")
         scale = f"{row['scale']:g}" if way.startswith("contra_norm") else ""
         rows.append((way, f"{row['lr']:g}", scale, *figures, *_ends(result, way)))
     head = ("", "learning rate", "scale", "Spearman", "Pearson", "cosine, last pass", "effective rank, last pass")
     return head, rows
 
 
+def albert_differences() -> tuple[Row, Sequence[Row]]:
+    """Each cure against no cure by seed: differences of correlations in points."""
+    result = _read("albert_smiles")
+    by_seed = {
+        (way, words): {r["seed"]: 100 * r["figures"][figure] for r in _chosen_runs(result, way)}
+        for way in result["summary"]
+        for words, figure in (("Spearman", "dev"), ("Pearson", "dev_pearson"))
+    }
+    pairs = {
+        (words, f"{way} − none"): (seeds, by_seed["none", words])
+        for (way, words), seeds in by_seed.items()
+        if way != "none"
+    }
+    return results.differences(pairs, "correlation", digits=2)
+
+
+def embedding_differences() -> tuple[Row, Sequence[Row]]:
+    """Each cure against no cure by seed: differences of Spearman's correlation."""
+    trained = _read("sts_embeddings")["trained"]
+    pairs = {
+        (part, f"{way} − none"): (_spearman_by_seed(trained, way, part), _spearman_by_seed(trained, "none", part))
+        for part in ("dev", "test")
+        for way in dict.fromkeys(run["way"] for run in trained)
+        if way != "none"
+    }
+    return results.differences(pairs, "Spearman", digits=4)
+
+
+def _spearman_by_seed(trained: Sequence[dict[str, Any]], way: str, part: str) -> dict[int, float]:
+    return {run["seed"]: run[part]["spearman"] for run in trained if run["way"] == way}
+
+
 def _ends(result: dict[str, Any], way: str) -> list[str]:
     """Measures of the last pass after training, a mean over the runs with the chosen settings."""
-    chosen = result["summary"][way]
-    asked = {name: chosen[name] for name in ("lr", "scale") if name in chosen}
-    runs = [r for r in result["runs"] if r["way"] == way and asked.items() <= r["config"].items()]
+    runs = _chosen_runs(result, way)
     means = (
         statistics.fmean(r["diagnosis"]["after"][name][-1] for r in runs) for name in ("mean_cosine", "effective_rank")
     )
     return [f"{value:.2f}" for value in means]
+
+
+def _chosen_runs(result: dict[str, Any], way: str) -> list[dict[str, Any]]:
+    """Return the runs of a way with the chosen settings."""
+    chosen = result["summary"][way]
+    asked = {name: chosen[name] for name in ("lr", "scale") if name in chosen}
+    return [r for r in result["runs"] if r["way"] == way and asked.items() <= r["config"].items()]
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -263,6 +299,8 @@ PARTS: dict[str, Callable[[], tuple[Row, Sequence[Row]]]] = {
     "text_padding_batched": _if_run("padding", padding_batched),
     "text_embeddings": _if_run("sts_embeddings", embeddings),
     "text_embeddings_trained": _if_run("sts_embeddings", embeddings_trained),
+    "text_embedding_differences": _if_run("sts_embeddings", embedding_differences),
     "text_albert": _if_run("albert_smiles", albert),
+    "text_albert_differences": _if_run("albert_smiles", albert_differences),
     "text_grids": partial(results.grids, "glue", "bert-depth"),
 }
