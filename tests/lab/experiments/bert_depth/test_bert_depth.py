@@ -118,6 +118,21 @@ def test_stacked_it_starts_from_the_pretrained_blocks(place: Path) -> None:
         assert torch.equal(found, pretrained.get_parameter(f"bert.encoder.layer.{block}.{name}"))
 
 
+def test_extended_it_has_random_blocks_after_the_pretrained_ones(place: Path) -> None:
+    """As the paper's figure: transformers initializes blocks that the checkpoint does not have."""
+    origin = Origin(str(place / "bert"))
+    model = bert_depth.build(config(place, **STARTS["extended"]), origin, SST2)
+    pretrained = load_classifier(origin, 2)
+    first, second, third = (
+        model.get_parameter(f"bert.encoder.layer.{number}.attention.self.query.weight") for number in range(3)
+    )
+    known = [pretrained.get_parameter(f"bert.encoder.layer.{k}.attention.self.query.weight") for k in range(2)]
+    assert torch.equal(first, known[0])
+    assert torch.equal(second, known[1])
+    assert not any(torch.equal(third, each) for each in known)
+    assert float(third.detach().std()) == pytest.approx(model.config.initializer_range, rel=0.2)
+
+
 def test_vanilla_and_cured_start_from_the_same_weights(place: Path) -> None:
     origin = Origin(str(place / "bert"))
     for start in STARTS.values():

@@ -66,6 +66,16 @@ def test_all_cells_of_contra_norm_count_and_ties_apart() -> None:
     assert "above" not in coverage(table, build_cells(table, released))  # not the row's formula: not comparable
 
 
+@pytest.mark.parametrize("name", ["table3", "residual", "contrasts", "pubmed"])
+def test_the_scale_of_eq_9_is_chosen_with_two_seeds(name: str) -> None:
+    """Among .2, .5, .8 and 1, where .5 is the released 1, which its LayerNorm keeps from going further."""
+    grids = [grid for grid in RECIPE.grids[name] if grid.values["norm"] == ("contra_norm",)]
+    assert grids
+    for grid in grids:
+        assert (grid.values["identity"], grid.values["scale"]) == ((False,), (0.2, 0.5, 0.8, 1.0))
+        assert (grid.choose, grid.by, grid.seeds_to_choose) == (("scale",), "validation", 2)
+
+
 def test_central_contrasts_have_eight_seeds() -> None:
     """ContraNorm against PairNorm with LayerNorm and against a residual, at 8 and 16 layers."""
     asked = {(each.row, each.rival) for name in ("table3", "residual") for each in RECIPE.tables[name].contrasts}

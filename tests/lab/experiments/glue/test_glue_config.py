@@ -254,6 +254,20 @@ def test_presets_of_the_paper_train_as_its_script(
     assert all(torch.equal(ids, other) for ids, other in zip(seen, expected, strict=True))
 
 
+def test_presets_have_the_formula_of_their_architecture() -> None:
+    """(1 + s)x − s·m for BERT, x − s·m for ALBERT, over features for the second version; place 7 or BERT's."""
+    presets = {name: Config(**RECIPES["glue"].presets[f"paper-{name}"]) for name in ("bert", "albert", "v2")}
+    found = {name: (preset.identity, preset.axis, preset.at, preset.lr) for name, preset in presets.items()}
+    assert found == {
+        "bert": (True, "tokens", "attention.residual", 2e-5),
+        "albert": (False, "tokens", "attention.residual", 2e-5),
+        "v2": (True, "features", "attention.residual", 4e-5),
+    }
+    assert {(preset.eps, preset.evaluation_batch, preset.schedule) for preset in presets.values()} == {
+        (1e-6, 8, "transformers")
+    }
+
+
 def test_a_model_with_a_cure_is_no_start(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "kept")
     model = load_classifier(Origin(str(folder)), 2)

@@ -16,6 +16,7 @@ from uncollapse.lab.data.image.augmentation import evaluation_transform
 from uncollapse.lab.data.image.image_source import Images, UnreadableError
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime
+from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import TrainingOptions
 from uncollapse.lab.experiments.vit import config as vision
 from uncollapse.lab.experiments.vit.config import Config
@@ -115,6 +116,19 @@ def test_the_losses_on_patches_are_added() -> None:
     expected = expected + 0.25 * patch_contrastive_loss(first, final, negative="all")
     with training as task:
         assert task.loss(training.model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("twice", "most"), [(True, 4), (False, 2)])
+def test_mix_twice_is_cutmix_and_then_a_box_of_patches(twice: bool, most: int) -> None:
+    """As in DiversePatch's released code: an image may then have parts of four others; once, of two."""
+    training = made(mixing_loss=1.0, cutmix=1.0, mix_twice=twice)
+    images = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 16, 16)
+    with use_seed(0):
+        drawn = [training.mixer(images.clone(), torch.arange(8) % len(CLASSES)) for _ in range(50)]
+    assert max(len(image.unique()) for mixed in drawn for image in mixed.images) == most
+    assert all(mixed.patches is not None for mixed in drawn)
+    whole = made(cutmix=1.0)
+    assert whole.mixer(images.clone(), torch.arange(8) % len(CLASSES)).patches is None
 
 
 def test_a_batch_goes_where_the_model_is() -> None:
