@@ -310,6 +310,12 @@ def test_the_whole_paper_beside_few_results() -> None:
     assert build_cells(replace(table, all_groups=False), []) == build_cells(table, [])
 
 
+def test_a_table_may_leave_out_what_the_paper_does_not_have() -> None:
+    records = [*runs(0.8), *runs(0.7, data="pubmed")]
+    groups = [{c.group for c in build_cells(replace(TABLE, other_groups=others), records)} for others in (True, False)]
+    assert groups == [{"cora", "pubmed"}, {"cora"}]
+
+
 def test_the_protocol_is_asked_for_only_where_the_paper_has_been() -> None:
     table = replace(TABLE, where={}, protocol={"epochs": 200})
     made = build_cells(table, [*runs(0.8, epochs=3), *runs(0.8, epochs=3, data="pubmed")])

@@ -129,6 +129,7 @@ class _Table(_Section):
     claim: str | None = None
     names: dict[str, str] = {}
     all_groups: bool = False
+    other_groups: bool = True
     choice_seeds: list[int] = []
     row_name: str = ""
     row_protocol: dict[str, Settings] = {}
@@ -306,6 +307,7 @@ def _table(file: _File, at: str, table: _Table, named: Mapping[str, Settings], r
         free=tuple(table.free),
         row_of=row_of,
         all_groups=table.all_groups,
+        other_groups=table.other_groups,
         choice_seeds=tuple(table.choice_seeds),
         row_name=table.row_name,
         row_protocol={row: file.settings(at, values) for row, values in table.row_protocol.items()},

@@ -57,10 +57,11 @@ class PaperTable:
     tests. claim: the row whose cells are counted in the summary, the one that the paper is about; None counts all rows.
     protocol: the paper's settings; a cell with other settings says so, and is not compared with the paper's number.
     free: settings that may differ from the protocol. row_of, group_of: row and group of a config in words, where fields
-    would be hard to read. all_groups: also show groups of the paper that have no results. row_protocol: settings of the
-    protocol in single rows. row_name: heading of rows in words. names: what plots call values of the axes and
-    the metric. choice_seeds: seeds that are there to choose; they never count, also while the choice is not finished.
-    command_only: groups that are too large to be run here, and the command that would run them.
+    would be hard to read. all_groups: also show groups of the paper that have no results. other_groups: also show
+    groups of results that the paper does not have. row_protocol: settings of the protocol in single rows. row_name:
+    heading of rows in words. names: what plots call values of the axes and the metric. choice_seeds: seeds that are
+    there to choose; they never count, also while the choice is not finished. command_only: groups that are too large
+    to be run here, and the command that would run them.
     """
 
     title: str
@@ -80,6 +81,7 @@ class PaperTable:
     row_of: Callable[[Mapping[str, Any]], str] | None = None
     group_of: Callable[[Mapping[str, Any]], str] | None = None
     all_groups: bool = False
+    other_groups: bool = True
     choice_seeds: tuple[int, ...] = ()
     row_name: str = ""
     row_protocol: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
@@ -218,6 +220,9 @@ def build_cells(table: PaperTable, records: Iterable[Record]) -> list[TableCell]
     for r in mine:
         found[table.place(r)].append(r)
     paper = {tuple(freeze(n.cell[name]) for name in table.axes): n for n in table.published}
+    if not table.other_groups:
+        known = {at[0] for at in paper}
+        found = {at: of for at, of in found.items() if at[0] in known}
     made = []
     first = [contrast.rival for contrast in table.contrasts if contrast.row is None]
     with_results = {at[0] for at in found}

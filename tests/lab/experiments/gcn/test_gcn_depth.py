@@ -106,7 +106,9 @@ def test_every_table_next_to_a_paper_has_the_same_runs_of_contra_norm() -> None:
         table = RECIPE.tables[name]
         cells = {(c.group, c.row): c for c in build_cells(table, [*old, *new, *chameleon]) if c.run}
         assert cells["cora", "contra_norm"].mean == pytest.approx(70.0)
-        assert cells["chameleon", "none"].mean == pytest.approx(30.0)
+        if name != "rerun":  # which has neither this graph nor its self-loops
+            assert cells["chameleon", "none"].mean == pytest.approx(30.0)
+        assert (name == "rerun") is ("chameleon" not in {group for group, _ in cells})
 
 
 def test_the_record_is_json_and_says_how_to_repeat_it() -> None:
