@@ -44,6 +44,8 @@ def test_lines_of_the_deep_network_are_of_the_runs_in_the_table(monkeypatch: pyt
     cell = cells["contra_norm", 32]
     assert graphs._runs_of(cell) == counted
     assert graphs._name_of(cell) == "ContraNorm"
+    (alone,) = [c for c in graphs.build_cells(graphs.TABLE_3, [released]) if c.run]
+    assert graphs._name_of(alone) == "ContraNorm, as released"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ def _runs_of(cell: TableCell) -> list[Record]:
 
 def _name_of(cell: TableCell) -> str:
     """Return what a cell's line is called: its row, and settings that differ from the protocol."""
-    return ", ".join([TABLE_3.name(cell.row), *(f"{name} {value}" for name, value in cell.unusual.items())])
+    return ", ".join(
+        [TABLE_3.name(cell.row), *(TABLE_3.name(f"{name} {value}") for name, value in cell.unusual.items())]
+    )
 
 
 def _draw_layers(made: Sequence[TableCell]) -> Path:

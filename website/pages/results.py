@@ -50,7 +50,9 @@ def grids(*recipes: str) -> tuple[Row, Sequence[Row]]:
     return head, rows
 
 
-def differences(pairs: Mapping[Row, tuple[Seeds, Seeds]], what: str, digits: int) -> tuple[Row, Sequence[Row]]:
+def differences(
+    pairs: Mapping[tuple[str, str], tuple[Seeds, Seeds]], what: str, digits: int
+) -> tuple[Row, Sequence[Row]]:
     """Differences of metrics by seed, with their 95 % interval, the exact sign-flip test, and Holm's correction.
 
     pairs: by the metric and the words for "one − other", both metrics by seed. what: heading of the metric.
