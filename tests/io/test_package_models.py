@@ -33,6 +33,8 @@ def test_its_model_and_tokenizer(package: Path) -> None:
 
 def test_the_name_by_which_it_is_installed(package: Path) -> None:
     name = NAME.replace("_", "-")
+    (package / "models" / "tiny" / "1_Pooling").mkdir()
+    (package / "models" / "tiny" / "1_Pooling" / "config.json").write_text("{}", encoding="utf-8")
     assert Path(Origin(f"package:{name}/models/tiny").place) == package / "models" / "tiny"
     for place in (name, f"{name}/models", f"{name}/model"):
         with pytest.raises(UsageError, match=rf"Name a model in it: package:{name}/models/tiny\."):

@@ -55,8 +55,9 @@ def in_package(place: str) -> str:
     home = _package_folder(name)
     if home is None:
         raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
-    path, models = home / folder, sorted(home.glob("**/config.json"))[:MOST_FOLDERS]
-    names = [f"{PACKAGE}{name}/{model.parent.relative_to(home).as_posix()}" for model in models]
+    path, models = home / folder, sorted(file.parent for file in home.glob("**/config.json"))
+    outer = [model for model in models if not any(parent in models for parent in model.parents)]  # no module of another
+    names = [f"{PACKAGE}{name}/{model.relative_to(home).as_posix()}" for model in outer[:MOST_FOLDERS]]
     hint = f" Name a model in it: {', '.join(names)}." if names else ""
     if not path.is_dir():
         raise UsageError(f"{place}: the package {name} has no folder {folder!r}.{hint}")

@@ -209,7 +209,8 @@ def _sentence(change: Change, where: str) -> str:
     notes += [f"{other} in the first"] if name != other else []
     at = name + (f" ({', '.join(notes)})" if notes else "")
     unit = " %" if change.measure in IN_PERCENT else ""
-    step = _format_ratio(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}{unit}"
+    points = " points" if unit else ""
+    step = _format_ratio(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}{points}"
     values = f"{format_number(b)}{unit} instead of {format_number(a)}{unit} ({step})"
     return f"At {at} the {title_in_sentence(change.measure)} is {values}.{_overlap(change)}"
 
