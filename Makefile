@@ -58,6 +58,7 @@ docs: $(DOCS_STAMP)
 	$(BIN)/python -m website.links
 	$(BIN)/python -m website.render build/pages
 	$(BIN)/sphinx-build -W --keep-going -q -a -c website -d build/doctrees build/pages build/site
+	@echo "Written: build/site/index.html"
 
 figures: $(STAMP)
 	$(BIN)/python -m website.figures

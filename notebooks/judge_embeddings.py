@@ -41,7 +41,7 @@ others = (images + noise).clamp(0, 1)
 mean = images.flatten(1).mean(0)
 embeddings = {
     "A: pixels": lambda x: x.flatten(1),
-    "B: centred": lambda x: x.flatten(1) - mean,
+    "B: centered": lambda x: x.flatten(1) - mean,
     "C: with a bias": lambda x: x.flatten(1) + 3.0,
 }
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Mend a deep graph network
 #
-# A graph convolution averages each node with its neighbours. Two of them make a good network; after sixteen, all nodes
+# A graph convolution averages each node with its neighbors. Two of them make a good network; after sixteen, all nodes
 # are alike. The question:
 #
 # > Why does my deep GCN learn nothing, and can one line mend it?
@@ -26,7 +26,7 @@ torch.set_num_threads(1)  # more do not help with so small a graph
 # %% [markdown]
 # ## A graph
 #
-# 600 nodes of three classes. A node has eight neighbours, of which about 70 % share its class, and its features hint at
+# 600 nodes of three classes. A node has eight neighbors, of which about 70 % share its class, and its features hint at
 # the class too. The classes of 60 nodes are known; the task is to predict the others.
 
 # %%

@@ -81,11 +81,11 @@ print({name: f"{value:.3f}" for name, value in close.items()}, f"optimum of unif
 # %% [markdown]
 # ## Is it useful?
 #
-# A circle has little room for ten digits. Where it is filled, neighbours still often show the same digit.
+# A circle has little room for ten digits. Where it is filled, neighbors still often show the same digit.
 
 
 # %%
-def neighbours_agree(encoder):
+def neighbors_agree(encoder):
     """Return how often the nearest training image shows the same digit."""
     with torch.no_grad():
         unit = nn.functional.normalize(encoder(images), dim=1)
@@ -93,7 +93,7 @@ def neighbours_agree(encoder):
     return float((labels[300:][nearest] == labels_held).float().mean())
 
 
-share = {name: neighbours_agree(encoder) for name, encoder in encoders.items()}
+share = {name: neighbors_agree(encoder) for name, encoder in encoders.items()}
 print({name: f"{value:.0%}" for name, value in share.items()}, "guessing: 10%")
 
 # %% [markdown]
@@ -101,7 +101,7 @@ print({name: f"{value:.0%}" for name, value in share.items()}, "guessing: 10%")
 #
 # Repulsion: the loss has to push different things apart. With alignment alone, the encoder gives one vector to
 # everything, and pairs are perfectly close: collapse. With `uniform_loss`, or with the negatives of InfoNCE, the circle
-# is filled, and neighbours are meaningful.
+# is filled, and neighbors are meaningful.
 
 # %%
 alone, both, nce = losses

@@ -9,7 +9,7 @@ from torch import nn
 
 import uncollapse as uc
 from uncollapse.cli.options import PLACES
-from uncollapse.errors import UsageError, did_you_mean, file_errors, import_optional
+from uncollapse.errors import MissingLibraryError, UsageError, did_you_mean, file_errors, import_optional
 
 SOURCE = Path(uc.__file__).parent
 
@@ -40,7 +40,7 @@ def test_errors_is_the_only_module_that_guesses() -> None:
 
 def test_import_optional_names_the_extra_of_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert import_optional("json", "none").__name__ == "json"
-    with pytest.raises(UsageError, match=r"no_such_library.*uncollapse\[text\]"):
+    with pytest.raises(MissingLibraryError, match=r"^no_such_library is required: .*uncollapse\[text\]"):
         import_optional("no_such_library.part", "text")
     (tmp_path / "broken_library.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(tmp_path)

@@ -21,6 +21,7 @@ myst_enable_extensions = ["attrs_block", "attrs_inline"]
 myst_heading_anchors = 4
 highlight_language = "bash"  # of indented blocks
 default_role = "literal"  # docstrings have single backticks
+smartquotes_action = "qe"  # no dashes: --flag in a sentence stays as it is
 
 # Reference
 autodoc_member_order = "bysource"

@@ -4,7 +4,7 @@ A comment `<!-- printed -->` on a page stands for what the block of code above i
 in their order and share their names, as a reader would run them. To run them again after a change:
 
     python -m website.printed            # all pages
-    python -m website.printed pyg.md    # one
+    python -m website.printed pyg.md     # one
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def main(names: list[str]) -> None:
     torchvision_ops.declare()
     pages = {page.name: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}
     kept = json.loads(RESULT.read_text(encoding="utf-8"))["pages"] if RESULT.exists() else {}
-    for name in names or [name for name, text in pages.items() if MARK in text]:
+    for name in [Path(name).name for name in names] or [name for name, text in pages.items() if MARK in text]:
         source = blocks(pages[name])
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             kept[name] = {"source": source, "printed": run(source, name)}

@@ -16,23 +16,28 @@ class UsageError(ValueError):
     """The request cannot be met. The message says what to ask for instead; the command line exits with status 2."""
 
 
+class MissingLibraryError(UsageError):
+    """An optional library is not installed. The message says how to install it."""
+
+
 class NotFiniteError(ValueError):
     """The input holds NaN or infinite numbers."""
 
 
 def import_optional(name: str, extra: str) -> ModuleType:
-    """Import an optional library, or raise a UsageError that says how to install it.
+    """Import an optional library, or raise a MissingLibraryError that says how to install it.
 
     Args:
-        name: the module to import.
+        name: the module to import, or one inside it.
         extra: the extra of this package that installs it.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != name.partition(".")[0]:
+        library = name.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != library:
             raise
-        raise UsageError(f'{name} is required: pip install "uncollapse[{extra}]".') from error
+        raise MissingLibraryError(f'{library} is required: pip install "uncollapse[{extra}]".') from error
 
 
 @contextmanager

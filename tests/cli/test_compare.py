@@ -51,7 +51,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(
         uc.diagnose_rows([rows], labels=uc.Labels(name)).save(tmp_path / f"{name}.json")
     shown = run("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
     ends = [line.split()[-1] for line in shown.splitlines() if line.startswith(("  a ", "  b "))]
-    assert ends == [f"{uc.Diagnosis.load(tmp_path / 'a.json').layers[0]['dataset_rank_share']:.3g}"] * 2
+    assert ends == [f"{uc.Diagnosis.load(tmp_path / 'a.json').layers[0]['dataset_rank_share']:.3f}"] * 2
     assert max(map(len, shown.splitlines())) <= width
 
 

@@ -81,7 +81,7 @@ def test_a_plain_installation_is_well_and_says_what_could_be_added(monkeypatch: 
     requires(monkeypatch, "torch>=2.6", 'not-there>=1; extra == "timm"', "uncollapse[hf,train]; extra == 'text'")
     (timm,) = [finding for finding in doctor._check_extras() if finding.name == "timm"]
     assert (timm.state, timm.remedy) == ("missing", 'pip install "uncollapse[timm]"')
-    assert timm.words == "vision models from timm: not-there is not installed"
+    assert timm.words == "vision models from timm: not installed: not-there"
     assert not any(finding.name == "text" for finding in doctor._check_extras())
 
 

@@ -38,6 +38,21 @@ def test_alike_rows_are_mended_and_both_are_compared(run: Run, files: torch.Tens
     assert '"noun":"row"' in page.replace('": "', '":"')
 
 
+def test_the_numbers_before_and_after_have_as_many_decimals(run: Run, files: torch.Tensor) -> None:
+    shown = run("embeddings", "alike.npy", "--mend", "auto", "--out", "new.npy").stdout
+    rows = {line[: -len("before after") - 10].strip(): line.split()[-2:] for line in shown.splitlines()}
+    cosine, gap = (next(rows[name] for name in rows if name.startswith(start)) for start in ("mean c", "uniformity g"))
+    assert [len(text.partition(".")[2]) for text in cosine] == [3, 3]
+    assert "-0.000" not in cosine
+    assert len(gap) == 2
+
+
+def test_a_misspelt_method_is_named_before_the_missing_file(run: Run, files: torch.Tensor) -> None:
+    result = run("embeddings", "alike.npy", "--mend", "atuo")
+    assert result.exit_code == 2
+    assert "Did you mean 'auto'?" in result.stderr
+
+
 def test_rows_that_are_not_alike_are_left_alone(run: Run, files: torch.Tensor, tmp_path: Path) -> None:
     for method in ("auto", "whiten"):
         result = run("embeddings", "apart.npy", "--mend", method, "--out", "new.npy")

@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.lab.sweep_recipe import registered
 from typer.testing import Result
 
+from uncollapse.cli import console
 from uncollapse.cli.progress import SweepBars
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
@@ -54,7 +55,7 @@ def save_result(tiny: ModuleType, config: object, validation: float = 0.5, folde
 def test_from_nothing_to_all(run: Run, tiny: ModuleType, tmp_path: Path) -> None:
     command = ["sweep", tiny.NAME, "--grid", "size=1,2", "--jobs", 1, "--data-root", ".", "--set", "scale=.5"]
     plan = run(*command, "--dry-run")
-    assert plan.stdout.endswith("\n2 runs: 0 are there, 2 are missing. They take about 3 s. Nothing was run.\n")
+    assert plan.stdout.endswith("\n2 runs: 0 are done, 2 are missing. They take about 3 s. Nothing was run.\n")
     rows = [line.split() for line in plan.stdout.splitlines() if "size" in line]
     assert [(row[0][:21], *row[1:]) for row in rows] == [
         ("none-size1-s0.5-seed0", "missing", "about", "1", "s"),
@@ -76,13 +77,20 @@ def test_a_plan_with_a_choice(run: Run, tiny: ModuleType) -> None:
     command = ["sweep", tiny.NAME, "--grid", "size=60,120 scale=1,2 seed=0-3", "--choose", "scale", "--jobs", 2]
     words = run(*command, "--dry-run").stdout
     assert words.splitlines()[-1] == (
-        "10 runs: 0 are there, 4 are missing, and 6 more once the best values are known. "
+        "10 runs: 0 are done, 4 are missing, and 6 more once the best values are known. "
         "They take about 8 min in 2 processes, 15 min in one. Nothing was run."
     )
     facts = json.loads(run(*command, "--dry-run", "--json").stdout)
     assert (facts["total"], facts["there"], facts["later"], facts["seconds"]) == (10, 0, 6, 900.0)
     assert [entry["seconds"] for entry in facts["missing"]] == [60.0, 60.0, 120.0, 120.0]
     assert facts["missing"][0]["file"].startswith("results/tiny-sweep/none-size60-s1-seed0--")
+
+
+def test_names_that_do_not_fit_are_not_broken(run: Run, tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "stdout_console", lambda: Console(width=30, highlight=False))
+    first, second, *_ = run("sweep", tiny.NAME, "--grid", "size=60", "--dry-run").stdout.splitlines()
+    assert first == "none-size60-s1-seed0--" + first[-10:]
+    assert second == " · missing, about 60 s on one core"
 
 
 def test_named_grids_are_joined(run: Run, tiny: ModuleType) -> None:
@@ -103,7 +111,7 @@ def test_a_long_plan_shows_what_comes_first(run: Run, tiny: ModuleType, tmp_path
 def test_one_run_is_no_plural(run: Run, tiny: ModuleType) -> None:
     command = ["sweep", tiny.NAME, "--grid", "size=1", "--jobs", 1]
     words = run(*command, "--dry-run").stdout.splitlines()[-1]
-    assert words == "1 run: 0 are there, 1 is missing. It takes about 1 s. Nothing was run."
+    assert words == "1 run: 0 are done, 1 is missing. It takes about 1 s. Nothing was run."
     save_result(tiny, tiny.Config(1))
     assert run(*command, "--dry-run").stdout == "The only run has a result.\n"
     assert run(*command).stdout == f"1 of 1 run is done, 0 of them now.\n{WHERE}"
@@ -158,7 +166,7 @@ def test_folders_are_looked_at_before_workers_start(
         ([], "Say what to run with --grid: one of both, one, or fields with values"),
         (["--grid", "bothe"], "tiny-sweep has no grid named 'bothe'. Did you mean 'both'? There are: both, one."),
         (["--grid", "siz=1"], "There is no setting 'siz'. Did you mean 'size'?"),
-        (["--grid", "size=big"], "size is a whole number, got 'big'."),
+        (["--grid", "size=big"], "size must be a whole number, got 'big'."),
         (["--grid", "size=1,2", "--choose", "sclae"], "There is no setting 'sclae'. Did you mean 'scale'? There are: "),
         (["--grid", "size=1, 2"], "--grid 'size=1, 2': leave out the spaces next to commas: 'size=1,2'."),
         (["--grid", "size=1,2", "--choose", "scale"], "--choose scale: no grid has several values of it"),

@@ -91,7 +91,7 @@ def test_failures(run: Run, tiny: ModuleType) -> None:
     ("arguments", "words"),
     [
         (["tiny-tune", "--budget", "soon"], "--budget takes a time such as 90s, 45min or 2h, got 'soon'."),
-        (["tiny-tune", "--pruner", "often"], "--pruner is one of median, hyperband, none, got 'often'."),
+        (["tiny-tune", "--pruner", "often"], "--pruner must be one of median, hyperband, none, got 'often'."),
         (["tiny-tune", "--vary", "scale"], "--vary takes FIELD=LOW..HIGH or FIELD=A,B,…"),
         (["tiny-tune", "--scale", "1", "--vary", "scale=1,2"], "scale is both fixed and varied"),
         (["tiny-tune", "--holdout", "0"], "Nothing is held out to choose on: --holdout 0.1."),

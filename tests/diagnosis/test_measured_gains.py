@@ -62,6 +62,10 @@ def test_the_best_rows_are_named_with_their_numbers_and_the_page() -> None:
     assert "with the verdict complete" in advice.from_measured(GCN, "both")[0].reason
 
 
+def test_the_numbers_of_a_gain_for_a_table() -> None:
+    assert HARMFUL.numbers.split(" ") == ["−1.0", "(−3.0\u00a0to\u00a0+1.0)"]
+
+
 def test_where_nothing_helped_the_advice_is_not_to_change_the_model() -> None:
     (only,) = advice.from_measured(replace(GCN, gains=(HARMFUL,)), "complete")
     assert only.cure == "none"

@@ -40,3 +40,7 @@ def test_formulas_are_escaped_and_code_is_not(monkeypatch: pytest.MonkeyPatch) -
     lines = ["mean |cos(x_i, x_j)| of `a|b` and x_ alone", ">>> a | b", "|"]
     escape(None, "function", "f", None, None, lines)
     assert lines == [r"mean \|cos(x_i, x_j)\| of `a|b` and x\_ alone", ">>> a | b", "|"]
+
+
+def test_two_dashes_in_a_sentence_stay_two() -> None:
+    assert "D" not in runpy.run_path(str(CONF))["smartquotes_action"].upper()

@@ -106,7 +106,7 @@ def test_files_with_wild_values(folder: Path, values: dict[str, Any]) -> None:
         ("a: &a [*a]\n", "refers to another value"),
         ("a: " + "[" * 5000, "nested"),
         ("a: !!python/object/apply:os.system [echo]\n", "YAML"),
-        ("layers: 0x" + "f" * 5000, "layers is a whole number.* too long"),
+        ("layers: 0x" + "f" * 5000, "layers must be a whole number.* too long"),
         ("layers: " + "9" * 5000, "cannot be read"),
         ("date: 2001-99-99", "cannot be read"),
         ("#" * (LARGEST + 1), "more than 65,536 bytes"),
@@ -125,7 +125,7 @@ def test_yaml_that_would_run_or_never_end(folder: Path, content: str, words: str
         ("[" * 50_000, "nested"),
         ('{"layers": ' + "9" * 5000 + "}", "too long"),
         ('{"layers": 1, "layers": 2}', "'layers' twice"),
-        ('{"scale": NaN}', "scale is a number"),
+        ('{"scale": NaN}', "scale must be a number"),
         ('{"a\\u0000b": 1}', "There is no setting"),
     ],
 )

@@ -31,6 +31,16 @@ def test_its_model_and_tokenizer(package: Path) -> None:
     assert NAME not in sys.modules
 
 
+def test_the_name_by_which_it_is_installed(package: Path) -> None:
+    name = NAME.replace("_", "-")
+    (package / "models" / "tiny" / "1_Pooling").mkdir()
+    (package / "models" / "tiny" / "1_Pooling" / "config.json").write_text("{}", encoding="utf-8")
+    assert Path(Origin(f"package:{name}/models/tiny").place) == package / "models" / "tiny"
+    for place in (name, f"{name}/models", f"{name}/model"):
+        with pytest.raises(UsageError, match=rf"Name a model in it: package:{name}/models/tiny\."):
+            Origin(f"package:{place}")
+
+
 def test_a_package_without_code(package: Path) -> None:
     (package / "__init__.py").unlink()
     assert Path(Origin(f"package:{NAME}/models/tiny").place) == package / "models" / "tiny"

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from uncollapse.errors import import_optional
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.checkpoints import Checkpoints
 from uncollapse.lab.engine.runtime import Runtime
@@ -41,6 +42,8 @@ def run(config: Config, runtime: Runtime) -> dict[str, Any]:
         log.write(f"{name_of(config)} {done} {os.environ['OMP_NUM_THREADS']}\n")
     if config.fault == "raise":
         raise ValueError("The loss became nan.\nTry another one.")
+    if config.fault == "library":
+        import_optional("no_such_library", "pyg")
     if config.fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     try:

@@ -100,7 +100,7 @@ def _gain(paired: Paired | None, short: str = "") -> str:
 def advice() -> str:
     """The best rows by the lower bound of their gain, for each kind of model and depth; what advice says."""
     rows = [
-        (measured.kind, str(measured.depth), f"`{gain.row}`", gain.text, ", ".join(measured.data), measured.cause)
+        (measured.kind, str(measured.depth), f"`{gain.row}`", gain.numbers, ", ".join(measured.data), measured.cause)
         for measured in reference_data.all_measured()
         for gain in measured.gains[:SHOWN]
     ]
@@ -203,11 +203,10 @@ def _draw_demo(rows: Sequence[Standing]) -> Path:
         if prediction := predictions().get(each.row):
             low, high = plain.mean + prediction.low, plain.mean + prediction.high
             scores.plot([low, high], [number + 0.4] * 2, color=QUIET, linewidth=3, solid_capstyle="butt")
-    scores.plot([], [], color=QUIET, linewidth=3, label="predicted, 95 %")
+    ranks.plot([], [], color=QUIET, linewidth=3, label="predicted, 95 %")  # for the legend below both panels
     scores.set_yticks(range(len(rows)), [each.row for each in rows], parse_math=False)
     scores.invert_yaxis()
-    scores.set_xlabel("test accuracy, %, with 95 % intervals", color=INK)
-    scores.legend(frameon=False, fontsize=9, loc="upper right")
+    scores.set_xlabel("test accuracy, %,\nwith 95 % intervals", color=INK)
     ranks.set(xlabel="layer", ylabel="effective rank of the nodes")
     ranks.grid(axis="y", color=LINE, linewidth=0.8)
     add_legend_below(figure, ranks, 4)

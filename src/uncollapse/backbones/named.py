@@ -256,7 +256,8 @@ def _remark(names: list[str], modules: Mapping[str, nn.Module]) -> str:
     kinds = Counter(type(modules[name]).__name__ for name in names)
     where = _common(names) or "the model"
     what = " and ".join(f"{count} × {kind}" for kind, count in kinds.most_common(3))
-    return f"The blocks were not known and taken from the modules: {what} in {where}. Name others with modules=[…]."
+    remark = f"The blocks were not known and taken from the modules: {what} in {where}."
+    return f"{remark} Name others with modules=[…], or --modules."
 
 
 def _common(names: list[str]) -> str:

@@ -192,8 +192,15 @@ def _check_extras() -> Iterator[Finding]:
             continue
         states = {state for _, state, _ in checked}
         state: State = "bad" if "bad" in states else "missing" if "missing" in states else "good"
-        words = f"{use}: {', '.join(f'{name} {words}' for name, _, words in checked)}"
+        words = f"{use}: {_list_libraries(checked)}"
         yield Finding(EXTRAS, extra, state, words, "" if state == "good" else f'pip install "uncollapse[{extra}]"')
+
+
+def _list_libraries(checked: list[tuple[str, State, str]]) -> str:
+    """Return what was found, and then the names of all that is not installed."""
+    missing = [name for name, state, _ in checked if state == "missing"]
+    found = [f"{name} {words}" for name, state, words in checked if state != "missing"]
+    return ", ".join(found + [f"not installed: {', '.join(missing)}"] * bool(missing))
 
 
 def _requirements() -> list[Requirement]:

@@ -177,11 +177,11 @@ def _mend(rows: "Rows", method: str, name: str, asked: dict[str, Any], how: Mend
 
     if distributed.launch_size() > 1:
         raise UsageError("--mend runs in one process; start it without a launcher.")
+    transform = parse_method(method)
     if how.out is None and not how.dry_run:
         raise UsageError("--mend writes a new file: name it with --out NEW, or use --dry-run.")
     if how.out is not None:
         check_target(rows, how.out)
-    transform = parse_method(method)
     with ProgressBar() as waiting:
         before = _measure(rows, None, name, asked, waiting, transform)
     advice, used = transform.advice_, transform.method_
@@ -247,11 +247,16 @@ def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: 
 def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
     """Return the measures of both, one per row."""
     from uncollapse.diagnosis.measures import MEASURES
+    from uncollapse.diagnosis.result import format_value
+    from uncollapse.report.words import IN_PERCENT
 
-    table = Table("measure", "before", "after", box=box.SIMPLE_HEAD)
+    table = Table("measure", box=box.SIMPLE_HEAD)
+    for name in ("before", "after"):
+        table.add_column(name, justify="right")
     first, second = before.layers[0], after.layers[0]
     for name in (name for name in SHOWN if name in first.measures and name in second.measures):
-        table.add_row(MEASURES[name].title, *(f"{round(of[name], 3) + 0.0:.3g}" for of in (first, second)))  # no −0
+        unit = ", %" if name in IN_PERCENT else ""
+        table.add_row(MEASURES[name].short + unit, format_value(first[name]), format_value(second[name]))
     return table
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -91,20 +92,36 @@ def print_plan(plan: Sequence[PlannedRun], *, as_json: bool) -> None:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     terminal = console.stdout_console()
-    table = plan_table(plan)
-    fits = terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum <= terminal.width
-    if fits:
+    if _fits(terminal, table := plan_table(plan)):
         terminal.print(table)
-    for run in plan:
-        terminal.print(Text(str(run.path)), soft_wrap=True)
-        if not fits:  # a long name would be broken inside
-            cost = f", about {format_duration(run.seconds)} on one core" if run.due else ""
-            console.print_paragraph(terminal, f"{run.state}{cost}", bullet=" · ")
+        for run in plan:
+            terminal.print(Text(str(run.path)), soft_wrap=True)
+    else:
+        _print_lines(terminal, plan, [str(run.path) for run in plan])
     due = [run for run in plan if run.due]
     for words in dict.fromkeys(run.missing for run in due if run.missing):
         console.print_paragraph(terminal, f"{MISSING} {words}", style="bold red")
     total = f", about {format_duration(sum(run.seconds for run in due))} on one core" if due else ""
     console.print_paragraph(terminal, f"{len(due)} of {len(plan)} would run{total}. Nothing was run.")
+
+
+def print_runs(terminal: Console, plan: Sequence[PlannedRun]) -> None:
+    """Print a table of runs, or two lines for each where a long name would be broken inside."""
+    if _fits(terminal, table := plan_table(plan)):
+        terminal.print(table)
+    else:
+        _print_lines(terminal, plan, [run.name for run in plan])
+
+
+def _fits(terminal: Console, table: Table) -> bool:
+    return terminal.measure(table, options=terminal.options.update(max_width=ENDLESS)).maximum <= terminal.width
+
+
+def _print_lines(terminal: Console, plan: Sequence[PlannedRun], heads: Sequence[str]) -> None:
+    for run, head in zip(plan, heads, strict=True):
+        terminal.print(Text(head), soft_wrap=True)
+        cost = f", about {format_duration(run.seconds)} on one core" if run.due else ""
+        console.print_paragraph(terminal, f"{run.state}{cost}", bullet=" · ")
 
 
 def plan_table(plan: Sequence[PlannedRun]) -> Table:

@@ -13,7 +13,7 @@ import typer
 from uncollapse.cli import console
 from uncollapse.cli.console import error_sentence
 from uncollapse.cli.options import OUTPUT, complete_recipe, flag, option
-from uncollapse.cli.run_tables import MISSING, PlannedRun, format_duration, format_metric, plan_table
+from uncollapse.cli.run_tables import MISSING, PlannedRun, format_duration, format_metric, print_runs
 from uncollapse.errors import UsageError
 from uncollapse.lab.config import fields
 from uncollapse.lab.config.field_types import as_text
@@ -195,7 +195,7 @@ def print_sweep_plan(queue: "RunQueue", runs: Path, jobs: int) -> None:
     terminal = console.stdout_console()
     if queue.open:
         due = queue.list_missing()
-        terminal.print(plan_table([_planned_run(queue, config, runs) for config in due[:MOST]]))
+        print_runs(terminal, [_planned_run(queue, config, runs) for config in due[:MOST]])
         if len(due) > MOST:
             console.print_paragraph(terminal, f"… and {len(due) - MOST} more.")
     console.print_paragraph(terminal, _plan_summary(queue, jobs))
@@ -217,10 +217,10 @@ def _plan_summary(queue: "RunQueue", jobs: int) -> str:
     later = f", and {queue.later} more once the best values are known" if queue.later else ""
     seconds = queue.seconds_open()
     several = f" in {jobs} processes, {format_duration(seconds)} in one" if jobs > 1 else ""
-    there, missing = _are(len(queue.records)), _are(len(queue.open))
+    done, missing = _are(len(queue.records)), _are(len(queue.open))
     takes = "It takes" if len(queue.open) + queue.later == 1 else "They take"
     return (
-        f"{_runs(queue.total)}: {there} there, {missing} missing{later}. "
+        f"{_runs(queue.total)}: {done} done, {missing} missing{later}. "
         f"{takes} about {format_duration(seconds / jobs)}{several}. Nothing was run."
     )
 

@@ -127,7 +127,7 @@ def _pruner(name: str) -> Any:
     from uncollapse.tuning.study import PRUNERS
 
     if name not in PRUNERS:
-        raise UsageError(f"--pruner is one of {', '.join(PRUNERS)}, got {name!r}.")
+        raise UsageError(f"--pruner must be one of {', '.join(PRUNERS)}, got {name!r}.")
     return name
 
 

@@ -55,6 +55,12 @@ class Gain:
         """The number in words."""
         return f"{format_points(self.mean)} points (95 %: {format_points(self.low)} to {format_points(self.high)})"
 
+    @property
+    def numbers(self) -> str:
+        """The numbers alone, for a table whose heading names the unit; a line is not broken inside the interval."""
+        low, high = format_points(self.low), format_points(self.high)
+        return f"{format_points(self.mean)} ({low}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high})"
+
 
 @dataclass(frozen=True)
 class Measured:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -302,7 +303,7 @@ class Diagnosis:
         """Return the main measures as a table for a terminal; those that do not fit into its width are only named."""
         head, rows = self._grid()
         head, rows, left_out = fit_columns(head, rows, width, [MEASURES[name].short for name in LEAST])
-        table = Table(title=Text(self._title()), title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(title=unwrapped(self._title(), width), title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column(head[0], overflow="fold")
         widths = exact_widths(head, rows, column_widths(head, rows), width)
         for name, exact in zip(head[1:], widths[1:], strict=True):
@@ -310,7 +311,8 @@ class Diagnosis:
         for row in rows:
             table.add_row(*map(Text, row))
         if left_out:
-            table.caption, table.caption_justify = Text(f"Not shown, for lack of width: {', '.join(left_out)}."), "left"
+            missing = f"Not shown, for lack of width: {', '.join(left_out)}."
+            table.caption, table.caption_justify = unwrapped(missing, width), "left"
         return table
 
     def _title(self) -> str:
@@ -322,8 +324,8 @@ class Diagnosis:
         shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
         if len(self.layers) == 1:  # transposed: many columns do not fit into a narrow terminal
             (layer,) = self.layers
-            return ["measure", layer.name], [[MEASURES[name].short, _number(layer[name])] for name in shown]
-        rows = [[layer.label, *(_number(layer[name]) for name in shown)] for layer in self.layers]
+            return ["measure", layer.name], [[MEASURES[name].short, format_value(layer[name])] for name in shown]
+        rows = [[layer.label, *(format_value(layer[name]) for name in shown)] for layer in self.layers]
         return ["layer", *(MEASURES[name].short for name in shown)], rows
 
     def __repr__(self) -> str:
@@ -424,7 +426,15 @@ def _without(texts: list[str], place: int) -> list[str]:
     return texts[:place] + texts[place + 1 :]
 
 
-def _number(value: float) -> str:
+def unwrapped(words: str, width: int | None) -> Text:
+    """Return the title of a table as wide as the terminal, not only as wide as the table."""
+    lines = words.split("\n") if width is None else [textwrap.fill(line, width) for line in words.split("\n")]
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+
+
+def format_value(value: float) -> str:
+    """Return a value for a column of a table, with as many decimals as its neighbors; a dash if it was not measured."""
     if math.isnan(value):
         return "–"
+    value = round(value, 3) + 0.0  # no −0
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1e4 else f"{value:.2e}"

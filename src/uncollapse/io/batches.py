@@ -21,6 +21,7 @@ from uncollapse.io.models import LoadedModel
 
 LENGTH = 128  # tokens of a text, unless asked otherwise
 LIMIT = 512  # and at most so many for a SentenceTransformer, which has a length of its own
+BATCHES = "pass --batches module:function or file.py:function."
 
 
 def built_in_sentences() -> list[str]:
@@ -195,7 +196,7 @@ def load_data(loaded: LoadedModel, stack: Stack, request: DataRequest) -> Data:
     needed = _kind(loaded.model, stack)
     kind = next(iter(request.kinds), needed)
     if kind is None:
-        raise UsageError(f"The kind of data that {loaded.name} reads is not known; pass --batches module:function.")
+        raise UsageError(f"The kind of data that {loaded.name} reads is not known; {BATCHES}")
     if needed is not None and kind != needed:
         raise UsageError(f"{loaded.name} reads {_noun(needed)}, so --{kind} does not fit; pass --{needed}.")
     return {"text": _text, "images": _images, "graph": _graph}[kind](loaded, stack, request)
@@ -307,7 +308,9 @@ def _image_reader(loaded: LoadedModel) -> Any:
         return hf_models.hf_image_reader(hf_models.Origin(loaded.origin))
     if hasattr(loaded.model, "pretrained_cfg"):
         return timm_models.timm_image_reader(loaded.model)
-    raise UsageError(f"The image preprocessing of {loaded.name} is not known; pass --batches module:function.")
+    raise UsageError(
+        f"The image preprocessing of {loaded.name} is not known; pass --batches module:function or file.py:function."
+    )
 
 
 def _cast(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from uncollapse.io.untrusted_models import CONFIG_NAMES, bounded_size, check_fol
 
 PACKAGE = "package:"
 LENGTH = 600  # characters of an error that are shown
+MOST_FOLDERS = 3  # of a package that an error names
 
 
 class Origin:
@@ -51,16 +52,29 @@ class Origin:
 def in_package(place: str) -> str:
     """Return the folder that package:NAME/FOLDER names; the package is not imported."""
     name, _, folder = place.removeprefix(PACKAGE).partition("/")
+    home = _package_folder(name)
+    if home is None:
+        raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
+    path, models = home / folder, sorted(file.parent for file in home.glob("**/config.json"))
+    outer = [model for model in models if not any(parent in models for parent in model.parents)]  # no module of another
+    names = [f"{PACKAGE}{name}/{model.relative_to(home).as_posix()}" for model in outer[:MOST_FOLDERS]]
+    hint = f" Name a model in it: {', '.join(names)}." if names else ""
+    if not path.is_dir():
+        raise UsageError(f"{place}: the package {name} has no folder {folder!r}.{hint}")
+    if not any(path.glob("*.gguf")) and not any((path / file).exists() for file in ("config.json", "modules.json")):
+        raise UsageError(f"{place}: this folder of the package has no config.json.{hint}")
+    return str(path)
+
+
+def _package_folder(name: str) -> Path | None:
+    """Return the folder of an installed package, by its name with "_" or, as it is installed, with "-"."""
+    name = name.replace("-", "_")
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
     except ValueError:  # the running script, and other modules that were never installed
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
-    path = Path(spec.submodule_search_locations[0]) / folder
-    if not path.is_dir():
-        raise UsageError(f"{place}: the package {name} has no folder {folder!r}.")
-    return str(path)
+        return None
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(places))) if places else None
 
 
 @cache
@@ -189,9 +203,10 @@ def quiet_loading(origin: Origin) -> Iterator[Any]:
         if origin.options.get("local_files_only"):
             if origin.place.endswith(".gguf"):
                 raise UsageError(f"There is no file {origin.place}.") from error
+            package = f", or {PACKAGE}NAME/FOLDER in an installed package" if _package_folder(origin.place) else ""
             raise UsageError(
                 f"{origin.place} is not a local folder, and the hub cannot be reached now; "
-                "name a folder with the saved model, or connect and try again."
+                f"name a folder with the saved model{package}, or connect and try again."
             ) from error
         raise UsageError(f"{origin.place} cannot be loaded: {_describe(error)}") from error
 

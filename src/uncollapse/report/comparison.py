@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.diagnosis.measures import MEASURES
-from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.diagnosis.result import Diagnosis, Layer, format_value
 from uncollapse.io import notebook
 from uncollapse.report import page, plots, words
 from uncollapse.report.tracks import diagnosis_names, main_layers
@@ -38,7 +38,7 @@ class Comparison:
         head = ["model", "verdict", "from", "last block", *(MEASURES[name].short for name in shown)]
         rows = [
             [name, d.verdict.kind, d.verdict.onset or "–", last.name]
-            + [f"{last[m]:.3g}" if m in last.measures else "–" for m in shown]
+            + [format_value(last[m]) if m in last.measures else "–" for m in shown]
             for name, d, last in zip(self.names, self.diagnoses, lasts, strict=True)
         ]
         return head, rows

@@ -25,6 +25,7 @@ COMPARED = (
     "uniformity_gap",
     "alignment",
 )
+IN_PERCENT = ("uniformity_gap",)
 PARAMETERS = {"uniformity": "t", "uniformity_gap": "t", "alignment": "alpha"}  # of measures; 2 by default
 ROWS = {  # words about tokens -> about rows of embeddings
     "tokens of a sequence": "rows",
@@ -207,8 +208,10 @@ def _sentence(change: Change, where: str) -> str:
     notes = [f"{where} layer"] if where else []
     notes += [f"{other} in the first"] if name != other else []
     at = name + (f" ({', '.join(notes)})" if notes else "")
-    step = _format_ratio(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}"
-    values = f"{format_number(b)} instead of {format_number(a)} ({step})"
+    unit = " %" if change.measure in IN_PERCENT else ""
+    points = " points" if unit else ""
+    step = _format_ratio(change.ratio) if change.ratio else f"{'+' if b > a else ''}{format_number(b - a)}{points}"
+    values = f"{format_number(b)}{unit} instead of {format_number(a)}{unit} ({step})"
     return f"At {at} the {title_in_sentence(change.measure)} is {values}.{_overlap(change)}"
 
 

@@ -54,7 +54,7 @@ def test_values_get_the_type_of_their_field(name: str, text: Any, value: Any) ->
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("epochs", "1.5", "epochs is a whole number, got '1.5'"),
+        ("epochs", "1.5", "epochs must be a whole number, got '1.5'"),
         ("epochs", 1.5, "whole number"),
         ("epochs", True, "got 'true'"),
         ("epochs", None, "got 'none'"),

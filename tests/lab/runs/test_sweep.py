@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.lab.sweep_recipe import registered
 
+from uncollapse.errors import UsageError
 from uncollapse.io.files import try_lock
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs import sweep as sweeping
@@ -120,6 +121,16 @@ def test_a_reason_that_runs_share_is_printed_once(tiny: ModuleType, tmp_path: Pa
     assert second == f"{alike} failed for the same reason as {label}; other such runs are only counted."
     for size in (2, 3):
         assert made.error_file(tiny.Config(size, fault="raise")).read_text().startswith("The loss became nan.")
+
+
+def test_a_missing_library_ends_the_sweep(tiny: ModuleType, tmp_path: Path) -> None:
+    """All other runs would fail for the same reason."""
+    made = sweep(tiny, tmp_path, Grid({"fault": ("library",), "size": (1, 2, 3)}), ear=Ear())
+    with pytest.raises(UsageError, match="no_such_library is required: pip install"):
+        made.run()
+    assert len(log(tmp_path)) == 1
+    assert (made.queue.failed, len(made.queue.open)) == ({}, 3)
+    assert files(tmp_path / "runs") == set()
 
 
 def test_a_run_is_stopped_and_goes_on(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

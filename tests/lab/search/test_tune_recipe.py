@@ -307,7 +307,7 @@ def test_vary(tiny: ModuleType) -> None:
         "scale": "takes FIELD=LOW..HIGH",
         "scale=2..1": "lower number first",
         "cure=a..b": "by commas",
-        "cure=none,bad,worse": "cure is one of none, good, bad",
+        "cure=none,bad,worse": "cure must be one of none, good, bad",
         "nothing=1": "no setting 'nothing'",
         "seed=0,1": "seed cannot vary",
     }.items():

@@ -50,7 +50,7 @@ class ConfigField:
             hint = did_you_mean(quote(value), self.choices or get_args(self.annotation))
             if not isinstance(value, str) and isinstance(self.default, str):  # YAML reads `no` as false
                 hint = " In a file, put text that looks like another type in quotes."
-            raise UsageError(f"{self.name} is {self.allowed}, got {quote(value)}.{hint}") from error
+            raise UsageError(f"{self.name} must be {self.allowed}, got {quote(value)}.{hint}") from error
 
 
 def config_field(

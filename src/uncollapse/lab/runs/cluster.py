@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uncollapse.errors import UsageError, did_you_mean, import_optional
+from uncollapse.errors import MissingLibraryError, UsageError, did_you_mean, import_optional
 from uncollapse.io.files import try_lock
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
@@ -35,6 +35,8 @@ def execute(job: Job) -> Message:
             return Message("done")
         except KeyboardInterrupt:
             return Message("stopped")
+        except MissingLibraryError as error:
+            return Message("unable", str(error))
         except Exception as error:
             return Message("failed", " ".join(str(error).split()) or type(error).__name__, traceback.format_exc())
 

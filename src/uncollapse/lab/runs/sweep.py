@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from uncollapse.errors import UsageError
 from uncollapse.io.files import NotWrittenError, try_lock, write
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.runs.run_one import remove_leftovers, run_folder, run_lock, with_run_folder
@@ -183,6 +184,9 @@ class Sweep:
         match message.kind:
             case "failed":
                 self._fail(config, message.text, message.traceback)
+            case "unable":  # and so are the others: they would all fail
+                self.queue.put_back(config)
+                raise UsageError(message.text)
             case "stopped":
                 self.queue.put_back(config)
             case "pruned":

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 
 import uncollapse
+from uncollapse.errors import MissingLibraryError
 from uncollapse.io.files import try_lock
 from uncollapse.lab.engine.runtime import PrunedError, Runtime, ShouldPrune
 from uncollapse.lab.recipe import RECIPES
@@ -54,11 +55,12 @@ class Message:
 
     ready: the worker can run something. steps: progress of the run. note: a warning for the user. evaluated: the run
     waits for the answer whether to stop. pruned: it has stopped. busy: another process runs the same configuration.
+    unable: a library is not installed.
 
     text: the note, or why a run failed. steps: done and total. evaluation: epoch, metric, and seconds in this process.
     """
 
-    kind: Literal["ready", "steps", "note", "evaluated", "done", "pruned", "failed", "busy", "stopped"]
+    kind: Literal["ready", "steps", "note", "evaluated", "done", "pruned", "failed", "unable", "busy", "stopped"]
     text: str = ""
     traceback: str = ""
     steps: tuple[int, int] = (0, 0)
@@ -179,6 +181,8 @@ def _run(job: Job, connection: Connection) -> None:
         except PrunedError:
             remove_checkpoints(runtime.checkpoints, recipe, job.config)
             answer = Message("pruned")
+        except MissingLibraryError as error:
+            answer = Message("unable", str(error))
         except Exception as error:
             answer = Message("failed", " ".join(str(error).split()) or type(error).__name__, traceback.format_exc())
     _send(connection, answer)
