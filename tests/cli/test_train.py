@@ -243,7 +243,7 @@ def test_folders_that_cannot_be_used_are_told_at_once(
 
 def test_a_data_root_that_does_not_exist_is_told(run: Run) -> None:
     result = run("train", "slope", "--data-root", "no/data", "--dry-run")
-    words = "The folder no/data of --data-root does not exist; data that is downloaded goes there.\n"
+    words = "The folder no/data of --data-root does not exist. Datasets are read from there, or downloaded to it.\n"
     assert (result.exit_code, result.stderr) == (0, words)
 
 

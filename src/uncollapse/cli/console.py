@@ -199,7 +199,8 @@ def check_folders(results: Path, runs: Path, data_root: Path | None) -> None:
             if os.path.exists(place) and not os.path.isdir(place):
                 raise UsageError(f"{place} is a file; {flag} names a folder.")
     if data_root is not None and not os.path.isdir(expand_user(data_root)):
-        print_note(f"The folder {data_root} of --data-root does not exist; data that is downloaded goes there.")
+        purpose = "Datasets are read from there, or downloaded to it."
+        print_note(f"The folder {data_root} of --data-root does not exist. {purpose}")
 
 
 def make_folders(results: Path, runs: Path) -> None:

@@ -95,3 +95,10 @@ def test_a_place_that_is_not_there(place: str, word: str, tmp_path: Path, monkey
     monkeypatch.setattr(cluster, "ANSWER", 0.5)
     with pytest.raises(UsageError, match=word):
         cluster.connect(place, tmp_path)
+
+
+def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="needs srun"):
+        cluster.connect("slurm", tmp_path)

@@ -150,6 +150,10 @@ def _dask(address: str) -> tuple[ClusterPool, int]:
 
 def _slurm(cluster: str, folder: Path) -> ClusterPool:
     library: Any = import_optional("submitit", "slurm")
-    executor = library.AutoExecutor(folder=folder / "submitit", cluster=cluster)
+    try:
+        executor = library.AutoExecutor(folder=folder / "submitit", cluster=cluster)
+    except RuntimeError as error:  # submitit looks for srun
+        where = "where Slurm is installed, such as on a login node of the cluster"
+        raise UsageError(f"--on slurm needs srun, which is not on this machine. Run the command {where}.") from error
     executor.update_parameters(name="uncollapse", cpus_per_task=1, timeout_min=24 * 60)
     return ClusterPool(lambda job: executor.submit(execute, job), lambda: None, restarts=True)
