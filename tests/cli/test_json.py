@@ -58,7 +58,10 @@ def test_diagnoses(printed: Callable[..., Any], tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         Path(name).write_text(json.dumps(found))
     assert set(printed("compare", "a.json", "b.json")) == documented("compare")
-    assert set(printed("embeddings", "rows.npy", "--mend", "auto", "--dry-run")) == documented("embeddings --mend")
+    for options in (["auto", "--dry-run"], ["center", "--out", "mended.npy", "--force"]):
+        outcome = printed("embeddings", "rows.npy", "--mend", *options)
+        assert set(outcome) == documented("embeddings --mend")
+        assert (outcome["written"] is None) == (outcome["report"] is None) == ("--dry-run" in options)
 
 
 def test_runs_and_tables(printed: Callable[..., Any]) -> None:

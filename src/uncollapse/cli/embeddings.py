@@ -226,6 +226,7 @@ def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: 
     """Print what was done and why, and write the report of both diagnoses next to the new file."""
     from uncollapse import report
 
+    outcome["report"] = None
     if outcome["written"] is not None and how.out is not None:
         first, second = diagnoses
         cautions = (_describe(outcome, how), *second.verdict.cautions)
@@ -239,7 +240,7 @@ def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: 
     if len(diagnoses) > 1:
         terminal.print(_before_and_after(*diagnoses))
     console.print_paragraph(terminal, _describe(outcome, how), style="bold")
-    for path in (outcome["written"], outcome.get("report")):
+    for path in (outcome["written"], outcome["report"]):
         if path is not None:
             typer.echo(f"Written: {path}")
 
