@@ -303,7 +303,7 @@ class Diagnosis:
         """Return the main measures as a table for a terminal; those that do not fit into its width are only named."""
         head, rows = self._grid()
         head, rows, left_out = fit_columns(head, rows, width, [MEASURES[name].short for name in LEAST])
-        table = Table(title=unwrapped(self._title(), width), title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(title=wrap_title(self._title(), width), title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column(head[0], overflow="fold")
         widths = exact_widths(head, rows, column_widths(head, rows), width)
         for name, exact in zip(head[1:], widths[1:], strict=True):
@@ -312,7 +312,7 @@ class Diagnosis:
             table.add_row(*map(Text, row))
         if left_out:
             missing = f"Not shown, for lack of width: {', '.join(left_out)}."
-            table.caption, table.caption_justify = unwrapped(missing, width), "left"
+            table.caption, table.caption_justify = wrap_title(missing, width), "left"
         return table
 
     def _title(self) -> str:
@@ -426,7 +426,7 @@ def _without(texts: list[str], place: int) -> list[str]:
     return texts[:place] + texts[place + 1 :]
 
 
-def unwrapped(words: str, width: int | None) -> Text:
+def wrap_title(words: str, width: int | None) -> Text:
     """Return the title of a table as wide as the terminal, not only as wide as the table."""
     lines = words.split("\n") if width is None else [textwrap.fill(line, width) for line in words.split("\n")]
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")

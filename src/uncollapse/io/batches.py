@@ -21,7 +21,7 @@ from uncollapse.io.models import LoadedModel
 
 LENGTH = 128  # tokens of a text, unless asked otherwise
 LIMIT = 512  # and at most so many for a SentenceTransformer, which has a length of its own
-BATCHES = "pass --batches module:function or file.py:function."
+BATCHES = "pass --batches module:function or file.py:function."  # ends errors about unknown data
 
 
 def built_in_sentences() -> list[str]:
@@ -308,9 +308,7 @@ def _image_reader(loaded: LoadedModel) -> Any:
         return hf_models.hf_image_reader(hf_models.Origin(loaded.origin))
     if hasattr(loaded.model, "pretrained_cfg"):
         return timm_models.timm_image_reader(loaded.model)
-    raise UsageError(
-        f"The image preprocessing of {loaded.name} is not known; pass --batches module:function or file.py:function."
-    )
+    raise UsageError(f"The image preprocessing of {loaded.name} is not known; {BATCHES}")
 
 
 def _cast(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:

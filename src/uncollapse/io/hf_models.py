@@ -55,15 +55,20 @@ def in_package(place: str) -> str:
     home = _package_folder(name)
     if home is None:
         raise UsageError(f"{place}: no package {name!r} is installed; write package:NAME/FOLDER of an installed one.")
-    path, models = home / folder, sorted(file.parent for file in home.glob("**/config.json"))
+    path = home / folder
+    if not path.is_dir():
+        raise UsageError(f"{place}: the package {name} has no folder {folder!r}.{_models_in(home, name)}")
+    if not any(path.glob("*.gguf")) and not any((path / file).exists() for file in ("config.json", "modules.json")):
+        raise UsageError(f"{place}: this folder of the package has no config.json.{_models_in(home, name)}")
+    return str(path)
+
+
+def _models_in(home: Path, name: str) -> str:
+    """Return a sentence that names the models in a package, for errors; nothing if it has none."""
+    models = sorted(file.parent for file in home.glob("**/config.json"))
     outer = [model for model in models if not any(parent in models for parent in model.parents)]  # no module of another
     names = [f"{PACKAGE}{name}/{model.relative_to(home).as_posix()}" for model in outer[:MOST_FOLDERS]]
-    hint = f" Name a model in it: {', '.join(names)}." if names else ""
-    if not path.is_dir():
-        raise UsageError(f"{place}: the package {name} has no folder {folder!r}.{hint}")
-    if not any(path.glob("*.gguf")) and not any((path / file).exists() for file in ("config.json", "modules.json")):
-        raise UsageError(f"{place}: this folder of the package has no config.json.{hint}")
-    return str(path)
+    return f" Name a model in it: {', '.join(names)}." if names else ""
 
 
 def _package_folder(name: str) -> Path | None:

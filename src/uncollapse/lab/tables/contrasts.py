@@ -55,7 +55,7 @@ def _pairs(table: PaperTable, cells: Sequence[TableCell]) -> Iterator[tuple[Tabl
                 yield cell, contrast.rival, compare(cell.figures, rival.figures), failed
 
 
-def uncompared(table: PaperTable, cells: Sequence[TableCell]) -> list[TableCell]:
+def list_uncompared(table: PaperTable, cells: Sequence[TableCell]) -> list[TableCell]:
     """Return the cells of comparisons that are left out, because the settings of the two cells are different."""
     at = {(cell.group, cell.row, cell.column): cell for cell in cells}
     found = []

@@ -119,7 +119,7 @@ def coverage(table: PaperTable, made: Sequence[TableCell]) -> str:
 def cell_notes(table: PaperTable, made: Sequence[TableCell]) -> list[str]:
     """Return notes about single cells: settings that differ from most of their table, and excluded results."""
     places: dict[tuple[Any, Any, str], list[str]] = defaultdict(list)
-    uncompared = contrasts.uncompared(table, made)
+    uncompared = contrasts.list_uncompared(table, made)
     for cell in made:
         said = [f"with {_settings(cell.unusual)}"] if cell.unusual else []
         said += ["not compared by seed with rows of other settings"] if cell in uncompared else []
