@@ -8,11 +8,11 @@ from pathlib import Path
 from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.runs.results import Results
 from uncollapse.lab.runs.run_queue import RunQueue
-from uncollapse.lab.tables.contrasts import HEAD, NONE
+from uncollapse.lab.tables.contrasts import HEAD, paired_texts
 from uncollapse.lab.tables.markdown import to_markdown
 from uncollapse.lab.tables.paper_table import PaperTable
 from uncollapse.lab.tables.selection import Record
-from uncollapse.lab.tables.significance import compare, holm
+from uncollapse.lab.tables.significance import adjust, compare
 
 ROOT = Path(__file__).parents[2]
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
@@ -58,15 +58,8 @@ def differences(
     pairs: by the metric and the words for "one − other", both metrics by seed. what: heading of the metric.
     """
     found = {words: compare(*both) for words, both in pairs.items() if both[0].keys() & both[1].keys()}
-    tested = [words for words, pair in found.items() if pair.n > 1]
-    adjusted = dict(zip(tested, holm([found[words].p for words in tested]), strict=True))
-    rows = []
-    for words, pair in found.items():
-        interval = " … ".join(_signed(end, digits) for end in pair.interval or ())
-        tests = (f"{p:.2g}" for p in (pair.p, adjusted[words])) if words in adjusted else (NONE, NONE)
-        rows.append((*words, _signed(pair.mean, digits), interval or NONE, str(pair.n), *tests))
+    adjusted = adjust(list(found.values()))
+    rows = [
+        (*words, *paired_texts(pair, p, f"+.{digits}f")) for (words, pair), p in zip(found.items(), adjusted, strict=True)
+    ]
     return (what, *HEAD), rows
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uncollapse.lab.tables.paper_table import Contrast, PaperTable, TableCell
-from uncollapse.lab.tables.significance import Paired, compare, holm
+from uncollapse.lab.tables.significance import Paired, adjust, compare
 
 HEAD = ("comparison", "mean", "95 % interval", "seeds", "p", "Holm p")
 NONE = "–"
@@ -34,11 +34,10 @@ def compare_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[Comparis
     Cells with different settings of the protocol are not compared: their difference is not that of the rows alone.
     """
     found = list(_pairs(table, cells))
-    tested = [pair for _, _, pair, _ in found if pair.n > 1]
-    adjusted = iter(holm([pair.p for pair in tested]))
+    adjusted = adjust([pair for _, _, pair, _ in found])
     return [
-        Comparison(cell.group, cell.column, cell.row, rival, pair, next(adjusted) if pair.n > 1 else None, failed)
-        for cell, rival, pair, failed in found
+        Comparison(cell.group, cell.column, cell.row, rival, pair, p, failed)
+        for (cell, rival, pair, failed), p in zip(found, adjusted, strict=True)
     ]
 
 
@@ -86,17 +85,17 @@ def contrast_rows(table: PaperTable, found: Sequence[Comparison]) -> tuple[tuple
     """Return the head and the rows of a table of comparisons, as text."""
     rows: list[tuple[str, ...]] = []
     for each in found:
-        pair, interval = each.paired, each.paired.interval
-        texts = (
-            f"{each.row} − {each.rival}",
-            format_signed(table, pair.mean),
-            format_interval(table, interval) if interval else NONE,
-            f"{pair.n}{f', {len(each.failed)} not finite' if each.failed else ''}",
-            f"{pair.p:.2g}" if each.holm is not None else NONE,
-            f"{each.holm:.2g}" if each.holm is not None else NONE,
-        )
-        rows.append((str(each.group), str(each.column), *texts))
+        failed = f", {len(each.failed)} not finite" if each.failed else ""
+        words = str(each.group), str(each.column), f"{each.row} − {each.rival}"
+        rows.append((*words, *paired_texts(each.paired, each.holm, _spec(table), failed)))
     return (table.groups, table.columns, *HEAD), rows
+
+
+def paired_texts(pair: Paired, adjusted: float | None, spec: str, failed: str = "") -> tuple[str, ...]:
+    """Return what `HEAD` lists after the comparison. spec: format of the mean. failed: follows the number of seeds."""
+    interval = " … ".join(_signed(end, spec) for end in pair.interval or ()) or NONE
+    tests = (NONE, NONE) if adjusted is None else (f"{pair.p:.2g}", f"{adjusted:.2g}")
+    return _signed(pair.mean, spec), interval, f"{pair.n}{failed}", *tests
 
 
 def contrast_note(found: Sequence[Comparison]) -> str:
@@ -135,10 +134,17 @@ def contrast_json(table: PaperTable, found: Sequence[Comparison]) -> list[dict[s
 
 def format_interval(table: PaperTable, interval: tuple[float, float]) -> str:
     """Return an interval of a difference in words."""
-    low, high = interval
-    return f"{format_signed(table, low)} … {format_signed(table, high)}"
+    return " … ".join(format_signed(table, end) for end in interval)
 
 
 def format_signed(table: PaperTable, value: float) -> str:
     """Return a difference with its sign."""
-    return f"{value:{'+.2f' if table.percent else '+.3g'}}".replace("-", "−")
+    return _signed(value, _spec(table))
+
+
+def _spec(table: PaperTable) -> str:
+    return "+.2f" if table.percent else "+.3g"
+
+
+def _signed(value: float, spec: str) -> str:
+    return f"{value:{spec}}".replace("-", "−")

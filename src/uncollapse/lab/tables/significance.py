@@ -108,6 +108,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def adjust(pairs: Sequence[Paired]) -> list[float | None]:
+    """Return Holm's p of each comparison of a family; None for a single pair, which cannot be tested."""
+    adjusted = iter(holm([pair.p for pair in pairs if pair.n > 1]))
+    return [next(adjusted) if pair.n > 1 else None for pair in pairs]
+
+
 def mean_interval(mean: float, std: float | None, n: int) -> Interval | None:
     """Return Student's 95 % interval of a mean of n values with standard deviation `std`; None if n < 2."""
     if std is None or n < 2:
