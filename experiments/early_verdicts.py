@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from experiments.records import plain_errors, save_record
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.lab.config.fields import build
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime

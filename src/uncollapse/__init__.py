@@ -25,15 +25,15 @@ if TYPE_CHECKING:  # the same names as in _PUBLIC, for editors and type checkers
     from uncollapse.attachment.save import load_cure as load_cure
     from uncollapse.attachment.save import save_cure as save_cure
     from uncollapse.cures import *  # noqa: F403
+    from uncollapse.diagnosis.activations import diagnose_activations as diagnose_activations
     from uncollapse.diagnosis.build import Labels as Labels
     from uncollapse.diagnosis.embeddings import RowStatistics as RowStatistics
     from uncollapse.diagnosis.embeddings import diagnose_rows as diagnose_rows
     from uncollapse.diagnosis.result import Diagnosis as Diagnosis
-    from uncollapse.diagnosis.run import Plan as Plan
     from uncollapse.diagnosis.run import diagnose as diagnose
-    from uncollapse.diagnosis.run import diagnose_activations as diagnose_activations
     from uncollapse.diagnosis.stats.moments import Moments as Moments
     from uncollapse.diagnosis.stats.reservoir import Reservoir as Reservoir
+    from uncollapse.diagnosis.target import Plan as Plan
     from uncollapse.embeddings.transform import EmbeddingTransform as EmbeddingTransform
     from uncollapse.losses import *  # noqa: F403
     from uncollapse.metrics import *  # noqa: F403
@@ -60,12 +60,14 @@ _PUBLIC = {
     "Residual ValueResidual attn_scale centered_attention contra_norm diff_group_norm drop_edge feat_scale "
     "gfsa initial_residual layer_norm_scaling layer_scale mean_subtraction neutreno node_norm "
     "output_gate pair_norm pre_activation_residual residual value_residual",
+    "uncollapse.diagnosis.activations": "diagnose_activations",
     "uncollapse.diagnosis.build": "Labels",
     "uncollapse.diagnosis.embeddings": "RowStatistics diagnose_rows",
     "uncollapse.diagnosis.result": "Diagnosis",
-    "uncollapse.diagnosis.run": "Plan diagnose diagnose_activations",
+    "uncollapse.diagnosis.run": "diagnose",
     "uncollapse.diagnosis.stats.moments": "Moments",
     "uncollapse.diagnosis.stats.reservoir": "Reservoir",
+    "uncollapse.diagnosis.target": "Plan",
     "uncollapse.embeddings.transform": "EmbeddingTransform",
     "uncollapse.losses": "PatchMix SentenceLoss align_loss contra_uniform_loss covariance_loss cutmix_patches "
     "dispersion_loss global_orthogonal_loss gram_anchor_loss info_nce koleo_loss patch_contrastive_loss "

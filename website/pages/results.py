@@ -59,7 +59,6 @@ def differences(
     """
     found = {words: compare(*both) for words, both in pairs.items() if both[0].keys() & both[1].keys()}
     adjusted = adjust(list(found.values()))
-    rows = [
-        (*words, *paired_texts(pair, p, f"+.{digits}f")) for (words, pair), p in zip(found.items(), adjusted, strict=True)
-    ]
+    spec = f"+.{digits}f"
+    rows = [(*words, *paired_texts(found[words], p, spec)) for words, p in zip(found, adjusted, strict=True)]
     return (what, *HEAD), rows

@@ -106,7 +106,8 @@ def _diagnose_minilm(terminal: Console, folder: Path, out: Path) -> dict[str, An
     """Diagnose MiniLM on the built-in sentences, and return its verdict and where it is written."""
     from uncollapse import report
     from uncollapse.diagnosis.build import Labels
-    from uncollapse.diagnosis.run import find_target, measure
+    from uncollapse.diagnosis.run import measure
+    from uncollapse.diagnosis.target import find_target
     from uncollapse.io.batches import DataRequest, load_data
     from uncollapse.io.models import load_model
 

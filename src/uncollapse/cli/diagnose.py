@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # torch is imported only when something is measured
     import torch
 
     from uncollapse.diagnosis.result import Diagnosis
-    from uncollapse.diagnosis.run import Target
+    from uncollapse.diagnosis.target import Target
     from uncollapse.io.batches import Data, DataRequest
     from uncollapse.io.models import LoadedModel
 
@@ -165,7 +165,7 @@ def _read_layers(layers: list[str] | None) -> list[int | str] | None:
 
 def _find_target(loaded: "LoadedModel", *, baseline: int, **where: Any) -> "Target":
     """Return what will be measured. UsageError if the arguments do not fit the model."""
-    from uncollapse.diagnosis.run import Plan, find_target
+    from uncollapse.diagnosis.target import Plan, find_target
 
     try:
         return find_target(loaded.model, **where, plan=Plan(baseline=baseline))

@@ -368,7 +368,8 @@ def _diagnose_averaging(weight: float) -> "Verdict":
     import torch
     from torch import nn
 
-    from uncollapse.diagnosis.run import Plan, diagnose
+    from uncollapse.diagnosis.run import diagnose
+    from uncollapse.diagnosis.target import Plan
 
     class Blocks(nn.Module):
         def __init__(self) -> None:

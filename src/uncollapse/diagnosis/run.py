@@ -15,41 +15,18 @@ from uncollapse.attachment.attach import attachments
 from uncollapse.backbones import forward
 from uncollapse.backbones.forward import group_texts
 from uncollapse.backbones.nonfinite import first_fault
-from uncollapse.backbones.select import At, Layers, Selection, TokenChoice, check_tokens, select_layers, select_places
-from uncollapse.backbones.sites import OUTPUT, Context, Layout, MisfitError, Stack, sets_with_mask
+from uncollapse.backbones.select import At, Layers, TokenChoice
+from uncollapse.backbones.sites import OUTPUT, Layout, MisfitError
 from uncollapse.diagnosis.build import Labels, Measured, build, check_enough, settings_of
 from uncollapse.diagnosis.capture import Capture
-from uncollapse.diagnosis.layer_stats import LayerStats, StatsConfig
 from uncollapse.diagnosis.part_probe import Loss, PartProbe
 from uncollapse.diagnosis.parts import Parts
 from uncollapse.diagnosis.result import Diagnosis, Layer
 from uncollapse.diagnosis.sentences import SentenceRows
 from uncollapse.diagnosis.stats.streaming import next_view
+from uncollapse.diagnosis.target import Plan, Target, find_target
 from uncollapse.diagnosis.verdict import Subject
 from uncollapse.errors import NotFiniteError
-from uncollapse.pairwise import numerics
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a diagnosis samples.
-
-    baseline: number of batches on which a randomly initialized copy of the architecture is measured for comparison; 0
-    for none. rank_samples: number of sequences per batch whose rank is measured, at least eight in the first batch.
-    embed: whether to measure the input of the first block, which is slow for graphs with thousands of features. seed:
-    seed of all sampling.
-    """
-
-    baseline: int = 1
-    rank_samples: int = 2
-    embed: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.baseline < 0:
-            raise ValueError(f"baseline must be a number of batches, or 0 for no baseline, got {self.baseline}.")
-        if self.rank_samples < 1:
-            raise ValueError(f"rank_samples must be at least 1, got {self.rank_samples}.")
 
 
 @dataclass
@@ -64,34 +41,6 @@ class Counts:
     skipped: int = 0
     unpaired: int = 0
     spare: int = 0
-
-
-@dataclass(frozen=True)
-class Target:
-    """What will be measured, all of it checked: the layers and places of a model, and how.
-
-    modules: the names or patterns of the layers, if the user gave them. part: the name of the part that has the
-    stack, "" if the model has one stack. others: the other parts, which are measured in the same passes.
-    """
-
-    model: nn.Module
-    stack: Stack
-    selection: Selection
-    places: tuple[str, ...]
-    config: StatsConfig
-    plan: Plan
-    modules: tuple[str, ...] = ()
-    part: str = ""
-    others: tuple["Target", ...] = ()
-
-    @property
-    def partial(self) -> bool:
-        """Whether some blocks of the model are left out."""
-        return len(self.selection.blocks) < len(self.stack.blocks)
-
-    def capture(self, model: nn.Module, seed: int) -> Capture:
-        """Return hooks for a model of this architecture."""
-        return Capture(model, self.stack, self.selection, self.places, replace(self.config, seed=seed))
 
 
 def diagnose(
@@ -187,45 +136,6 @@ def make_probe(target: Target, loss: Loss | None = None) -> PartProbe:
     return PartProbe(target.model, target.stack, target.selection, prefix=config.prefix, seed=config.seed, loss=loss)
 
 
-def find_target(
-    model: nn.Module,
-    *,
-    layers: Layers | None = None,
-    at: At = OUTPUT,
-    modules: str | Sequence[str] | None = None,
-    part: str | None = None,
-    tokens: TokenChoice = "patches",
-    layout: Layout | None = None,
-    attention: bool = False,
-    plan: Plan = Plan(),
-) -> Target:
-    """Return what `diagnose` with these arguments measures. ValueError if something does not fit the model."""
-    check_tokens(tokens)
-    forward.check_model(model)
-    model = forward.unwrap_compiled(model)
-    modules = (modules,) if isinstance(modules, str) else tuple(modules or ())
-    stacks = backbones.find_all(model, modules=modules or None, part=part, layout=layout)
-    if layers is not None or at not in (OUTPUT, [OUTPUT], (OUTPUT,)):  # parts have layers and places of their own
-        stacks = (backbones.find(model, modules=modules or None, part=part, layout=layout),)
-    with_maps = [any(block.attention for block in stack.blocks) for stack in stacks]
-    if attention and not any(with_maps):
-        raise ValueError(f"{stacks[0].architecture} has no attention maps that can be read; leave out attention.")
-    names = backbones.part_names(stacks) if len(stacks) > 1 else [""]
-    config = StatsConfig(plan.rank_samples, attention, tokens == "all", seed=plan.seed)
-    targets = []
-    for stack, name, maps in zip(stacks, names, with_maps, strict=True):
-        selection = select_layers(stack, layers)
-        selection = replace(selection, embed=selection.embed and plan.embed)
-        if not selection.blocks and not selection.embed:
-            raise ValueError(f'layers must include a block or "embed", on which the verdict is based, got {layers!r}.')
-        if attention and len(stacks) == 1 and not any(stack.blocks[n].attention for n in selection.blocks):
-            raise ValueError(f"{stack.architecture} has no attention maps in these layers; leave out attention.")
-        places = tuple(dict.fromkeys((OUTPUT, *select_places(stack, at))))
-        own = replace(config, attention=attention and maps)
-        targets.append(Target(model, stack, selection, places, own, plan, modules, name))
-    return replace(targets[0], others=tuple(targets[1:]))
-
-
 def measure(
     target: Target,
     batches: Iterable[Any],
@@ -286,54 +196,6 @@ def measure(
         return rows.join(replace(found[0], others=tuple(found[1:])))
 
     return distributed.on_rank_zero(build_here, "The diagnosis") if gather else build_here()
-
-
-def diagnose_activations(
-    activations: Sequence[Tensor] | Mapping[str, Tensor],
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    labels: Labels | None = None,
-    plan: Plan = Plan(rank_samples=16),
-) -> Diagnosis:
-    """Measure activations that you already have: one tensor (b, n, d) or (n, d) per layer, in the order of the model.
-
-    Args:
-        activations: the tensors. The keys of a mapping name the layers; otherwise they are "layer 0" and so on.
-        mask: (b, n) bool, True = real.
-        causal: whether the model is a causal decoder, whose first token is left out of robust measures.
-        labels: as in `diagnose`.
-        plan: `rank_samples` and `seed` apply, see `diagnose`.
-
-    >>> import torch, uncollapse as uc
-    >>> uc.diagnose_activations([torch.randn(8, 32, 16), torch.ones(8, 32, 16)]).verdict.kind
-    'complete'
-    """
-    started = time.perf_counter()
-    if not isinstance(activations, Mapping):
-        activations = {f"layer {number}": x for number, x in enumerate(activations)}
-    if not activations:
-        raise ValueError("There are no activations: give one tensor (b, n, d) per layer.")
-    config = StatsConfig(plan.rank_samples, prefix=True, all_tokens=True, seed=plan.seed)  # no forward pass to save
-    context = Context(mask, causal=causal)
-    layers, sequences = [], 0
-    for name, x in activations.items():
-        numerics.check_rows(x, name=f"The tensor of {name}")
-        if x.dim() > 3:
-            raise ValueError(
-                f"The tensor of {name} must have shape (b, n, d) or (n, d), got {tuple(x.shape)}, which can be read in "
-                "several ways. Images (b, d, h, w) become tokens by x.flatten(2).mT, (b, h, w, d) by x.flatten(1, 2)."
-            )
-        stats = LayerStats(config)
-        sets, real = sets_with_mask(x, "tokens", context, prefix=True)
-        stats.update(sets, real, context)
-        layers.append(stats.layer(name, OUTPUT, ""))
-        sequences = stats.sets
-    check_enough(layers[-1].tokens)
-    subject = Subject("activations", "activations", causal, (OUTPUT,))
-    settings, seconds = settings_of(config, (OUTPUT,)), time.perf_counter() - started
-    measured = Measured(tuple(layers), sequences=sequences, settings=settings, seconds=seconds)
-    return build(measured, subject, labels or Labels())
 
 
 def check_batches(batches: Any) -> None:

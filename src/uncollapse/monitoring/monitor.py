@@ -14,7 +14,8 @@ from torch import nn
 from uncollapse import distributed
 from uncollapse.backbones import forward
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.errors import did_you_mean
 from uncollapse.monitoring import journal
 from uncollapse.monitoring.held_batches import hold_batches, preserve_random_states

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from uncollapse import distributed
-from uncollapse.diagnosis.run import Plan
+from uncollapse.diagnosis.target import Plan
 from uncollapse.errors import UsageError, did_you_mean
 from uncollapse.lab.engine import sharding
 from uncollapse.lab.engine.checkpoints import Checkpoint, Checkpoints

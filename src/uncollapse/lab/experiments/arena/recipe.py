@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.engine.loop import fit
 from uncollapse.lab.engine.runtime import Runtime

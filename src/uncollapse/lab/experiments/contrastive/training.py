@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uncollapse.diagnosis.activations import diagnose_activations
 from uncollapse.diagnosis.build import Labels
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import diagnose_activations
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.data.image.augmentation import evaluation_transform, training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.graph import datasets
 from uncollapse.lab.data.graph.datasets import DRAWN

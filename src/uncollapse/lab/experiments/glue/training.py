@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.errors import NotFiniteError, UsageError
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.encoded_texts import EncodedTexts, batches_by_length, length_buckets

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uncollapse.diagnosis.run import diagnose_activations
+from uncollapse.diagnosis.activations import diagnose_activations
 from uncollapse.io import files
 from uncollapse.lab.config.fields import identity
 from uncollapse.lab.data.text.running_text import known_word_share

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from uncollapse.attachment.attach import attach
 from uncollapse.backbones import torchvision_ops
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.errors import UsageError, import_optional
 from uncollapse.lab.config.fields import config_field, identity
 from uncollapse.lab.engine.loop import fit as train_task

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from uncollapse.diagnosis.result import Diagnosis
-from uncollapse.diagnosis.run import Plan, diagnose
+from uncollapse.diagnosis.run import diagnose
+from uncollapse.diagnosis.target import Plan
 from uncollapse.errors import NotFiniteError, UsageError, import_optional
 from uncollapse.lab.data.image.augmentation import InputSpec, evaluation_transform, training_transform
 from uncollapse.lab.data.image.image_batches import ImageBatch, ImageBatches, epoch_order
