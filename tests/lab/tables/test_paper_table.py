@@ -263,6 +263,15 @@ def test_a_value_that_is_not_the_usual_one_is_told_even_without_a_choice() -> No
     assert (usual.chosen, other.chosen) == ({}, {"scale": 0.2})
 
 
+def test_a_cell_that_lacks_values_which_others_chose_among_is_not_compared() -> None:
+    others = [r for scale in (0.2, 0.5, 1.0) for r in runs(0.7 + scale / 10, norm="contra", layers=2, scale=scale)]
+    made = build_cells(TABLE, [*others, *scales({0.2: 0.7, 0.5: 0.72}, {0.2: 0.99, 0.5: 0.99})])
+    assert [(c.untried, c.reached) for c in made if c.row == "contra" and c.run] == [(0, None), (1, None)]
+    assert any("1 of the values" in note for note in markdown.cell_notes(TABLE, made))
+    complete = build_cells(TABLE, [*others, *scales(dict.fromkeys((0.2, 0.5, 1.0), 0.7), {0.2: 0.99, 0.5: 1, 1.0: 1})])
+    assert (cell(complete).untried, cell(complete).reached) == (0, True)
+
+
 def test_groups_without_results_are_left_out() -> None:
     table = replace(TABLE, published=(*PAPER, published("none", 2, 60.0, data="citeseer")))
     assert {cell.group for cell in build_cells(table, runs(0.8))} == {"cora"}

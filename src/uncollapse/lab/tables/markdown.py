@@ -130,6 +130,8 @@ def cell_notes(table: PaperTable, made: Sequence[TableCell]) -> list[str]:
             )
         if cell.trials and not cell.run:
             said.append(f"only trials so far ({cell.trials}); seeds that choose do not count")
+        if cell.untried:
+            said.append(f"{cell.untried} of the values that others chose among are not run yet, so the choice is open")
         if cell.open_choice:
             said.append(f"{' or '.join(table.choose)} cannot be chosen, because no {table.by} was measured")
         if said:
@@ -176,6 +178,7 @@ def _facts(table: PaperTable, cell: TableCell) -> dict[str, Any]:
         "seeds": {str(seed): value for seed, value in cell.figures.items()},
         "failed": list(cell.failed),
         "trials": cell.trials,
+        "untried": cell.untried,
         "chosen": dict(cell.chosen),
         "unusual": dict(cell.unusual),
         "left_out": cell.left_out,

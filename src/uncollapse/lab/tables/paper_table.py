@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from uncollapse.lab.tables.selection import (
@@ -129,8 +129,8 @@ class TableCell:
     values, if there were several. unusual: other settings in which it differs from most of its group. left_out: number
     of results with yet other settings, which do not count. comparable: whether it was run as the paper's was.
     open_choice: several values of the chosen fields were run, and no metric can choose among them. several: more than
-    one value was run. trials: number of runs that only choose. records: the results that count, also those that only
-    choose.
+    one value was run. untried: number of values that other cells of its row and group chose among, and that were not run
+    here. trials: number of runs that only choose. records: the results that count, also those that only choose.
     """
 
     group: Any
@@ -145,6 +145,7 @@ class TableCell:
     comparable: bool = True
     open_choice: bool = False
     several: bool = False
+    untried: int = 0
     trials: int = 0
     records: Sequence[Record] = field(default=(), repr=False)
 
@@ -237,8 +238,25 @@ def build_cells(table: PaperTable, records: Iterable[Record]) -> list[TableCell]
         rows, columns = (_sort_numbers(at[axis] for at in here) for axis in (1, 2))
         rows.sort(key=lambda row: row not in first)
         places = [(group, row, column) for row in rows for column in columns]
-        made += [_cell(table, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
+        cells = [_cell(table, at, found.get(at, ()), asked[at[1]], paper.get(at)) for at in places]
+        made += [_with_untried(table, cell, cells) for cell in cells]
     return made
+
+
+def _with_untried(table: PaperTable, cell: TableCell, group: Sequence[TableCell]) -> TableCell:
+    """Return a cell that knows how many of the values that others of its row chose among are missing in it.
+
+    As long as they are, its choice is open, and it is not compared with the paper's number.
+    """
+    if not cell.records:
+        return cell
+    others = (one for one in group if one.row == cell.row and one.several)
+    tried = set().union(*(_tried(table, one) for one in others)) - _tried(table, cell)
+    return replace(cell, untried=len(tried), comparable=cell.comparable and not tried)
+
+
+def _tried(table: PaperTable, cell: TableCell) -> set[tuple[Any, ...]]:
+    return {tuple(field_of(record, name) for name in table.choose) for record in cell.records}
 
 
 def _cell(
