@@ -129,8 +129,8 @@ class TableCell:
     values, if there were several. unusual: other settings in which it differs from most of its group. left_out: number
     of results with yet other settings, which do not count. comparable: whether it was run as the paper's was.
     open_choice: several values of the chosen fields were run, and no metric can choose among them. several: more than
-    one value was run. untried: number of values that other cells of its row and group chose among, and that were not run
-    here. trials: number of runs that only choose. records: the results that count, also those that only choose.
+    one value was run. untried: number of values that were not run here and that others of its row and group chose
+    among. trials: number of runs that only choose. records: the results that count, also those that only choose.
     """
 
     group: Any

@@ -197,7 +197,7 @@ def _measured_entry(task: str, depth: int, groups: Mapping[str, Mapping[str, Sta
         return None
     first, *others = full.values()
     common = [row for row in first if row != NONE and all(row in rows for rows in others)]
-    gains = [gain for row in common if (gain := _gain([rows[row] for rows in full.values()]))]
+    gains = [gain for row in common if (gain := _gain([rows[row] for rows in full.values()], len(common)))]
     if not any(gain["cure"] for gain in gains):
         return None
     plain = [rows[NONE] for rows in full.values()]
@@ -211,15 +211,18 @@ def _measured_entry(task: str, depth: int, groups: Mapping[str, Mapping[str, Sta
     }
 
 
-def _gain(several: Sequence[Standing]) -> dict[str, Any] | None:
-    """Return the gain of a row over all datasets; None if they have too few seeds in common."""
+def _gain(several: Sequence[Standing], rows: int) -> dict[str, Any] | None:
+    """Return the gain of a row over all datasets; None if they have too few seeds in common.
+
+    Advice takes the best of so many rows, so their intervals hold together.
+    """
     differences = [each.gain.paired.differences for each in several if each.gain]
     seeds = set.intersection(*(set(each) for each in differences)) if differences else set()
     if len(differences) < len(several) or len(seeds) < FEWEST:
         return None
     means = [statistics.fmean(each[seed] for each in differences) for seed in seeds]
     mean = statistics.fmean(means)
-    interval = mean_interval(mean, statistics.stdev(means), len(means))
+    interval = mean_interval(mean, statistics.stdev(means), len(means), rows)
     assert interval is not None  # there are several seeds
     numbers = {"mean": round(mean, 2), "low": round(interval[0], 2), "high": round(interval[1], 2)}
     return {"row": several[0].row, **_way(several), **numbers, "seeds": len(seeds)}
