@@ -24,7 +24,7 @@ from uncollapse.attachment.plan import (
 from uncollapse.backbones import forward
 from uncollapse.backbones.select import At, Layers, TokenChoice, check_tokens, final_places, select_layers
 from uncollapse.backbones.sites import Layout, Stack
-from uncollapse.io import notebook
+from uncollapse.io import display
 from uncollapse.registry import CURES, Cure
 
 _numbers = itertools.count()  # of attachments, in the order in which they were made
@@ -170,7 +170,7 @@ class Attachment:
         rows = [
             [key, repr(module), str(sum(p.numel() for p in module.parameters()))] for key, module in self.cures.items()
         ]
-        return notebook.html_table(["block and place", "cure", "parameters"], rows, str(self))
+        return display.html_table(["block and place", "cure", "parameters"], rows, str(self))
 
 
 def attachments(model: nn.Module) -> tuple[Attachment, ...]:
@@ -223,7 +223,7 @@ class Places(tuple[str, ...]):
         where = ["" if site is None else f"{site.side} of {site.path or 'the model'}" for site in sites]
         rows = [[place, at, numbers.get(place, "")] for place, at in zip(self, where, strict=True)]
         head = ["place", f"in {block.name}", "ContraNorm paper"]
-        return notebook.html_table(head, rows, f"{self._stack.architecture}, {count} blocks")
+        return display.html_table(head, rows, f"{self._stack.architecture}, {count} blocks")
 
 
 def _describe_blocks(blocks: tuple[int, ...], count: int) -> str:

@@ -100,7 +100,7 @@ def _distinguish(diagnoses: "list[Diagnosis]", files: list[Path]) -> "list[Diagn
 
 
 def _table(comparison: "Comparison", width: int) -> Table:
-    from uncollapse.diagnosis.result import column_widths, exact_widths, fit_columns
+    from uncollapse.io.display import column_widths, exact_widths, fit_columns
 
     head, rows = comparison.grid()
     narrow = [[row[0][:LONGEST_NAME], *row[1:]] for row in rows]  # a longer name is folded

@@ -248,7 +248,7 @@ def _report_mending(outcome: dict[str, Any], diagnoses: "list[Diagnosis]", how: 
 def _before_and_after(before: "Diagnosis", after: "Diagnosis") -> Table:
     """Return the measures of both, one per row."""
     from uncollapse.diagnosis.measures import MEASURES
-    from uncollapse.diagnosis.result import format_value
+    from uncollapse.io.display import format_value
     from uncollapse.report.words import IN_PERCENT
 
     table = Table("measure", box=box.SIMPLE_HEAD)

@@ -214,7 +214,7 @@ def _by_place(details: Details) -> list[Details]:
 
 
 def _fits(details: Details, width: int, whole: bool = False) -> bool:
-    from uncollapse.diagnosis.result import table_width
+    from uncollapse.io.display import table_width
 
     return table_width(_least_widths(details, whole)) <= width
 
@@ -232,7 +232,7 @@ def _longest_word(text: str, whole: bool) -> int:
 
 
 def _details_table(details: Details, width: int) -> Table:
-    from uncollapse.diagnosis.result import exact_widths
+    from uncollapse.io.display import exact_widths
 
     table = Table(title=Text(details.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     least = _least_widths(details, whole=_fits(details, width, whole=True))

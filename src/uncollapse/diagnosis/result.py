@@ -6,8 +6,7 @@ import json
 import math
 import shutil
 import sys
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,7 +20,7 @@ from uncollapse.backbones.sites import OUTPUT
 from uncollapse.diagnosis.measures import MEASURES
 from uncollapse.diagnosis.parts import Parts
 from uncollapse.errors import did_you_mean
-from uncollapse.io import files, hub, notebook, typed_json
+from uncollapse.io import display, files, hub, typed_json
 from uncollapse.metrics.bootstrap import Interval
 from uncollapse.registry import RENDERERS
 
@@ -302,17 +301,17 @@ class Diagnosis:
     def table(self, width: int | None = None) -> Table:
         """Return the main measures as a table for a terminal; those that do not fit into its width are only named."""
         head, rows = self._grid()
-        head, rows, left_out = fit_columns(head, rows, width, [MEASURES[name].short for name in LEAST])
-        table = Table(title=wrap_title(self._title(), width), title_justify="left", box=box.SIMPLE_HEAD)
+        head, rows, left_out = display.fit_columns(head, rows, width, [MEASURES[name].short for name in LEAST])
+        table = Table(title=display.wrap_title(self._title(), width), title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column(head[0], overflow="fold")
-        widths = exact_widths(head, rows, column_widths(head, rows), width)
+        widths = display.exact_widths(head, rows, display.column_widths(head, rows), width)
         for name, exact in zip(head[1:], widths[1:], strict=True):
             table.add_column(Text(name), justify="right", width=exact)
         for row in rows:
             table.add_row(*map(Text, row))
         if left_out:
             missing = f"Not shown, for lack of width: {', '.join(left_out)}."
-            table.caption, table.caption_justify = wrap_title(missing, width), "left"
+            table.caption, table.caption_justify = display.wrap_title(missing, width), "left"
         return table
 
     def _title(self) -> str:
@@ -324,8 +323,10 @@ class Diagnosis:
         shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
         if len(self.layers) == 1:  # transposed: many columns do not fit into a narrow terminal
             (layer,) = self.layers
-            return ["measure", layer.name], [[MEASURES[name].short, format_value(layer[name])] for name in shown]
-        rows = [[layer.label, *(format_value(layer[name]) for name in shown)] for layer in self.layers]
+            return ["measure", layer.name], [
+                [MEASURES[name].short, display.format_value(layer[name])] for name in shown
+            ]
+        rows = [[layer.label, *(display.format_value(layer[name]) for name in shown)] for layer in self.layers]
         return ["layer", *(MEASURES[name].short for name in shown)], rows
 
     def __repr__(self) -> str:
@@ -335,8 +336,8 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         verdict, codes = self.verdict, {tip.code for tip in self.verdict.advice}
         lines = [line for line in verdict.lines() if line.strip() not in codes]
-        tips = "".join(notebook.html_code(tip.code) for tip in verdict.advice)
-        own = notebook.html_table(*self._grid(), self._title()) + notebook.html_lines(lines) + tips
+        tips = "".join(display.html_code(tip.code) for tip in verdict.advice)
+        own = display.html_table(*self._grid(), self._title()) + display.html_lines(lines) + tips
         return own + "".join(other._repr_html_() for other in self.others)
 
     def tables(self, width: int | None = None) -> tuple[Table, ...]:
@@ -374,67 +375,3 @@ def _check(found: Diagnosis) -> None:
     cures = found.settings.get("cures", [])
     if not isinstance(cures, list) or not all(isinstance(cure, str) for cure in cures):
         raise ValueError("the cures in its settings are not a list of texts")
-
-
-def fit_columns(
-    head: list[str], rows: list[list[str]], width: int | None, optional: Sequence[str]
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return a table with only as many columns as fit, so that no number is cut, and the names of those left out.
-
-    Args:
-        head: the names of the columns, which may wrap between words.
-        rows: the texts of the cells, which do not wrap.
-        width: of the terminal; None for any.
-        optional: names of columns that may be left out, the least important first.
-    """
-    left_out: list[str] = []
-    for name in optional:
-        if width is None or table_width(column_widths(head, rows)) <= width:
-            break
-        if name in head:
-            place = head.index(name)
-            head, rows = _without(head, place), [_without(row, place) for row in rows]
-            left_out.append(name)
-    return head, rows, left_out
-
-
-def column_widths(head: list[str], rows: list[list[str]]) -> list[int]:
-    """Return how wide each column of a table must be so that nothing is cut: names wrap between words, cells do not."""
-    return [max(len(text) for text in (*title.split(), *(row[i] for row in rows))) for i, title in enumerate(head)]
-
-
-def exact_widths(head: list[str], rows: list[list[str]], least: list[int], width: int | None) -> list[int]:
-    """Return the width of each column: that of its text while there is room, and `least` from then on.
-
-    With least widths alone, rich makes some columns wider than that and cuts the last ones.
-    """
-    full = [max(len(text) for text in (title, *(row[i] for row in rows))) for i, title in enumerate(head)]
-    room = sum(full) if width is None else width - table_width(least)
-    widths = []
-    for small, large in zip(least, full, strict=True):
-        widths.append(large if large - small <= room else small)
-        room -= widths[-1] - small
-    return widths
-
-
-def table_width(columns: Iterable[int]) -> int:
-    """Return the width of a table whose columns are this wide, with the gaps between them."""
-    return sum(column + 3 for column in columns) + 2
-
-
-def _without(texts: list[str], place: int) -> list[str]:
-    return texts[:place] + texts[place + 1 :]
-
-
-def wrap_title(words: str, width: int | None) -> Text:
-    """Return the title of a table as wide as the terminal, not only as wide as the table."""
-    lines = words.split("\n") if width is None else [textwrap.fill(line, width) for line in words.split("\n")]
-    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
-
-
-def format_value(value: float) -> str:
-    """Return a value for a column of a table, with as many decimals as its neighbors; a dash if it was not measured."""
-    if math.isnan(value):
-        return "–"
-    value = round(value, 3) + 0.0  # no −0
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1e4 else f"{value:.2e}"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.diagnosis.measures import MEASURES
-from uncollapse.diagnosis.result import Diagnosis, Layer, format_value
-from uncollapse.io import notebook
+from uncollapse.diagnosis.result import Diagnosis, Layer
+from uncollapse.io import display
 from uncollapse.report import page, plots, words
 from uncollapse.report.tracks import diagnosis_names, main_layers
 
@@ -38,7 +38,7 @@ class Comparison:
         head = ["model", "verdict", "from", "last block", *(MEASURES[name].short for name in shown)]
         rows = [
             [name, d.verdict.kind, d.verdict.onset or "–", last.name]
-            + [format_value(last[m]) if m in last.measures else "–" for m in shown]
+            + [display.format_value(last[m]) if m in last.measures else "–" for m in shown]
             for name, d, last in zip(self.names, self.diagnoses, lasts, strict=True)
         ]
         return head, rows
@@ -61,7 +61,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         lines = ((f"{self.names[0]} → {name}", *found) for name, found in self.differences.items())
-        return notebook.html_table(*self.grid()) + "".join(map(notebook.html_lines, lines))
+        return display.html_table(*self.grid()) + "".join(map(display.html_lines, lines))
 
 
 def compare(diagnoses: Sequence[Diagnosis]) -> Comparison:
