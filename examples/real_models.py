@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--only", choices=SUBJECTS, nargs="*", default=list(SUBJECTS))
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
+    if not args.data.is_dir():
+        parser.error(f"there is no folder {args.data}; --help says what it holds")
     torchvision_ops.declare()
     for subject in args.only:
 

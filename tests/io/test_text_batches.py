@@ -25,7 +25,7 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
 def test_files_without_text(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n", encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, words in {"empty": "has no text", "binary": "UTF-8", "none": "cannot be read"}.items():
+    for name, words in {"empty": "has no text", "binary": "text file in UTF-8", "none": "cannot be read"}.items():
         with pytest.raises(UsageError, match=words):
             read_lines(str(tmp_path / name))
 

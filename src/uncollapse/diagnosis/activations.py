@@ -36,6 +36,11 @@ def diagnose_activations(
     'complete'
     """
     started = time.perf_counter()
+    if isinstance(activations, Tensor):  # its first axis may be the layers or the samples
+        raise ValueError(
+            "activations must be a list or a mapping with one tensor per layer, got one Tensor; pass [x] for a single "
+            "layer, or list(x) if the first axis of x is the layers."
+        )
     if not isinstance(activations, Mapping):
         activations = {f"layer {number}": x for number, x in enumerate(activations)}
     if not activations:

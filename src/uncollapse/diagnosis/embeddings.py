@@ -122,7 +122,9 @@ class RowStatistics:
         for name, x in (("rows", rows), *([] if pairs is None else [("pairs", pairs)])):
             numerics.check_float(x, name)
         if rows.dim() != 2:
-            raise ValueError(f"Embeddings come in parts of shape (m, d), got {tuple(rows.shape)}.")
+            raise ValueError(
+                f"Embeddings come in parts of shape (m, d), got {tuple(rows.shape)}; pass [x] if x holds all rows."
+            )
         if pairs is not None and pairs.shape != rows.shape:
             raise ValueError(f"Pairs must have the shape of their rows, {tuple(rows.shape)}, got {tuple(pairs.shape)}.")
         for x in (rows,) if pairs is None else (rows, pairs):

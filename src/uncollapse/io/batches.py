@@ -38,7 +38,9 @@ def read_lines(source: str, limit: int | None = None) -> list[str]:
             with expand_user(source).open(encoding="utf-8") as file:
                 lines = _non_blank(file, limit)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not valid UTF-8: {error.reason} at byte {error.start}.") from error
+        raise UsageError(
+            f"{source} is not valid UTF-8: {error.reason} at byte {error.start}. --text takes a text file in UTF-8."
+        ) from error
     except OSError as error:
         raise UsageError(f"The text {source} cannot be read: {error.strerror}.") from error
     if not lines:

@@ -231,7 +231,10 @@ TIMEOUT = 10.0  # seconds
 def is_on_hub(repo: str) -> bool:
     """Return True if the hub has the repository, False if it cannot be reached; UsageError if the hub refuses it."""
     if not NAME.fullmatch(repo):
-        raise UsageError(f"There is no folder {repo}, and it is not a valid name on the hub.")
+        raise UsageError(
+            f"There is no folder {repo}, and it is not a valid name on the hub; "
+            "name a folder with the saved model, or a model on the hub such as google-bert/bert-base-uncased."
+        )
     huggingface_hub: Any = import_optional("huggingface_hub", "hf")
     errors: Any = import_optional("huggingface_hub.errors", "hf")
     api: Any = huggingface_hub.HfApi()

@@ -72,6 +72,13 @@ def test_plots_have_names_and_no_bars_of_few_seeds() -> None:
     assert bars(axes) == [pytest.approx((low, high))]
 
 
+def test_rows_of_the_paper_alone_are_in_the_legend() -> None:
+    axes, _ = drawn(TABLE, runs(0.81, 0.82, norm="none", layers=2))
+    labels = axes.get_legend_handles_labels()[1]
+    assert {"none", "contra", "the paper's"} <= set(labels)
+    assert len(set(labels)) == len(labels)
+
+
 def test_points_of_a_single_column_do_not_cover_each_other() -> None:
     both = [*runs(0.5, 0.6, norm="none", layers=4), *runs(0.5, 0.6, norm="contra", layers=4)]
     axes, _ = drawn(replace(TABLE, published=()), both)

@@ -161,9 +161,11 @@ def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell], off
     """Draw one row, `offset` columns to the right: our results, and the paper's as a dashed line."""
     colour = series_colour(number)
     look = {"color": colour, "marker": series_marker(number), "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
+    label = {"label": name}
+    run = any(cell.mean is not None for cell in along)  # otherwise the paper's line stands for the row
     for points, shift, style in (
-        ([_paper(cell) for cell in along], SHIFT, DASHED),
-        ([_ours(cell) for cell in along], -SHIFT, {"linewidth": 2, "label": name}),
+        ([_paper(cell) for cell in along], SHIFT, DASHED if run else DASHED | label),
+        ([_ours(cell) for cell in along], -SHIFT, {"linewidth": 2} | label),
     ):
         if any(not math.isnan(mean) for mean, _ in points):
             means, halves = zip(*points, strict=True)  # NaN leaves a gap
