@@ -86,9 +86,7 @@ plt.show()
 # length and finds this. On the command line it is `uncollapse embeddings c.npy`; this cell writes the file.
 
 # %%
-diagnoses = {
-    name: uc.diagnose_rows(embed(images).split(500), labels=uc.Labels(model=name)) for name, embed in embeddings.items()
-}
+diagnoses = {name: uc.diagnose_rows(embed(images), labels=uc.Labels(model=name)) for name, embed in embeddings.items()}
 for name, d in diagnoses.items():
     print(f"{name:16} {d.verdict.sentence}")
 np.save("c.npy", embeddings["C: with a bias"](images).numpy())

@@ -91,6 +91,13 @@ def test_how_the_stream_is_cut_makes_no_difference() -> None:
     assert (one.verdict, one.sequences) == (many.verdict, 1)
 
 
+def test_a_matrix_is_its_only_part() -> None:
+    x, y = views(300)
+    assert uc.diagnose_rows(x, pairs=y).layers == uc.diagnose_rows([x], pairs=[y]).layers
+    with pytest.raises(ValueError, match=r"shape \(m, d\)"):
+        uc.diagnose_rows(x[0])
+
+
 @pytest.mark.parametrize("workers", [2, 5])
 def test_threads_give_the_same_bits(workers: int) -> None:
     x, y = views(3000)
@@ -242,7 +249,7 @@ def test_bad_rows_are_refused_and_nothing_is_added() -> None:
         (x, bad, "1 of"),
         (x, y[1:], r"\(50, 12\), got \(49, 12\)"),
         (x[:, :3], y[:, :3], r"got \(50, 3\)"),
-        (x[None], y[None], r"parts of shape \(m, d\)"),
+        (x[None], y[None], r"shape \(m, d\)"),
         (x.double() * 1e39, y, "3.4e[+]38: [0-9]+ of 600"),
     ):
         with pytest.raises(ValueError, match=says):

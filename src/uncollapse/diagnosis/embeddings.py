@@ -123,7 +123,7 @@ class RowStatistics:
             numerics.check_float(x, name)
         if rows.dim() != 2:
             raise ValueError(
-                f"Embeddings come in parts of shape (m, d), got {tuple(rows.shape)}; pass [x] if x holds all rows."
+                f"Embeddings must have shape (m, d), or come in parts of that shape, got {tuple(rows.shape)}."
             )
         if pairs is not None and pairs.shape != rows.shape:
             raise ValueError(f"Pairs must have the shape of their rows, {tuple(rows.shape)}, got {tuple(pairs.shape)}.")
@@ -310,9 +310,9 @@ def _set_measures(moments: Moments | None, rows: Tensor) -> dict[str, Tensor]:
 
 
 def diagnose_rows(
-    rows: Iterable[Tensor],
+    rows: Tensor | Iterable[Tensor],
     *,
-    pairs: Iterable[Tensor] | None = None,
+    pairs: Tensor | Iterable[Tensor] | None = None,
     t: float = 2.0,
     alpha: float = 2.0,
     level: float = 0.95,
@@ -322,7 +322,7 @@ def diagnose_rows(
     gather: bool = False,
     workers: int = 1,
 ) -> Diagnosis:
-    """Measure a stream of embeddings, such as a file that does not fit into memory: one layer, one pass.
+    """Measure embeddings, or a stream of them such as a file that does not fit into memory: one layer, one pass.
 
     All rows count as one set. Spectrum, ranks, mean cosine and correlations are computed over all rows, and alignment
     over all pairs. Uniformity, the rank shares and the robust cosine come from a uniform sample of at most 1,024 rows,
@@ -332,8 +332,8 @@ def diagnose_rows(
     `RowStatistics` does the same for rows on many machines.
 
     Args:
-        rows: parts (m, d) of the embeddings.
-        pairs: the second views of the same rows, in parts of the same sizes, for alignment.
+        rows: the embeddings (n, d), or their parts (m, d).
+        pairs: the second views of the same rows, also whole or in parts of the same sizes, for alignment.
         t: sharpness of the potential in uniformity. alpha: exponent of the distances in alignment.
         level: of the intervals. draws: how many resamples they are computed from; 0 for no intervals.
         labels: as in `diagnose`.
@@ -344,7 +344,7 @@ def diagnose_rows(
             threads per operation. The result is the same.
 
     >>> import torch, uncollapse as uc
-    >>> d = uc.diagnose_rows(torch.randn(4096, 16).split(512))
+    >>> d = uc.diagnose_rows(torch.randn(4096, 16))
     >>> d.verdict.kind, d.tokens
     ('none', 4096)
     >>> interval = d.layers[0].intervals["uniformity"]
@@ -353,6 +353,7 @@ def diagnose_rows(
     """
     started = time.perf_counter()
     make_bootstrap(level, draws, seed)  # checked before anything is read
+    rows, pairs = _as_parts(rows), None if pairs is None else _as_parts(pairs)
     statistics = _fill(rows, pairs, {"t": t, "alpha": alpha, "seed": seed + distributed.rank() * gather}, workers)
     if gather:
         with distributed.peer_errors():
@@ -362,6 +363,11 @@ def diagnose_rows(
         return statistics.diagnosis(labels=labels, level=level, draws=draws, seconds=time.perf_counter() - started)
 
     return distributed.on_rank_zero(diagnosis, "The diagnosis") if gather else diagnosis()
+
+
+def _as_parts(x: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
+    """Return the parts of embeddings; a matrix is its only part."""
+    return [x] if isinstance(x, Tensor) and x.dim() <= 2 else x
 
 
 def _fill(
