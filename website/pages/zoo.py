@@ -91,8 +91,8 @@ def not_built() -> tuple[Row, Sequence[Row]]:
 
 
 def _plain(message: str) -> str:
-    """Return the first line of a message, without what Markdown would read."""
-    first = message.splitlines()[0][:140]
+    """Return the beginning of a message on one line, without what Markdown would read."""
+    first = " ".join(message.split())[:140]
     return "`" + first.replace("`", "'").replace("|", "/") + "`"
 
 

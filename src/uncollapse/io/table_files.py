@@ -48,7 +48,10 @@ def _feature_names(table: TableFile) -> list[str]:
 def _of_columns(table: TableFile, names: list[str]) -> Rows:
     path = table.path
     if len(names) < 2:
-        raise UsageError(f"{path.name} has neither a column of lists of numbers nor several floating-point columns.")
+        raise UsageError(
+            f"{path.name} has neither a column of lists of numbers nor several floating-point columns. Embeddings are one "
+            f"or the other; texts must be embedded first. Its columns: {', '.join(table.schema.names) or 'none'}."
+        )
     words = f"{path.name}, {len(names)} columns"
 
     def read(first: int, last: int) -> Iterator[Any]:
