@@ -49,8 +49,8 @@ def _of_columns(table: TableFile, names: list[str]) -> Rows:
     path = table.path
     if len(names) < 2:
         raise UsageError(
-            f"{path.name} has neither a column of lists of numbers nor several floating-point columns. Embeddings are one "
-            f"or the other; texts must be embedded first. Its columns: {', '.join(table.schema.names) or 'none'}."
+            f"{path.name} has neither a column of lists of numbers nor several floating-point columns, which is how "
+            "embeddings are stored in a table. Texts must be embedded first."
         )
     words = f"{path.name}, {len(names)} columns"
 
