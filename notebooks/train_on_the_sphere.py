@@ -20,7 +20,7 @@ import uncollapse as uc
 torch.set_num_threads(1)
 digits = load_digits()
 images = torch.tensor(digits.data, dtype=torch.float32) / 16  # 1797 of 64 pixels
-labels = torch.tensor(digits.target)  # for the colours and the check only
+labels = torch.tensor(digits.target)  # for the colors and the check only
 held, images_held, labels_held = slice(0, 300), images[:300], labels[:300]
 
 # %% [markdown]
@@ -61,7 +61,7 @@ encoders = {name: train(loss) for name, loss in losses.items()}
 # %% [markdown]
 # ## The result
 #
-# Images that no encoder has seen, on the circle. Colours are digits.
+# Images that no encoder has seen, on the circle. Colors are digits.
 
 # %%
 figure, panels = plt.subplots(1, 3, figsize=(10, 3.4))

@@ -1,4 +1,4 @@
-"""How the plots of all pages are saved. Their look, colours and dashes are those of `uncollapse.report.canvas`."""
+"""How the plots of all pages are saved. Their look, colors and dashes are those of `uncollapse.report.canvas`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +21,7 @@ def save_group(table: PaperTable, records: Iterable[Record], group: Any, path: P
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure as SVG, with the colours of light and dark pages; of one of the site, also what else it needs.
+    """Write a figure as SVG, with the colors of light and dark pages; of one of the site, also what else it needs.
 
     That is a PDF, and both formats again in the width of a column, for papers and phones.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by a launcher for each process
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # by which libraries recognise a launch
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # by which libraries recognize a launch
 FAILED, DONE, REPORTED = "uncollapse/failed", "uncollapse/done", "uncollapse/reported"  # keys in the shared store
 GRACE = timedelta(seconds=20)  # for rank 0 to finish its work; torchrun gives 30
 POLL_SECONDS = 0.1  # between two checks whether rank 0 is done

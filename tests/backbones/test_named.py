@@ -193,7 +193,7 @@ def test_random_twin() -> None:
         stack.reinitialize(model)
 
 
-def test_no_random_twin_of_quantised_or_missing_weights() -> None:
+def test_no_random_twin_of_quantized_or_missing_weights() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     stack = backbones.find(model, modules=["*"])
     with pytest.raises(ValueError, match="meta"):

@@ -54,7 +54,7 @@ def test_few_dimensions_are_called_dimensional_and_not_complete(size: tuple[int,
 
 
 @pytest.mark.parametrize("size", [s for s in WIDE if s[2] >= 64])
-def test_outliers_are_recognised_and_not_called_collapse(size: tuple[int, int, int]) -> None:
+def test_outliers_are_recognized_and_not_called_collapse(size: tuple[int, int, int]) -> None:
     x = normal(*size, seed=11)
     constant, loud, sink = x.clone(), x.clone(), x.clone()
     constant[..., 3] += 100

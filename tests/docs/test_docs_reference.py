@@ -43,7 +43,7 @@ def concepts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return concepts_page
 
 
-def test_pictures_of_concepts_have_the_colours_of_light_and_dark_pages(concepts: ModuleType) -> None:
+def test_pictures_of_concepts_have_the_colors_of_light_and_dark_pages(concepts: ModuleType) -> None:
     pytest.importorskip("matplotlib")
     drawn = list(concepts.draw())
     names = ["spheres", "pairs", "step", "depth", "propositions"]
@@ -79,7 +79,7 @@ def test_peers_and_losses_are_those_of_the_benchmarks() -> None:
     assert not any("e+" in row[1] for row in comparisons.other_peers()[1])
 
 
-def test_dark_colours_are_those_of_the_report() -> None:
+def test_dark_colors_are_those_of_the_report() -> None:
     style = (ROOT / "src/uncollapse/report/assets/report.css").read_text(encoding="utf-8")
     pairs = dict(re.findall(r"light-dark\((#\w{6}), (#\w{6})\)", style))
     own = {drawn: shown for drawn, shown in canvas.DARK.items() if drawn not in ("#000000", "#ffffff")}

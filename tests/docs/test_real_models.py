@@ -31,7 +31,7 @@ def test_healthy_models_were_not_called_collapsed(name: str) -> None:
     assert {part.verdict.kind for part in (diagnosis, *diagnosis.others)} == {"none"}
 
 
-def test_the_decoder_has_outliers_that_are_recognised() -> None:
+def test_the_decoder_has_outliers_that_are_recognized() -> None:
     verdict = Diagnosis.load(RESULTS / "smollm2.json").verdict
     assert any("attention sink" in caution for caution in verdict.cautions)
 

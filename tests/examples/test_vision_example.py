@@ -25,7 +25,7 @@ def test_it_prints_the_similarity_by_block(
     rows = {line.split("│")[1].strip(): line.split("│")[2:5] for line in printed.splitlines() if "│" in line}
     assert list(rows) == ["embed", *(f"block {number}" for number in range(6)), "final"]
     plain, cured, both = map(float, rows["final"])
-    if given:  # images of one colour, whose patches are all alike
+    if given:  # images of one color, whose patches are all alike
         assert min(plain, cured, both) > 0.9
     else:
         assert max(cured, both) < plain

@@ -113,10 +113,10 @@ def scenes(count: int, chunk: int) -> bytes:
     """A file that declares many large pictures, of which one chunk is written, or none if chunks are too large."""
     file = io.BytesIO()
     with h5py.File(file, "w") as made:
-        for name, colours, dtype in (("images", (3,), "u1"), ("depths", (), "f4")):
-            sizes = (count, *colours, 4096, 4096)
+        for name, colors, dtype in (("images", (3,), "u1"), ("depths", (), "f4")):
+            sizes = (count, *colors, 4096, 4096)
             array = made.create_dataset(
-                name, sizes, dtype, chunks=(1, *colours, chunk, chunk) if chunk < 4096 else sizes
+                name, sizes, dtype, chunks=(1, *colors, chunk, chunk) if chunk < 4096 else sizes
             )
             if chunk < 4096:
                 array[(0,) * len(sizes)] = 1

@@ -68,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with five coloured images, a grey one, a broken one and a text."""
+    """A folder with five colored images, a grey one, a broken one and a text."""
     import numpy
     from PIL import Image
 

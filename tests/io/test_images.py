@@ -16,9 +16,9 @@ from uncollapse.io.images import FORMATS, IMAGE_SUFFIXES, UnreadableError, decod
 NOISE = Image.fromarray(numpy.random.default_rng(0).integers(0, 255, (16, 16, 3), "uint8"))
 
 
-def content(colour: tuple[int, ...] = (200, 30, 30), side: int = 8, form: str = "PNG", mode: str = "RGB") -> bytes:
-    """The bytes of an image file of one colour."""
-    return saved(Image.new(mode, (side, side), colour if len(colour) > 1 else colour[0]), form)
+def content(color: tuple[int, ...] = (200, 30, 30), side: int = 8, form: str = "PNG", mode: str = "RGB") -> bytes:
+    """The bytes of an image file of one color."""
+    return saved(Image.new(mode, (side, side), color if len(color) > 1 else color[0]), form)
 
 
 def saved(picture: Any, form: str = "PNG", **settings: Any) -> bytes:
@@ -41,14 +41,14 @@ def declared(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_in_colour(form: str) -> None:
+def test_every_format_in_color(form: str) -> None:
     found = read(content((200, 30, 30), form=form))
     assert (found.mode, found.size) == ("RGB", (8, 8))
     assert numpy.abs(numpy.asarray(found).astype(int) - (200, 30, 30)).max() < 4
 
 
 @pytest.mark.parametrize(
-    ("mode", "colour", "form", "expected"),
+    ("mode", "color", "form", "expected"),
     [
         ("L", (90,), "PNG", (90, 90, 90)),
         ("L", (90,), "JPEG", (90, 90, 90)),
@@ -60,8 +60,8 @@ def test_every_format_in_colour(form: str) -> None:
         ("I", (40000,), "TIFF", (156, 156, 156)),
     ],
 )
-def test_every_mode_becomes_colour(mode: str, colour: tuple[int, ...], form: str, expected: tuple[int, ...]) -> None:
-    found = read(content(colour, mode=mode, form=form))
+def test_every_mode_becomes_color(mode: str, color: tuple[int, ...], form: str, expected: tuple[int, ...]) -> None:
+    found = read(content(color, mode=mode, form=form))
     assert found.mode == "RGB"
     assert found.getpixel((3, 3)) == pytest.approx(expected, abs=1)
 

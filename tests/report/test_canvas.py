@@ -13,12 +13,12 @@ pytest.importorskip("matplotlib")
 
 def drawn(path: Path) -> str:
     figure, (axes,) = canvas.new_figure("title", (3.0, 2.0))
-    axes.plot([0, 1], color=canvas.series_colour(1))
+    axes.plot([0, 1], color=canvas.series_color(1))
     axes.set_xlabel("plain black")
     return canvas.save_figure(figure, path).read_text(encoding="utf-8")
 
 
-def test_it_has_the_colours_of_both(tmp_path: Path) -> None:
+def test_it_has_the_colors_of_both(tmp_path: Path) -> None:
     text = drawn(tmp_path / "x.svg")
     light, _, dark = text.partition("@media (prefers-color-scheme: dark) {")
     dark, _, rest = dark.partition("</style>")
@@ -30,8 +30,8 @@ def test_it_has_the_colours_of_both(tmp_path: Path) -> None:
     ElementTree.fromstring(text)
 
 
-def test_every_colour_of_plots_has_a_dark_one() -> None:
-    assert {*canvas.COLOURS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(canvas.DARK)
+def test_every_color_of_plots_has_a_dark_one() -> None:
+    assert {*canvas.COLORS, canvas.INK, canvas.QUIET, canvas.LINE} <= set(canvas.DARK)
 
 
 def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_no_two_lines_are_alike_and_markers_differ_in_grey() -> None:
     assert len({(style["color"], str(style["linestyle"])) for style in styles}) == 24
     assert all(one["linestyle"] != next_one["linestyle"] for one, next_one in pairwise(styles[:12]))
     assert len({canvas.series_marker(number) for number in range(18)}) == 18
-    assert len({(canvas.series_colour(number), canvas.series_marker(number)) for number in range(108)}) == 108
+    assert len({(canvas.series_color(number), canvas.series_marker(number)) for number in range(108)}) == 108
 
 
 @pytest.mark.parametrize(

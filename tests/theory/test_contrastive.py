@@ -99,7 +99,7 @@ def test_fluctuation_of_a_draw_falls_as_the_root_of_m() -> None:
     assert slope(sizes, spreads) == pytest.approx(-0.5, abs=0.1)
 
 
-def test_alignment_minimises_the_first_term() -> None:
+def test_alignment_minimizes_the_first_term() -> None:
     for seed in range(5):
         x, y = random_rows(50, 4, seed=seed), random_rows(50, 4, seed=seed + 100)
         first_term = float(-(normalize(x, dim=-1) * normalize(y, dim=-1)).sum(-1).mean() / TAU)
@@ -129,7 +129,7 @@ def second_term(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("d", "n"), [(2, 16), (3, 60)])
 @pytest.mark.parametrize("loss", ["second_term", "uniform_loss"])
-def test_uniform_points_minimise_the_second_term(d: int, n: int, loss: str) -> None:
+def test_uniform_points_minimize_the_second_term(d: int, n: int, loss: str) -> None:
     """From a random start, descent reaches the uniform distribution's value: t = 1/(2τ) is the same optimum."""
     best = uniformity_optimum(d, 1 / (2 * TAU))
     if loss == "second_term":

@@ -46,7 +46,7 @@ def build(library: str, kind: str) -> Built:
     more = {"multimodal_cfg": DECODER} if name == "CoCa" else {}
     model = getattr(open_clip, name)(32, vision_cfg=images, text_cfg=texts, **more)
     if name == "CoCa":
-        torch.nn.init.normal_(model.text_decoder.text_projection, std=0.1)  # open_clip leaves it uninitialised
+        torch.nn.init.normal_(model.text_decoder.text_projection, std=0.1)  # open_clip leaves it uninitialized
     side = images.get("image_size", IMAGE)
     return Built(model.eval(), [_inputs(3, side, 0), _inputs(2, side, 1)])
 

@@ -25,7 +25,7 @@ from uncollapse.report.canvas import (
     QUIET,
     add_legend_below,
     new_figure,
-    series_colour,
+    series_color,
     series_marker,
     series_style,
 )
@@ -198,8 +198,8 @@ def _draw_demo(rows: Sequence[Standing]) -> Path:
         values = list(each.scores.values())
         interval = mean_interval(each.mean, statistics.stdev(values), len(values)) if len(values) > 1 else None
         half = interval[1] - each.mean if interval else 0.0
-        colour = series_colour(number)
-        scores.barh([number], [each.mean], xerr=[half], color=colour, height=0.6, error_kw={"ecolor": INK})
+        color = series_color(number)
+        scores.barh([number], [each.mean], xerr=[half], color=color, height=0.6, error_kw={"ecolor": INK})
         if prediction := predictions().get(each.row):
             low, high = plain.mean + prediction.low, plain.mean + prediction.high
             scores.plot([low, high], [number + 0.4] * 2, color=QUIET, linewidth=3, solid_capstyle="butt")

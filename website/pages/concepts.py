@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_colour, series_style
+from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_color, series_style
 from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save
 
@@ -93,7 +93,7 @@ def _draw_spheres() -> Path:
     for number, (name, one) in enumerate(found()["spheres"].items()):
         _sphere(above[number], np.array(one["points"]), number)
         above[number].set_title(name, fontsize=12, color=INK)
-        below[number].bar(range(1, 4), one["spectrum"], width=0.5, color=series_colour(number))
+        below[number].bar(range(1, 4), one["spectrum"], width=0.5, color=series_color(number))
         below[number].set(ylim=(0, 1), xticks=range(1, 4), yticks=[0, 0.5, 1])
         below[number].spines[["top", "right"]].set_visible(False)
         below[number].spines[["left", "bottom"]].set_color(QUIET)
@@ -112,7 +112,7 @@ def _sphere(axes: Any, points: Any, number: int) -> None:
     axes.plot(np.cos(RING), np.sin(RING), color=QUIET, linewidth=1.0)
     x, y, depth = _seen(points)
     for there, alpha in ((depth > 0, 0.3), (depth <= 0, 0.95)):
-        look = {"color": series_colour(number), "markersize": 5, "alpha": alpha, "markeredgewidth": 0}
+        look = {"color": series_color(number), "markersize": 5, "alpha": alpha, "markeredgewidth": 0}
         axes.plot(x[there], y[there], "o", **look)
     _bare(axes, 1.08)
 
@@ -129,9 +129,9 @@ def _draw_pairs() -> Path:
     for number, (axes, (name, one)) in enumerate(zip(panels, found()["pairs"].items(), strict=True)):
         x, y = np.array(one["x"]), np.array(one["y"])
         axes.plot(np.cos(RING), np.sin(RING), color=LINE, linewidth=1.2)
-        axes.plot(*np.stack([x, y]).transpose(2, 0, 1), color=series_colour(number), linewidth=1.2, alpha=0.6)
-        axes.plot(*x.T, "o", color=series_colour(number), markersize=7, markeredgewidth=0)
-        axes.plot(*y.T, "o", color=series_colour(number), markersize=6, markerfacecolor="none", markeredgewidth=1.4)
+        axes.plot(*np.stack([x, y]).transpose(2, 0, 1), color=series_color(number), linewidth=1.2, alpha=0.6)
+        axes.plot(*x.T, "o", color=series_color(number), markersize=7, markeredgewidth=0)
+        axes.plot(*y.T, "o", color=series_color(number), markersize=6, markerfacecolor="none", markeredgewidth=1.4)
         alignment, uniformity = _number(one["figures"]["alignment"]), _number(one["figures"]["uniformity"])
         lines = (*name.split(", "), f"alignment {alignment}", f"uniformity {uniformity}")
         axes.set_title("\n".join(lines), fontsize=10, color=INK)
@@ -151,11 +151,11 @@ def _draw_step() -> Path:
         axes.set_title(title + told, fontsize=10, color=INK)
         _bare(axes, 1.15)
     look = {"markersize": 6, "markeredgewidth": 0}
-    panels[0].plot(*before.T, "o", color=series_colour(0), **look)
-    panels[1].plot(*before.T, "o", color=series_colour(0), alpha=0.35, **look)
+    panels[0].plot(*before.T, "o", color=series_color(0), **look)
+    panels[1].plot(*before.T, "o", color=series_color(0), alpha=0.35, **look)
     for start, end in zip(before, moved, strict=True):
-        panels[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": series_colour(1), "linewidth": 1.2})
-    panels[2].plot(*after.T, "o", color=series_colour(2), **look)
+        panels[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": series_color(1), "linewidth": 1.2})
+    panels[2].plot(*after.T, "o", color=series_color(2), **look)
     return save(figure, IMAGES / "concepts_step.svg")
 
 
@@ -177,14 +177,14 @@ def _draw_propositions() -> Path:
     """The variance next to its bound, the rank next to both conditions, and the map that the counterexample meets."""
     figure, (variance, rank, spectrum) = new_figure("", (12.5, 4.0), 3)
     scale, bound, ratio = np.array(propositions()["variance"]["points"]).T
-    variance.plot(scale, ratio, "o", color=series_colour(0), markersize=3, alpha=0.5, label="random tokens")
+    variance.plot(scale, ratio, "o", color=series_color(0), markersize=3, alpha=0.5, label="random tokens")
     variance.plot(scale, bound, ".", color=QUIET, markersize=2, label="its bound, near 1 in all cases")
     _label(variance, "a. Proposition 1: variance after over before", "scale s")
     q, change = np.array(propositions()["rank"]["points"]).T
-    rank.plot(q, change, "o", color=series_colour(0), markersize=3, alpha=0.5)
+    rank.plot(q, change, "o", color=series_color(0), markersize=3, alpha=0.5)
     one = propositions()["counterexample"]
     fall = one["rank"]["after"] - one["rank"]["before"]
-    rank.plot([one["q"]], [fall], "D", color=series_colour(1), markersize=7, label="counterexample")
+    rank.plot([one["q"]], [fall], "D", color=series_color(1), markersize=7, label="counterexample")
     rank.axhline(0, color=INK, linewidth=0.8)
     rank.set_ylim(top=rank.get_ylim()[1] + 0.4)  # room for words
     for limit, words in ((1 / 3, "monotone"), (1.0, "as stated")):
@@ -201,8 +201,8 @@ def _draw_propositions() -> Path:
 def _draw_map(axes: Any, one: dict[str, Any]) -> None:
     """What the step makes of a singular value, at the scale of the counterexample."""
     s, values = one["scale"], np.linspace(0, 1.5, 200)
-    axes.plot(values, (1 + s) * values - s * values**3, color=series_colour(0), linewidth=2, label="(1 + s)σ − sσ³")
-    axes.plot(one["values"], one["mapped"], "D", color=series_colour(1), markersize=7, label="counterexample")
+    axes.plot(values, (1 + s) * values - s * values**3, color=series_color(0), linewidth=2, label="(1 + s)σ − sσ³")
+    axes.plot(one["values"], one["mapped"], "D", color=series_color(1), markersize=7, label="counterexample")
     top = ((1 + s) / (3 * s)) ** 0.5
     axes.axvline(top, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.2, label="monotone up to here")
     for before, after in zip(one["values"], one["mapped"], strict=True):

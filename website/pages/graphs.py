@@ -17,7 +17,7 @@ from uncollapse.lab.recipe import RECIPES
 from uncollapse.lab.tables.markdown import group_cells
 from uncollapse.lab.tables.paper_table import PaperTable, TableCell, build_cells
 from uncollapse.lab.tables.selection import Record, field_of, metric_of
-from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_colour, series_style
+from uncollapse.report.canvas import INK, LINE, add_legend_below, new_figure, series_color, series_style
 from website.pages import results
 from website.pages.results import IMAGES, NOT_RUN, Row
 from website.plots import save, save_group
@@ -162,7 +162,7 @@ def _draw_layers(made: Sequence[TableCell]) -> Path:
             line = np.array(values, dtype=float).mean(0)
             axes.plot(np.arange(1, len(line) + 1), line, label=_name_of(cell), **series_style(number))
         figures = list(cell.figures.values())
-        last.barh([number], [cell.mean or 0.0], color=series_colour(number), height=0.6)
+        last.barh([number], [cell.mean or 0.0], color=series_color(number), height=0.6)
         last.plot(figures, [number] * len(figures), "o", color=INK, markersize=4)
     for axes, measure in zip(panels, BY_LAYER, strict=True):
         axes.set_title(MEASURES[measure].title, fontsize=10, color=INK)

@@ -296,7 +296,7 @@ PLOTS = {
     "asymptotics_bias": "Bias of InfoNCE minus log M over the number of negatives",
     "asymptotics_fluctuation": "Deviation of a single draw over the number of negatives",
     "asymptotics_terms": "The two terms of the limit for each encoder",
-    "scatter": "Encoders by alignment and uniformity, coloured by accuracy; accuracy over their sum and over InfoMax",
+    "scatter": "Encoders by alignment and uniformity, colored by accuracy; accuracy over their sum and over InfoMax",
     "collapse": "Mean cosine and effective rank by layer for alignment alone, uniformity alone and both",
 }
 TEXTS: dict[str, Callable[[], str]] = {

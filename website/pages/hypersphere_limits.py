@@ -20,7 +20,7 @@ from uncollapse.report.canvas import (
     QUIET,
     add_legend_below,
     new_figure,
-    series_colour,
+    series_color,
     series_marker,
     series_style,
 )
@@ -31,7 +31,7 @@ from website.plots import save
 SETS = {
     "uniform": "random",
     "regular": "regular",
-    "optimised": "minimising the loss",
+    "optimised": "minimizing the loss",
     "half": "one half",
     "clusters": "clusters",
     "cluster": "one cluster",
@@ -100,9 +100,9 @@ def _draw_circle(axes: Any, facts: dict[str, Any]) -> None:
     angles = -math.pi + (np.arange(len(counts) + 1) + 0.5) * (2 * math.pi / len(counts))
     outside = np.sqrt(INSIDE**2 + AREA * np.append(density, density[0]))
     ring = [np.append(outside, np.full(len(angles), INSIDE)), np.append(angles, angles[::-1])]
-    axes.fill(ring[0] * np.cos(ring[1]), ring[0] * np.sin(ring[1]), color=series_colour(0), alpha=0.3, lw=0)
+    axes.fill(ring[0] * np.cos(ring[1]), ring[0] * np.sin(ring[1]), color=series_color(0), alpha=0.3, lw=0)
     x, y = np.array(facts["points"]).T
-    axes.plot(x, y, ".", color=series_colour(0), markersize=3, alpha=0.6, markeredgewidth=0)
+    axes.plot(x, y, ".", color=series_color(0), markersize=3, alpha=0.6, markeredgewidth=0)
     axes.set_xlim(-1.95, 1.95)
     axes.set_ylim(-1.95, 1.95)
 
@@ -114,7 +114,7 @@ def _draw_sphere(axes: Any, facts: dict[str, Any]) -> None:
     edge = np.linspace(0, 2 * math.pi, 181)
     axes.plot(np.cos(edge), np.sin(edge), color=LINE, linewidth=1.2)
     for there, alpha in ((depth > 0, 0.18), (depth <= 0, 0.8)):
-        look = {"color": series_colour(0), "markersize": 4, "alpha": alpha, "markeredgewidth": 0}
+        look = {"color": series_color(0), "markersize": 4, "alpha": alpha, "markeredgewidth": 0}
         axes.plot(x[there], height[there], ".", **look)
     axes.set_xlim(-1.15, 1.15)
     axes.set_ylim(-1.15, 1.15)
@@ -130,10 +130,10 @@ def _draw_estimators(points: dict[int, Record]) -> Path:
             mean, std = (np.array([row[kind][name] for row in rows]) for name in ("mean", "std"))
             sizes, best = [row["n"] for row in rows], "log" if kind == "without" else "log_self"
             axes.plot(sizes, mean, label=words, **series_style(number))
-            axes.fill_between(sizes, mean - std, mean + std, color=series_colour(number), alpha=0.18, lw=0)
-            marked = {"color": series_colour(number), "markersize": 5, "markerfacecolor": "none"}
+            axes.fill_between(sizes, mean - std, mean + std, color=series_color(number), alpha=0.18, lw=0)
+            marked = {"color": series_color(number), "markersize": 5, "markerfacecolor": "none"}
             axes.plot([row["n"] for row in few], [row["optimised"][best] for row in few], MARKERS[0], **marked)
-        axes.plot([], [], MARKERS[0], color=QUIET, markerfacecolor="none", label="points that minimise the loss")
+        axes.plot([], [], MARKERS[0], color=QUIET, markerfacecolor="none", label="points that minimize the loss")
         axes.axhline(optimum, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="closed-form optimum")
         _logarithmic(axes, "n", "log of the mean potential", f"On the {NAMES[dim]}", y=False)
     add_legend_below(figure, panels[0], 8)
@@ -202,9 +202,9 @@ def _temperatures(records: list[Record]) -> list[float]:
 
 
 def _look(record: Record) -> dict[str, Any]:
-    """Colour and marker of an encoder, the same in all plots."""
+    """Color and marker of an encoder, the same in all plots."""
     number = asymptotics.ENCODERS.index(record["config"]["encoder"])
-    return {"color": series_colour(number), "marker": series_marker(number), "markersize": 4, "linewidth": 1.6}
+    return {"color": series_color(number), "marker": series_marker(number), "markersize": 4, "linewidth": 1.6}
 
 
 def _logarithmic(axes: Any, below: str, aside: str, title: str, y: bool = True) -> None:

@@ -12,7 +12,7 @@ from uncollapse.lab.experiments.calibration import analysis, model_outcomes
 from uncollapse.lab.experiments.calibration.analysis import Rate
 from uncollapse.lab.experiments.calibration.model_outcomes import ModelCase
 from uncollapse.lab.experiments.calibration.recipe import PAIRS, PROBES
-from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series_colour, series_marker
+from uncollapse.report.canvas import QUIET, add_legend_below, new_figure, series_color, series_marker
 from website.pages.results import IMAGES, RESULTS, Row
 from website.plots import save
 
@@ -111,13 +111,13 @@ def _model(case: analysis.Case) -> str:
 def _scatter(name: str, title: str, measure: str, groups: Mapping[str, Sequence[Point]], bound: float) -> Path:
     figure, (axes,) = new_figure(title, (6.4, 4.0), 1)
     for number, (label, points) in enumerate(sorted(groups.items())):
-        colour = series_colour(number)
+        color = series_color(number)
         axes.scatter(
             *zip(*points, strict=True),
             s=16,
             alpha=0.7,
             label=label,
-            color=colour,
+            color=color,
             marker=series_marker(number),
         )
     axes.axhline(0, color=QUIET, linewidth=0.8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from uncollapse.lab.tables.selection import Record
-from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_colour, series_style
+from uncollapse.report.canvas import INK, LINE, QUIET, add_legend_below, new_figure, series_color, series_style
 from website.pages import vision
 from website.plots import save
 
@@ -39,7 +39,7 @@ def _draw_layers(where: str, found: dict[str, list[Record]], path: Path) -> Path
             lines = np.array([_along(r, "after", measure) for r in of], float)
             axes.plot(lines.mean(0), label=_told(way, len(of)), **_look(number))
             axes.fill_between(
-                range(lines.shape[1]), lines.min(0), lines.max(0), color=series_colour(number), alpha=0.15, lw=0
+                range(lines.shape[1]), lines.min(0), lines.max(0), color=series_color(number), alpha=0.15, lw=0
             )
         _titled(axes, title, "block")
     add_legend_below(figure, panels[0])
@@ -61,7 +61,7 @@ def _draw_spectra(where: str, found: dict[str, list[Record]], path: Path) -> Pat
         dimensions = np.arange(1, len(line) + 1)
         values.plot(dimensions, 100 * line, label=f"{_told(way, len(of))}: {held} dimensions", **_look(number))
         sums.plot(dimensions, 100 * line.cumsum(), **_look(number))
-        sums.plot([held], [100 * line[:held].sum()], "o", color=series_colour(number), markersize=5)
+        sums.plot([held], [100 * line[:held].sum()], "o", color=series_color(number), markersize=5)
     _logarithmic(values)
     sums.axhline(100 * MARKED, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     _titled(values, "Each, % of the sum", "dimension, largest first")
@@ -85,7 +85,7 @@ def _told(way: str, seeds: int) -> str:
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Colour and dashes of a way. Six colours and four dashes give twelve pairs."""
+    """Color and dashes of a way. Six colors and four dashes give twelve pairs."""
     return series_style(number)
 
 

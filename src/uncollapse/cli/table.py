@@ -27,7 +27,7 @@ STDOUT = Path("-")
 INDENT = " " * len(f"{tables.REACHED} ")  # aligns numbers below numbers
 PLACE = 3  # columns that say where a row of words belongs: group, row and column
 ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
-COLOURS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
+COLORS = {True: "green", False: "red", None: ""}  # by whether the paper's number was reached
 
 
 def table(
@@ -271,8 +271,8 @@ def _table(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableCell]
 def _cell(table: PaperTable, cell: TableCell) -> Text:
     """Return our number, below it the paper's, the interval of the difference, and what was selected."""
     came, sign = tables.format_marked(table, cell), tables.sign_of(cell)
-    colour = {tables.NEAR: "yellow", tables.TIED: ""}.get(sign, COLOURS[cell.reached])
-    text = Text(came if sign else f"{INDENT}{came}", style=colour)
+    color = {tables.NEAR: "yellow", tables.TIED: ""}.get(sign, COLORS[cell.reached])
+    text = Text(came if sign else f"{INDENT}{came}", style=color)
     for line in (
         tables.format_published(table, cell),
         tables.format_difference(table, cell),

@@ -57,7 +57,7 @@ CauseName = Literal["no_residual", "vanishing_gradients", "mixing", "norm_growth
 
 @dataclass(frozen=True)
 class Summary:
-    """A measure of one layer, summarised over the data.
+    """A measure of one layer, summarized over the data.
 
     A measure of each sequence has the mean, the (population) standard deviation and the quantiles 5, 25, 50, 75 and
     95 % over `count` sequences. A measure of the whole dataset has its value as `mean`, no quantiles, and count 1.

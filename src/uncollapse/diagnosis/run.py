@@ -226,7 +226,7 @@ class _Baseline:
         if batches == 0:
             return
         if target.stack.reinitialize is None:
-            self.missing = f"it is not known how to initialise {target.stack.architecture} again"
+            self.missing = f"it is not known how to initialize {target.stack.architecture} again"
             return
         try:
             self._capture = target.capture(target.stack.reinitialize(target.model), target.plan.seed)

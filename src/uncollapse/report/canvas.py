@@ -12,7 +12,7 @@ from typing import Any
 from uncollapse.io import files
 
 NEEDED = 'Plots need matplotlib: pip install "uncollapse[report]"'
-COLOURS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # of the light theme of the pages
+COLORS = ("#0068a8", "#c44d08", "#00805c", "#a3478b", "#776700", "#4b4bb5")  # of the light theme of the pages
 MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "P", "X", "*", "<", ">", "d", "p")
 MARKERS += ((4, 1, 0), (6, 1, 0), "h", (2, 1, 0), (3, 1, 180), "8")  # tuples are stars: points, 1, angle
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
@@ -20,7 +20,7 @@ INK, QUIET, LINE = "#17212d", "#566373", "#dce2e9"
 FORMATS = (".png", ".svg", ".pdf")
 COLUMN, NARROW, LINE_HEIGHT = 3.5, 2.4, 0.17  # inches: a column of a paper, a small panel, a line of text
 LETTERS = 13.0  # of a label per inch
-DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, as in the style sheet of the pages
+DARK = {  # color as drawn, for light pages -> its replacement on dark pages, as in the style sheet of the pages
     "#0068a8": "#58b4f0",
     "#c44d08": "#f79256",
     "#00805c": "#3fcf9f",
@@ -35,24 +35,24 @@ DARK = {  # colour as drawn, for light pages -> its replacement on dark pages, a
 }
 
 
-def series_colour(index: int) -> str:
+def series_color(index: int) -> str:
     """Return the color of a series, such as a diagnosis, by its index."""
-    return COLOURS[index % len(COLOURS)]
+    return COLORS[index % len(COLORS)]
 
 
 def series_style(index: int) -> dict[str, Any]:
     """Return color, dashes and width of a line: no two of 24 are alike, and neighbors also differ in grey."""
-    return {"color": series_colour(index), "linestyle": _pair_with_colour(DASHES, index), "linewidth": 1.8}
+    return {"color": series_color(index), "linestyle": _pair_with_color(DASHES, index), "linewidth": 1.8}
 
 
 def series_marker(index: int) -> Any:
     """Return the marker of a series: no two of 18 are alike, and no two of 108 together with their colors."""
-    return _pair_with_colour(MARKERS, index)
+    return _pair_with_color(MARKERS, index)
 
 
-def _pair_with_colour(looks: Sequence[Any], index: int) -> Any:
+def _pair_with_color(looks: Sequence[Any], index: int) -> Any:
     """Return one of the looks in turn, shifted by one each time that its pairs with the colors would repeat."""
-    return looks[(index + index // math.lcm(len(COLOURS), len(looks))) % len(looks)]
+    return looks[(index + index // math.lcm(len(COLORS), len(looks))) % len(looks)]
 
 
 def new_figure(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Any, Sequence[Any]]:
@@ -223,7 +223,7 @@ def inline_svg(figure: Any, salt: str = "uncollapse") -> str:
             buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True
         )
     text = buffer.getvalue()
-    named = {value: f"--s{number}" for number, value in enumerate(COLOURS)}
+    named = {value: f"--s{number}" for number, value in enumerate(COLORS)}
     for value, name in (named | {INK: "--ink", QUIET: "--quiet", LINE: "--line"}).items():
         text = text.replace(f": {value}", f": var({name})")
     return re.sub(r' (width|height)="[\d.]+pt"', "", text[text.index("<svg") :], count=2)  # as wide as the page allows

@@ -18,7 +18,7 @@ from uncollapse.report.canvas import (
     add_legend_below,
     new_figure,
     save_figure,
-    series_colour,
+    series_color,
     series_marker,
     series_style,
     tick_positions,
@@ -129,11 +129,11 @@ def _draw_track(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], meas
     if track.baseline:
         label, style = f"{name}, random weights", {"color": QUIET, "linewidth": 1.2}
     elif track.place == tr.main_place(d):
-        label, style = name, {"color": series_colour(track.of), "linewidth": 2.0, "marker": series_marker(track.of)}
+        label, style = name, {"color": series_color(track.of), "linewidth": 2.0, "marker": series_marker(track.of)}
         _draw_band(axes, track, measure)
         _mark_onset(axes, track, d.verdict.onset)
     else:
-        label, style = f"{name}, {track.place}", {"color": series_colour(track.of), "linewidth": 1.2}
+        label, style = f"{name}, {track.place}", {"color": series_color(track.of), "linewidth": 1.2}
     dash = (0, track.dash) if track.dash else "solid"
     axes.plot(track.x, values, label=label, linestyle=dash, markersize=4, **style)
 
@@ -141,13 +141,13 @@ def _draw_track(axes: Any, track: tr.Track, diagnoses: Sequence[Diagnosis], meas
 def _draw_band(axes: Any, track: tr.Track, measure: str) -> None:
     bands = [spread_band(layer.measures.get(measure)) or (math.nan, math.nan) for layer in track.layers]
     low, high = zip(*bands, strict=True)
-    axes.fill_between(track.x, low, high, color=series_colour(track.of), alpha=0.16, linewidth=0)
+    axes.fill_between(track.x, low, high, color=series_color(track.of), alpha=0.16, linewidth=0)
 
 
 def _mark_onset(axes: Any, track: tr.Track, onset: str | None) -> None:
     at = {layer.name: x for layer, x in zip(track.layers, track.x, strict=True)}
     if onset in at:
-        axes.axvline(at[onset], color=series_colour(track.of), linewidth=1, linestyle="-.", label="onset")
+        axes.axvline(at[onset], color=series_color(track.of), linewidth=1, linestyle="-.", label="onset")
 
 
 def _label_layers(axes: Any, names: Sequence[str]) -> None:
@@ -199,7 +199,7 @@ def draw_distances(diagnoses: Sequence[Diagnosis]) -> DistancePlot | None:
         start = f"{name}: " if len(found) > 1 else ""
         for kind, (words, line) in STYLES.items():
             if kind in layer.distances:
-                _draw_shares(axes, layer.distances[kind], f"{start}{words}", line, series_colour(of))
+                _draw_shares(axes, layer.distances[kind], f"{start}{words}", line, series_color(of))
                 captions.append(f"{start}{words}, median {_median(layer.distances[kind]):.2f}")
         if layer.dim not in widths and "random" in layer.distances:
             label = f"random points in {layer.dim} dimensions"
@@ -214,9 +214,9 @@ def draw_distances(diagnoses: Sequence[Diagnosis]) -> DistancePlot | None:
     return DistancePlot(figure, f"Distances: {'; '.join(captions)}.")
 
 
-def _draw_shares(axes: Any, shares: Sequence[float], label: str, line: str, colour: str) -> None:
+def _draw_shares(axes: Any, shares: Sequence[float], label: str, line: str, color: str) -> None:
     edges = [2 * number / len(shares) for number in range(len(shares) + 1)]
-    axes.stairs(shares, edges, label=label, linestyle=line, color=colour, linewidth=1.6)
+    axes.stairs(shares, edges, label=label, linestyle=line, color=color, linewidth=1.6)
 
 
 def _median(shares: Sequence[float]) -> float:

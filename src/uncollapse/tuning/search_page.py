@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from uncollapse.report import frame
-from uncollapse.report.canvas import COLOURS, INK, LINE, MARKERS, QUIET, add_legend_below, legend_columns, new_figure
+from uncollapse.report.canvas import COLORS, INK, LINE, MARKERS, QUIET, add_legend_below, legend_columns, new_figure
 from uncollapse.tuning.trial_result import Better, TrialResult, best_trial, format_value
 
 STATES = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "not done"}
 SIZE = (5.6, 3.4)  # inches; narrow, so that the plots fit on a phone
 ROW = 0.42  # inches per bar
 LONG_LABEL = 12  # letters from which on labels below an axis are rotated
-GOOD, DASHED = COLOURS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+GOOD, DASHED = COLORS[0], {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def draw_history(trials: Sequence[TrialResult], metric: str, better: Better) -> 
     bests = [best_trial(done[: count + 1], better) for count in range(len(done))]
     line = [(trial.number, top.value) for trial, top in zip(done, bests, strict=True) if top is not None]
     if line:
-        axes.step(*zip(*line, strict=True), where="post", color=COLOURS[1], linewidth=2, label="best so far")
+        axes.step(*zip(*line, strict=True), where="post", color=COLORS[1], linewidth=2, label="best so far")
     pruned = [trial for trial in trials if trial.state == "pruned" and trial.curve]
     if pruned:
         last = [list(trial.curve.values())[-1] for trial in pruned]
@@ -103,7 +103,7 @@ def draw_curves(trials: Sequence[TrialResult], metric: str) -> Any | None:
     figure, (axes,) = new_figure("Step by step", SIZE)
     for number, (state, label) in enumerate((("done", "completed"), ("pruned", "stopped early"))):
         reported = [trial for trial in trials if trial.curve and trial.state == state]
-        look = {"color": COLOURS[0] if state == "done" else QUIET, "linewidth": 1.4, "alpha": 0.8, "markersize": 3}
+        look = {"color": COLORS[0] if state == "done" else QUIET, "linewidth": 1.4, "alpha": 0.8, "markersize": 3}
         for trial in reported:
             named = label if trial is reported[0] else None
             steps, values = zip(*_whole_curve(trial), strict=True)

@@ -30,7 +30,7 @@ def test_rows() -> None:
 
 
 class Tones:
-    """Ten pictures of one colour each, as the lab has them; the third cannot be read."""
+    """Ten pictures of one color each, as the lab has them; the third cannot be read."""
 
     labels = torch.arange(10)
 

@@ -21,11 +21,11 @@ from uncollapse.report.canvas import (
     legend_columns,
     new_figure,
     save_figure,
-    series_colour,
+    series_color,
     series_marker,
 )
 
-BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colours of the style sheet
+BETTER, WORSE, NEUTRAL = "--none", "--complete", "--ink"  # colors of the style sheet
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.6, 0.19  # inches: of a plot, and of each line of its legend
 SHIFT = 0.03  # columns between our points and the paper's, so that both error bars can be seen
 FEWEST = 5  # seeds from which on an interval is drawn: of fewer it is wider than anything else in the plot
@@ -101,10 +101,10 @@ def _group(table: PaperTable, number: int, group: Any, rows: Mapping[Any, Sequen
 
 def _cell(table: PaperTable, cell: TableCell) -> dict[str, str]:
     """Return our number and its color, the paper's, the interval of the difference, and the chosen settings."""
-    colour = NEUTRAL if cell.near or cell.tied else {True: BETTER, False: WORSE, None: NEUTRAL}[cell.reached]
+    color = NEUTRAL if cell.near or cell.tied else {True: BETTER, False: WORSE, None: NEUTRAL}[cell.reached]
     return {
         "ours": markdown.format_marked(table, cell),
-        "colour": colour,
+        "color": color,
         "paper": markdown.format_published(table, cell),
         "difference": markdown.format_difference(table, cell),
         "choice": markdown.format_choice(cell),
@@ -159,8 +159,8 @@ def draw_group(table: PaperTable, group: Any, rows: Mapping[Any, Sequence[TableC
 
 def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell], offset: float) -> None:
     """Draw one row, `offset` columns to the right: our results, and the paper's as a dashed line."""
-    colour = series_colour(number)
-    look = {"color": colour, "marker": series_marker(number), "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
+    color = series_color(number)
+    look = {"color": color, "marker": series_marker(number), "markersize": 5, "elinewidth": 1.0, "capsize": 2.5}
     label = {"label": name}
     run = any(cell.mean is not None for cell in along)  # otherwise the paper's line stands for the row
     for points, shift, style in (
@@ -174,7 +174,7 @@ def _draw_row(axes: Any, number: int, name: str, along: Sequence[TableCell], off
     for column, cell in enumerate(along):
         if 1 < len(cell.figures) < FEWEST:
             values = list(cell.figures.values())
-            axes.plot([column + offset - 3 * SHIFT] * len(values), values, "o", color=colour, markersize=4, alpha=0.6)
+            axes.plot([column + offset - 3 * SHIFT] * len(values), values, "o", color=color, markersize=4, alpha=0.6)
 
 
 def _ours(cell: TableCell) -> tuple[float, float]:

@@ -8,7 +8,7 @@
   // The buttons are listed because plotly's own list has one that sends the figure to a server.
   const BUTTONS = [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]];
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtons: BUTTONS };
-  // cividis: from dark blue to yellow, in even steps of lightness, alike for all kinds of colour vision
+  // cividis: from dark blue to yellow, in even steps of lightness, alike for all kinds of color vision
   const CIVIDIS = [[0, 32, 76], [0, 52, 110], [57, 72, 107], [87, 93, 109], [112, 113, 115], [138, 134, 120],
     [167, 158, 113], [199, 183, 98], [233, 209, 74], [255, 234, 70]];
   const SCALE = CIVIDIS.map((stop, i) => [i / (CIVIDIS.length - 1), `rgb(${stop})`]);
@@ -16,19 +16,19 @@
   // plotly reads <b>, <a href>, $math$ and %{value} in every text it is given: names must stay what they are
   const plain = (text) => String(text).replace(/[&<>$%]/g, (character) => `&#${character.charCodeAt(0)};`);
 
-  // ---- colours: from the style sheet, so that both themes and print are described in one place
+  // ---- colors: from the style sheet, so that both themes and print are described in one place
   const probe = document.body.appendChild(document.createElement("span"));
   probe.hidden = true;
-  function colour(name, alpha = 1) {
+  function color(name, alpha = 1) {
     probe.style.color = `var(--${name})`;
     const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
     return `rgba(${r},${g},${b},${alpha})`;
   }
-  const seriesColour = (of, alpha) => colour(`s${of % 6}`, alpha);
+  const seriesColor = (of, alpha) => color(`s${of % 6}`, alpha);
 
   const axisLook = (title, extra) => ({
     title: { text: title, standoff: 8, font: { size: 12 } },
-    tickfont: { size: 11 }, gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
+    tickfont: { size: 11 }, gridcolor: color("grid"), linecolor: color("line"), zeroline: false, automargin: true,
     ...extra,
   });
   const PRINTED = 630; // px that a figure has on a sheet of A4 or Letter
@@ -45,12 +45,12 @@
       ...(printing ? printedSize(plot) : { autosize: true }),
       showlegend: false, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 48, r: 12, t: 26, b: 40 },
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("quiet") },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("quiet") },
       hoverlabel: {
-        bgcolor: colour("surface"), bordercolor: colour("line"), align: "left",
-        font: { color: colour("ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+        bgcolor: color("surface"), bordercolor: color("line"), align: "left",
+        font: { color: color("ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
       },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("quiet"), activecolor: colour("accent") },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: color("quiet"), activecolor: color("accent") },
       dragmode: false, hovermode: "closest", hoverdistance: 60, ...extra,
     };
   }
@@ -65,7 +65,7 @@
 
   // ---- curves by layer
   const random = new Set(data.axis.tracks.filter((track) => track.baseline).map((track) => track.of));
-  const randomColour = (of) => (random.size > 1 ? seriesColour(of, 0.6) : colour("random"));
+  const randomColor = (of) => (random.size > 1 ? seriesColor(of, 0.6) : color("random"));
   const box = (name) => [...document.querySelectorAll("[data-show]")].find((one) => one.dataset.show === name);
   const isShown = (name) => box(name)?.checked ?? true;
   const isRelative = () => box("depth")?.checked ?? false;
@@ -89,7 +89,7 @@
       x, y: line.mean, type: "scatter", connectgaps: false,
       mode: track.x.length > 40 || track.baseline ? "lines" : "lines+markers",
       line: {
-        color: track.baseline ? randomColour(track.of) : seriesColour(track.of),
+        color: track.baseline ? randomColor(track.of) : seriesColor(track.of),
         width: track.main && !track.baseline ? 2.4 : 1.6, dash: track.dash,
       },
       marker: { symbol: SYMBOLS[track.of % 6] + (track.main ? "" : "-open"), size: 6.5 },
@@ -99,7 +99,7 @@
       hovertemplate: `%{meta}%{customdata[0]}<br><b>%{y:.4~g}</b>${line.low ? SPREAD : ""}<extra></extra>`,
     };
     if (track.x.length === 1) trace.mode = "markers";
-    return line.low && track.main ? [...band(x, line, seriesColour(track.of, 0.16)), trace] : [trace];
+    return line.low && track.main ? [...band(x, line, seriesColor(track.of, 0.16)), trace] : [trace];
   }
 
   function band(x, line, fillcolor) {
@@ -109,7 +109,7 @@
 
   function healthyBand({ healthy }) {
     if (!healthy || !isShown("healthy")) return [];
-    return band(isRelative() ? healthy.depth : healthy.x, healthy, colour("none", 0.18));
+    return band(isRelative() ? healthy.depth : healthy.x, healthy, color("none", 0.18));
   }
 
   function onsetMarks() {
@@ -119,12 +119,12 @@
     return {
       shapes: onsets.map((onset) => ({
         type: "line", xref: "x", yref: "paper", x0: at(onset), x1: at(onset), y0: 0, y1: 1, layer: "below",
-        line: { color: seriesColour(onset.of, 0.75), width: 1.5, dash: "dashdot" },
+        line: { color: seriesColor(onset.of, 0.75), width: 1.5, dash: "dashdot" },
       })),
       annotations: onsets.map((onset, i) => ({
         xref: "x", yref: "paper", x: at(onset), y: 1 - 0.08 * i, showarrow: false, yanchor: "top",
         xanchor: at(onset) > half ? "right" : "left", text: ` onset: ${plain(onset.name)} `,
-        font: { size: 11, color: seriesColour(onset.of) },
+        font: { size: 11, color: seriesColor(onset.of) },
       })),
     };
   }
@@ -133,11 +133,11 @@
     return {
       shapes: measure.bounds.map((bound) => ({
         type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: bound, y1: bound, layer: "below",
-        line: { color: colour("dimensional", 0.8), width: 1, dash: "dot" },
+        line: { color: color("dimensional", 0.8), width: 1, dash: "dot" },
       })),
       annotations: measure.bounds.map((bound) => ({
         xref: "paper", yref: "y", x: 0, y: measure.log ? Math.log10(bound) : bound, xanchor: "left", yanchor: "bottom",
-        showarrow: false, text: "bound", font: { size: 10, color: colour("dimensional") },
+        showarrow: false, text: "bound", font: { size: 10, color: color("dimensional") },
       })),
     };
   }
@@ -174,15 +174,15 @@
       y.push(...curve.value, null);
     }
     return { x, y, type: "scatter", mode: "lines", hoverinfo: "skip", connectgaps: false,
-      line: { color: colour("random", 0.28), width: 1 } };
+      line: { color: color("random", 0.28), width: 1 } };
   }
 
   function spectrumTrace(curve, of, isRandom) {
     return {
       x: data.spectra.ranks[curve.ranks], y: curve.value, type: "scatter", mode: "lines",
       line: isRandom
-        ? { color: randomColour(of), width: 1.6, dash: "6px,4px" }
-        : { color: seriesColour(of), width: 2.6 },
+        ? { color: randomColor(of), width: 1.6, dash: "6px,4px" }
+        : { color: seriesColor(of), width: 2.6 },
       meta: whose(of, isRandom),
       hovertemplate: "%{meta}singular value %{x}: <b>%{y:.3~g}</b><extra></extra>",
     };

@@ -120,7 +120,7 @@ def fashion(root: Path) -> Path:
     return root  # fmt: skip
 
 
-def test_fashion_mnist_becomes_colour(tmp_path: Path) -> None:
+def test_fashion_mnist_becomes_color(tmp_path: Path) -> None:
     found = image_sets.load_image_set("fashion-mnist", fashion(tmp_path))
     assert (len(found.train), len(found.test), found.train.classes[9]) == (3, 2, "Ankle boot")
     picture = found.train.image(0)

@@ -91,7 +91,7 @@ def test_augmentation_is_random_and_repeats_with_the_seed(changes: dict[str, Any
 
 
 def test_the_strongest_policy_runs() -> None:
-    for seed in range(60):  # about one picture in ten keeps no bit of its colours
+    for seed in range(60):  # about one picture in ten keeps no bit of its colors
         assert torch.isfinite(trained(picture(), seed, auto_augment="rand-m10-mstd0.5-inc1-n4")).all()
 
 

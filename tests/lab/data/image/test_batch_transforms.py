@@ -25,7 +25,7 @@ def factors(seed: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["adjust_brightness", "adjust_contrast", "adjust_saturation"])
-def test_colours_change_as_torchvision_changes_them(images: Tensor, name: str) -> None:
+def test_colors_change_as_torchvision_changes_them(images: Tensor, name: str) -> None:
     drawn = factors()
     wanted = [getattr(functional, name)(image, float(factor)) for image, factor in zip(images, drawn, strict=True)]
     torch.testing.assert_close(getattr(changes, name)(images, drawn), torch.stack(wanted), atol=1e-6, rtol=0)
@@ -93,7 +93,7 @@ def test_chances_are_kept(chance: float) -> None:
         assert float(changed.float().mean()) == pytest.approx(chance * seen, abs=0.03), change
 
 
-def test_grey_images_have_one_colour_and_mirrored_ones_their_order_turned(images: Tensor) -> None:
+def test_grey_images_have_one_color_and_mirrored_ones_their_order_turned(images: Tensor) -> None:
     grey = changes.RandomGrayscale(1.0)(images)
     torch.testing.assert_close(grey, functional.rgb_to_grayscale(images, 3))
     assert torch.equal(changes.RandomHorizontalFlip(1.0)(images), images.flip(-1))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tests.lab.data.image.made_up_images import COLOURS, folder, pack
+from tests.lab.data.image.made_up_images import COLORS, folder, pack
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_sets
@@ -34,8 +34,8 @@ def test_classes_are_counted_in_the_order_of_the_list(tmp_path: Path, kind: str)
         assert part.classes == ("emu", "cat")
         assert set(part.labels.tolist()) == {0, 1}
         for at in range(len(part)):
-            colour = numpy.asarray(part.image(at))[3, 3]
-            assert colour.argmax() == COLOURS[part.classes[part.labels[at]]].index(200)
+            color = numpy.asarray(part.image(at))[3, 3]
+            assert color.argmax() == COLORS[part.classes[part.labels[at]]].index(200)
     digest = hashlib.sha256(b"emu\ncat\n").hexdigest()[:16]
     assert found.facts["class_list"] == {"name": "list.txt", "sha256": digest, "classes": 2}
     other = load(root, "cat\nemu")

@@ -7,16 +7,16 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests.lab.data.image.made_up_images import COLOURS, content, folder, pack, put
+from tests.lab.data.image.made_up_images import COLORS, content, folder, pack, put
 
 from uncollapse.errors import UsageError
 from uncollapse.lab.data.image import image_files, image_sets
 from uncollapse.lab.data.image.image_source import Images, UnreadableError, split_images
 
 
-def colours(pictures: Images) -> list[str]:
-    """The class that each picture's colour stands for."""
-    names = {colour.index(200): name for name, colour in COLOURS.items()}
+def colors(pictures: Images) -> list[str]:
+    """The class that each picture's color stands for."""
+    names = {color.index(200): name for name, color in COLORS.items()}
     return [names[int(numpy.asarray(pictures.image(at))[3, 3].argmax())] for at in range(len(pictures))]
 
 
@@ -30,8 +30,8 @@ def test_a_folder(tmp_path: Path, part: str) -> None:
     found = image_sets.load_image_set("pets", tmp_path)
     assert (found.name, found.facts) == ("pets", {"kind": "folder", "judged_by": part})
     assert found.train.classes == found.test.classes == ("cat", "dog", "emu")
-    assert named(found.train) == colours(found.train) == ["cat"] * 3 + ["dog"] * 3 + ["emu"] * 3
-    assert named(found.test) == colours(found.test) == ["cat", "dog", "emu"]
+    assert named(found.train) == colors(found.train) == ["cat"] * 3 + ["dog"] * 3 + ["emu"] * 3
+    assert named(found.test) == colors(found.test) == ["cat", "dog", "emu"]
     assert image_sets.load_image_set(".", tmp_path / "pets").train.fingerprint() == found.train.fingerprint()
     assert image_sets.load_image_set(str(tmp_path / "pets"), None).name == "pets"
 
@@ -54,19 +54,19 @@ def test_folders_that_are_links(tmp_path: Path) -> None:
     root = folder(tmp_path / "real")
     linked = tmp_path / "linked"
     (linked / "train").mkdir(parents=True)
-    for name in COLOURS:
+    for name in COLORS:
         (linked / "train" / name).symlink_to(root / "train" / name, target_is_directory=True)
     (linked / "val").symlink_to(root / "val", target_is_directory=True)
     found = image_sets.load_image_set("linked", tmp_path)
-    assert colours(found.train) == named(found.train)
+    assert colors(found.train) == named(found.train)
     assert found.train.fingerprint() == image_sets.load_image_set("real", tmp_path).train.fingerprint()
 
 
 def test_names_that_are_no_ascii(tmp_path: Path) -> None:
     folder(tmp_path, classes=("cat", "dog"))
-    put(tmp_path / "train/cat/Füchse 🦊.png", content(COLOURS["cat"]))
+    put(tmp_path / "train/cat/Füchse 🦊.png", content(COLORS["cat"]))
     found = image_sets.load_image_set(".", tmp_path).train
-    assert (len(found), colours(found)) == (7, named(found))
+    assert (len(found), colors(found)) == (7, named(found))
 
 
 def test_the_fingerprint_of_a_folder(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_packed_files(tmp_path: Path) -> None:
     pack(tmp_path / "pets/train.npz")
-    pack(tmp_path / "pets/test.npz", [content(colour, form="JPEG") for colour in COLOURS.values()])
+    pack(tmp_path / "pets/test.npz", [content(color, form="JPEG") for color in COLORS.values()])
     found = image_sets.load_image_set("pets", tmp_path)
     assert (found.name, found.facts) == ("pets", {"kind": "packed", "judged_by": "test"})
-    assert named(found.train) == colours(found.train) == ["cat", "dog", "emu"] * 2
-    assert named(found.test) == colours(found.test) == ["cat", "dog", "emu"]
+    assert named(found.train) == colors(found.train) == ["cat", "dog", "emu"] * 2
+    assert named(found.test) == colors(found.test) == ["cat", "dog", "emu"]
     assert found.train.fingerprint() != found.train.select(torch.tensor([1, 0])).fingerprint()
     assert found.train.labels.dtype == torch.int64
 

@@ -85,7 +85,7 @@ def test_bounds_are_fitted_without_the_data_set_that_they_decide_about() -> None
     assert leave_one_out([*low, *high], lambda case: case.data, outcomes.fit_rule) == Rate(2, 5, 1, 2)
 
 
-def test_a_folder_is_read_and_summarised_by_verdict(tmp_path: Path) -> None:
+def test_a_folder_is_read_and_summarized_by_verdict(tmp_path: Path) -> None:
     folder = tmp_path / "gcn-depth"
     folder.mkdir()
     for number, one in enumerate([record("none", 0, 0.4), record("pair_norm", 0, 0.6)]):

@@ -44,7 +44,7 @@ def test_it_learns_and_the_encoder_stays() -> None:
     before = {name: tensor.clone() for name, tensor in made.encoder.state_dict().items()}
     with use_threads(1):
         made.fit()
-    assert made.evaluate(*seen(made))["top1"] > 0.8  # of three classes, by colour
+    assert made.evaluate(*seen(made))["top1"] > 0.8  # of three classes, by color
     assert all(torch.equal(before[name], tensor) for name, tensor in made.encoder.state_dict().items())
     assert all(parameter.grad is None for parameter in made.encoder.parameters())
 

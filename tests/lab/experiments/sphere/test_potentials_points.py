@@ -98,7 +98,7 @@ def test_the_lattice_is_nearly_the_best() -> None:
 
 
 @pytest.mark.parametrize(("n", "dim"), [(2, 2), (5, 2), (4, 3), (6, 3)])
-def test_a_cluster_that_minimises_the_loss_becomes_the_regular_set(n: int, dim: int) -> None:
+def test_a_cluster_that_minimizes_the_loss_becomes_the_regular_set(n: int, dim: int) -> None:
     start = potentials.clustered_points(n, potentials.simplex(2, dim)[:1], generator())
     found, regular = potentials.optimise_points(start, 2.0, 100), potentials.regular_points(n, dim)
     assert regular is not None

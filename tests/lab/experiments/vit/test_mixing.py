@@ -33,8 +33,8 @@ def labels(count: int) -> Tensor:
     return torch.arange(count) % CLASSES
 
 
-def coloured(count: int, height: int = 16, width: int = 24) -> Tensor:
-    """Images of one colour each, which tells where a pixel is from."""
+def colored(count: int, height: int = 16, width: int = 24) -> Tensor:
+    """Images of one color each, which tells where a pixel is from."""
     return torch.arange(float(count)).view(-1, 1, 1, 1).expand(count, 3, height, width).clone()
 
 
@@ -73,16 +73,16 @@ def test_labels_are_probabilities(make: Make, smoothing: float, count: int) -> N
 
 def test_mixup_mixes_pixels_as_it_mixes_labels() -> None:
     with use_seed(1):
-        mixed = whole(cutmix=0.0)(coloured(4), labels(4))
-    expected = mixed.labels @ torch.arange(4.0)  # image i has the colour i and the label i
+        mixed = whole(cutmix=0.0)(colored(4), labels(4))
+    expected = mixed.labels @ torch.arange(4.0)  # image i has the color i and the label i
     torch.testing.assert_close(mixed.images, expected.view(-1, 1, 1, 1).expand_as(mixed.images))
     assert float((mixed.labels.max(-1).values).min()) < 1
 
 
 def test_cutmix_of_timm_counts_pixels() -> None:
     with use_seed(2):
-        mixed = whole(mixup=0.0)(coloured(4), labels(4))
-    shares = torch.stack([(mixed.images[:, 0] == colour).float().mean((1, 2)) for colour in range(4)], -1)
+        mixed = whole(mixup=0.0)(colored(4), labels(4))
+    shares = torch.stack([(mixed.images[:, 0] == color).float().mean((1, 2)) for color in range(4)], -1)
     torch.testing.assert_close(mixed.labels, shares)
     assert 0 < float(shares[0, 0]) < 1
 
@@ -91,14 +91,14 @@ def test_cutmix_of_timm_counts_pixels() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_patches_are_labelled_by_their_pixels(patch: tuple[int, int], seed: int) -> None:
     with use_seed(seed):
-        mixed = by_patch(patch, smoothing=0.2)(coloured(4), labels(4))
+        mixed = by_patch(patch, smoothing=0.2)(colored(4), labels(4))
     assert mixed.patches is not None
     expected = []
     for image in mixed.images[:, 0]:
         for row in range(0, 16, patch[0]):
             for column in range(0, 24, patch[1]):
                 pixels = image[row : row + patch[0], column : column + patch[1]].flatten()
-                expected.append(torch.stack([(pixels == colour).float().mean() for colour in range(4)]))
+                expected.append(torch.stack([(pixels == color).float().mean() for color in range(4)]))
     soft = torch.stack(expected).view(4, -1, 4) * 0.8 + 0.2 / 4
     torch.testing.assert_close(mixed.patches, soft)
     torch.testing.assert_close(mixed.labels, mixed.patches.mean(1))
@@ -106,7 +106,7 @@ def test_patches_are_labelled_by_their_pixels(patch: tuple[int, int], seed: int)
 
 def test_the_chance_and_the_switch() -> None:
     """Of 300 batches so many are mixed, and so many of them by CutMix, as the settings say."""
-    given, ends = coloured(2, 16, 16), labels(2)
+    given, ends = colored(2, 16, 16), labels(2)
     with use_seed(0):
         mixer = whole(chance=0.5, switch=0.25)
         found = [mixer(given.clone(), ends).images[0, 0] for _ in range(300)]
@@ -121,7 +121,7 @@ def test_the_chance_and_the_switch() -> None:
 
 
 def test_chance_0_and_1_of_patches() -> None:
-    given = coloured(4)
+    given = colored(4)
     with use_seed(0):
         left = by_patch(chance=0.0)(given, labels(4))
     assert torch.equal(left.images, given)
@@ -137,16 +137,16 @@ def test_chance_0_and_1_of_patches() -> None:
 def test_the_second_mix_is_of_whole_patches_of_any_two_images(seed: int) -> None:
     """Without a first one: a box stays, all patches around it are of one other image, and labels go with them."""
     with use_seed(seed):
-        mixed = twice((4, 6), chance=0.0, smoothing=0.2)(coloured(4), labels(4))
+        mixed = twice((4, 6), chance=0.0, smoothing=0.2)(colored(4), labels(4))
     assert mixed.patches is not None
     shares = []
     for number, (image, patches) in enumerate(zip(mixed.images[:, 0], mixed.patches, strict=True)):
         grid = image.reshape(4, 4, 4, 6).permute(0, 2, 1, 3).flatten(2)  # (rows, columns, pixels)
         assert (grid == grid[..., :1]).all()  # each patch is of one image
-        colours = grid[..., 0].long()
-        torch.testing.assert_close(patches, soft_labels.smooth_labels(colours.flatten(), 4, 0.2))
-        own = colours == number
-        assert len(colours[~own].unique()) <= 1
+        colors = grid[..., 0].long()
+        torch.testing.assert_close(patches, soft_labels.smooth_labels(colors.flatten(), 4, 0.2))
+        own = colors == number
+        assert len(colors[~own].unique()) <= 1
         if own.any() and not own.all():
             rows, columns = own.any(1).nonzero().flatten(), own.any(0).nonzero().flatten()
             assert own[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()  # what stays is a box
@@ -159,7 +159,7 @@ def test_after_two_mixes_an_image_may_have_parts_of_four() -> None:
     """The second partner is drawn anew: the image at the other end of the batch again would bring back the first."""
     with use_seed(0):
         mixer = twice((2, 2))
-        found = [mixer(coloured(8), labels(8)).images[:, 0] for _ in range(20)]
+        found = [mixer(colored(8), labels(8)).images[:, 0] for _ in range(20)]
     assert max(len(image.unique()) for batch in found for image in batch) == 4
 
 

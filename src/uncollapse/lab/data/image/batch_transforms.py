@@ -17,7 +17,7 @@ from uncollapse.backbones import torchvision_ops
 from uncollapse.errors import import_optional
 
 RATIO = (3 / 4, 4 / 3)  # of a crop's sides
-GREY = (0.2989, 0.587, 0.114)  # share of each colour in the brightness
+GREY = (0.2989, 0.587, 0.114)  # share of each color in the brightness
 SPREAD = (0.1, 2.0)  # of a blur, in pixels, as in SimCLR and MoCo v2
 KERNEL = 0.1  # of a blur, as a share of the side
 

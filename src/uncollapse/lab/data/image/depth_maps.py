@@ -5,7 +5,7 @@ metres. Everything that the file declares is checked before anything is read; th
 to squares and downsized. They are never all in memory at full size.
 
 Rendered rooms have a floor, a wall and a few boxes, seen by a camera. They replace NYU-Depth-V2 where its 2.8 GB are
-not available, to check that a recipe works. Colours and sizes of things are unrelated to their distance; where they
+not available, to check that a recipe works. Colors and sizes of things are unrelated to their distance; where they
 stand on the floor, how they occlude each other and how light falls off with distance are not.
 """
 
@@ -154,10 +154,10 @@ def _scene(number: int, side: int) -> tuple[Tensor, Tensor]:
     surfaces = [(_plane(rays[1], -EYE), 0.8), (_plane(rays[2], float(wall)), 1.0)]  # depths, and how light falls on it
     boxes = int(torch.randint(1, BOXES + 1, (), generator=draw))
     surfaces += [(_box(rays, *_place(float(wall), draw)), 0.6) for _ in range(boxes)]
-    colours = 0.25 + 0.75 * torch.rand(len(surfaces), 3, generator=draw)
+    colors = 0.25 + 0.75 * torch.rand(len(surfaces), 3, generator=draw)
     depth, nearest = torch.stack([surface for surface, _ in surfaces]).min(0)
     light = torch.tensor([share for _, share in surfaces])[nearest] / (1 + (depth / LAMP).square())
-    image = colours[nearest].permute(2, 0, 1) * light
+    image = colors[nearest].permute(2, 0, 1) * light
     image = image + NOISE * torch.randn(image.shape, generator=draw)
     return (255 * image.clamp(0, 1)).round().to(torch.uint8), depth
 

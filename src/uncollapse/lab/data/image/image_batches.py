@@ -196,7 +196,7 @@ def read_ahead(reader: Dataset[Any], keys: Sequence[Any], workers: int) -> Itera
 
 
 def _init_worker(_: int) -> None:
-    """Initialise a worker: Ctrl-C and SIGTERM, which often reach all processes, are for the one that trains.
+    """Initialize a worker: Ctrl-C and SIGTERM, which often reach all processes, are for the one that trains.
 
     It may need another batch before it stops, and ends the workers then.
     """

@@ -20,7 +20,7 @@ from uncollapse.lab.experiments.contrastive.predictors import (
 )
 from uncollapse.lab.tables.selection import Record
 from uncollapse.lab.tables.table_page import ResultPlot
-from uncollapse.report.canvas import COLOURS, INK, LINE, QUIET, add_legend_below, new_figure
+from uncollapse.report.canvas import COLORS, INK, LINE, QUIET, add_legend_below, new_figure
 
 KINDS = {"InfoNCE alone": "o", "alignment and uniformity": "D", "mixtures of all": "s", "one of the two alone": "X"}
 SCALE = "viridis"
@@ -62,7 +62,7 @@ def scatter_figure(records: Sequence[Record]) -> Any:
     bar.set_label("accuracy on validation, %", color=INK)
     bar.outline.set_visible(False)
     _set_titles(
-        plane, "a. Two measures, coloured by accuracy", "alignment, lower is better", "uniformity, lower is better"
+        plane, "a. Two measures, colored by accuracy", "alignment, lower is better", "uniformity, lower is better"
     )
     for axes, name, values, title, along in (
         (both, SUM, align + spread, "b. Their sum", "alignment + uniformity"),
@@ -77,7 +77,7 @@ def scatter_figure(records: Sequence[Record]) -> Any:
         _draw_points(axes, records, values, accuracy, accuracy)
         _set_titles(axes, _with_rank(title, readings[name]), along, "accuracy on validation, %")
     for marker in add_legend_below(figure, plane).legend_handles:
-        marker.set(facecolor=QUIET, array=None)  # markers show the kind, colours show the accuracy
+        marker.set(facecolor=QUIET, array=None)  # markers show the kind, colors show the accuracy
     return figure
 
 
@@ -85,7 +85,7 @@ def _with_rank(title: str, reading: Correlation) -> str:
     return f"{title}: rank correlation {reading.spearman:.2f}, R² {reading.r_squared:.2f}"
 
 
-def _draw_points(axes: Any, records: Sequence[Record], x: NDArray[Any], y: NDArray[Any], colours: NDArray[Any]) -> Any:
+def _draw_points(axes: Any, records: Sequence[Record], x: NDArray[Any], y: NDArray[Any], colors: NDArray[Any]) -> Any:
     """Draw one point per encoder, with a marker per kind of objective."""
     drawn = None
     kinds = [objective_kind(record["config"]) for record in records]
@@ -95,10 +95,10 @@ def _draw_points(axes: Any, records: Sequence[Record], x: NDArray[Any], y: NDArr
             drawn = axes.scatter(
                 x[chosen],
                 y[chosen],
-                c=colours[chosen],
+                c=colors[chosen],
                 cmap=SCALE,
-                vmin=colours.min(),
-                vmax=colours.max(),
+                vmin=colors.min(),
+                vmax=colors.max(),
                 marker=marker,
                 s=52,
                 edgecolors="white",
@@ -143,9 +143,9 @@ def circle_figure(group: dict[str, Record]) -> Any:
         labels = numpy.array(record["circle"]["labels"])
         _draw_distances(panels[0], name, record)
         _draw_density(panels[1], angles)
-        _draw_angles(panels[2], angles, COLOURS[0], "angles, all classes")
+        _draw_angles(panels[2], angles, COLORS[0], "angles, all classes")
         for number, (panel, (label, words)) in enumerate(zip(panels[3:], shown, strict=True)):
-            _draw_angles(panel, angles[labels == label], COLOURS[(number + 1) % len(COLOURS)], words)
+            _draw_angles(panel, angles[labels == label], COLORS[(number + 1) % len(COLORS)], words)
     return figure
 
 
@@ -158,7 +158,7 @@ def _classes(record: Record) -> list[tuple[int, str]]:
 def _draw_distances(axes: Any, name: str, record: Record) -> None:
     counts = numpy.array(record["circle"]["distances"], dtype=float)
     edges = numpy.linspace(0, 2, len(counts) + 1)
-    axes.bar(edges[:-1], 100 * counts / counts.sum(), width=edges[1], align="edge", color=COLOURS[0], linewidth=0)
+    axes.bar(edges[:-1], 100 * counts / counts.sum(), width=edges[1], align="edge", color=COLORS[0], linewidth=0)
     mean = float((counts * (edges[:-1] + edges[1] / 2)).sum() / counts.sum())
     axes.axvline(mean, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.2)
     metrics = record["figures"]
@@ -185,18 +185,18 @@ def _transparent_colormap() -> Any:
     """Return a color map from transparent to opaque, so that an empty plot shows the page, light or dark."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("transparent", [f"{COLOURS[0]}00", COLOURS[0]])
+    return LinearSegmentedColormap.from_list("transparent", [f"{COLORS[0]}00", COLORS[0]])
 
 
-def _draw_angles(axes: Any, angles: NDArray[Any], colour: str, title: str) -> None:
+def _draw_angles(axes: Any, angles: NDArray[Any], color: str, title: str) -> None:
     """Draw a density outwards from the circle. A uniform one is a ring of width `EVEN`; high ones are scaled down."""
     around = numpy.linspace(-math.pi, math.pi, STEPS)
     if len(angles):  # a class may have no images among few
         heights = EVEN * 2 * math.pi * angle_density(angles, around)
         radius = 1 + heights * min(1.0, HIGHEST / float(heights.max()))
         there, back = numpy.append(radius, numpy.ones(STEPS)), numpy.append(around, around[::-1])  # a ring
-        axes.fill(there * numpy.cos(back), there * numpy.sin(back), color=colour, alpha=0.35, linewidth=0)
-        axes.plot(radius * numpy.cos(around), radius * numpy.sin(around), color=colour, linewidth=1.2)
+        axes.fill(there * numpy.cos(back), there * numpy.sin(back), color=color, alpha=0.35, linewidth=0)
+        axes.plot(radius * numpy.cos(around), radius * numpy.sin(around), color=color, linewidth=1.2)
     axes.plot(numpy.cos(around), numpy.sin(around), color=QUIET, linewidth=1.0)
     axes.set_aspect("equal")
     axes.set(xlim=(-2.6, 2.6), ylim=(-2.6, 2.6))

@@ -196,8 +196,8 @@ def _check_finite(rows: Tensor) -> Tensor:
 
 FOLDS, INNER = 10, 3
 SEED = 0  # of the folds, which are the same for all runs
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # candidates for the regularisation, chosen within the training folds
-STEPS, TOLERANCE = 100, 1e-3  # of L-BFGS: weak regularisation may need more, but the predictions stay the same
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # candidates for the regularization, chosen within the training folds
+STEPS, TOLERANCE = 100, 1e-3  # of L-BFGS: weak regularization may need more, but the predictions stay the same
 
 
 def probe_accuracy(rows: Tensor, labels: Tensor, tests: int = 0, *, threads: int = 1) -> float:
