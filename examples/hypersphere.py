@@ -8,6 +8,7 @@ together; and for both. The gap is the distance of uniformity from its optimum, 
 neighbor.
 """
 
+import argparse
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def measured(encoder: nn.Module, images: Tensor, labels: Tensor) -> tuple[str, .
 
 def main() -> None:
     """Train in all three ways, and print a table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     images, labels = digits()
     metrics = [Column(name, no_wrap=True) for name in ("alignment", "uniformity")]
     table = Table("trained for", *metrics, "gap", "1-NN", box=box.SIMPLE)

@@ -28,6 +28,7 @@ from packaged_models import load_tiny_vit, load_whisper, photographs, speech, tr
 
 import uncollapse as uc
 from uncollapse.backbones import torchvision_ops
+from uncollapse.errors import UsageError
 from uncollapse.io import batches as text_batches
 from uncollapse.lab.engine.runtime import Runtime
 from uncollapse.lab.experiments.gcn import config as gcn_config
@@ -79,7 +80,11 @@ def main() -> None:
             path = diagnosis.save(args.out / f"{name}.json")
             print(f"{path}: {diagnosis.verdict.sentence}", flush=True)
 
-        SUBJECTS[subject](args.data, save, args.out)
+        try:
+            SUBJECTS[subject](args.data, save, args.out)
+        except (UsageError, FileNotFoundError) as error:
+            what = str(error).rstrip(".")
+            raise SystemExit(f"Error: {subject}: {what}. --help lists the files that --data must hold.") from None
 
 
 def paragraphs(data: Path, count: int) -> list[str]:

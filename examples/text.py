@@ -7,6 +7,7 @@ It is trained without labels: two passes of a sentence, which differ by dropout,
 from all other sentences (SimCSE, arXiv 2104.08821). A few sentences show how it works; they do not improve the encoder.
 """
 
+import argparse
 import sys
 import tempfile
 
@@ -57,9 +58,12 @@ def tune(model: nn.Module, batch: dict[str, Tensor], steps: int = 10) -> float:
 
 def main() -> None:
     """Train the encoder unchanged and with ContraNorm, and print its last block before and after."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="NAME_OR_FOLDER", nargs="?", help="an encoder; without it, a tiny one")
+    place = parser.parse_args().model
     table = Table("", "cosine of tokens", "effective rank", "loss")
     for name, scale in (("unchanged", None), ("with ContraNorm", 0.1)):
-        model, batch = encoder(sys.argv[1] if len(sys.argv) > 1 else None)
+        model, batch = encoder(place)
         if scale is not None:
             print(uc.attach(model, "contra_norm", preset="bert", scale=scale))
         for when in ("before", "after"):

@@ -7,7 +7,7 @@ Two models are trained by the recipe `vit`, and one in a plain loop, as you woul
 and the data are small: they show how it works, but are no comparison of cures.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,12 @@ def batches(data: vision.Data, model: nn.Module, config: vit.Config, part: str =
 
 def main() -> None:
     """Train three models, and print the mean cosine of their patches by block."""
-    if len(sys.argv) > 1 and not (Path(sys.argv[1]) / "train").is_dir():
-        sys.exit(f"Error: {sys.argv[1]} must be a folder with train/CLASS/*.jpg and val/CLASS/*.jpg.")
-    runtime = Runtime(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="images; without it, digits")
+    folder = parser.parse_args().folder
+    if folder is not None and not (folder / "train").is_dir():
+        parser.error(f"{folder} must be a folder with train/CLASS/*.jpg and val/CLASS/*.jpg.")
+    runtime = Runtime(folder)
     where = {"data": ".", "examples": 0} if runtime.data_root else {"data": "digits", "examples": 400}  # 0: all of them
     plain, cured = (vit.Config(**{**way, **where}) for way in (PLAIN, CURED))
     data = vision.load(plain, runtime)

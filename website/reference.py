@@ -70,16 +70,14 @@ def _told(name: str, command: Any) -> str:
     """One command. What follows a form feed in the help is not shown on the command line either."""
     words = STYLE.sub("", inspect.cleandoc(command.help or "").split("\f")[0])
     rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
-    table = "\n".join(("| | | |", "|---|---|---|", *rows)) if rows else ""
-    return "\n\n".join(filter(None, (f"## uncollapse {name}", words, table)))
+    return "\n\n".join(filter(None, (f"## uncollapse {name}", words, table(("", "", ""), rows) if rows else "")))
 
 
-def _row(parameter: Any) -> str:
+def _row(parameter: Any) -> tuple[str, str, str]:
     flags = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else []
     shown = ", ".join(f"`{flag}`" for flag in flags) or f"`{parameter.metavar or parameter.name.upper()}`"
     value = "" if getattr(parameter, "is_flag", False) or not flags else f"`{parameter.metavar or 'TEXT'}`"
-    words = STYLE.sub("", getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
-    return f"| {shown} | {value} | {words} |"
+    return shown, value, STYLE.sub("", getattr(parameter, "help", None) or "").replace("\n", " ")
 
 
 def _bounds(bounds: tuple[float | None, float | None]) -> str:

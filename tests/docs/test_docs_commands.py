@@ -59,6 +59,7 @@ def found(words: list[str]) -> tuple[Any, Any, list[str]]:
         rest = rest[1:]
     unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - flags(command)
     assert not unknown, f"uncollapse {' '.join(words)}: there is no {', '.join(unknown)}"
+    assert words[0] != "sweep" or "--grid" in rest, f"uncollapse {' '.join(words)}: there is no --grid"
     return command, recipe, rest
 
 
@@ -99,7 +100,14 @@ def test_commands_are_noticed() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["nothing", "diagnose M --nothing", "train contrast --nothing 1", "train vit --depth ten", "train vit --preset no"],
+    [
+        "nothing",
+        "diagnose M --nothing",
+        "train contrast --nothing 1",
+        "train vit --depth ten",
+        "train vit --preset no",
+        "sweep gcn-depth --jobs 2",
+    ],
 )
 def test_what_is_not_there_is_noticed(line: str) -> None:
     with pytest.raises(Exception, match=r"no |No |ten"):
@@ -132,3 +140,4 @@ def test_the_page_of_the_command_line_has_every_command() -> None:
         assert f"## uncollapse {name}\n" in told
     assert "| `--fail-on-collapse` |" in told
     assert "[/" not in told
+    assert "| `NAME\\|FILE` |" in told

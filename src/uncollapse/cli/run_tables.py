@@ -20,6 +20,7 @@ from uncollapse.cli import console
 SPLITS = ("train", "validation", "dev", "test", "always")  # of the data
 ACCURACIES = (*SPLITS, "mr", "cr", "subj", "mpqa", "trec", "topics")  # and tasks, whose metrics are shown in percent
 PER_SECOND = "_per_second"  # ends the name of a rate in a record's pace
+TEACHER = "teacher_"  # begins the name of a metric of the model that another one was distilled from
 ENDLESS = 10_000  # columns: wide enough to measure a table without wrapping
 DAY = 86_400  # seconds
 MISSING = "It would fail, because something is missing:"
@@ -252,11 +253,13 @@ def format_metric(name: str, values: Sequence[Any]) -> str:
 
     >>> format_metric("test", [0.8125]), format_metric("rank", [12.0, 14.0]), format_metric("test", [None])
     ('81.25 %', '13 ± 1.414', '–')
+    >>> format_metric("teacher_test", [0.75])
+    '75.00 %'
     """
     numbers = _finite(values)
     if not numbers:
         return "–"
-    part, _, what = name.partition("_")
+    part, _, what = name.removeprefix(TEACHER).partition("_")
     share = part in ACCURACIES and what != "loss" and all(-1 <= value <= 1 for value in numbers)
     factor, form, unit = (100, ".2f", " %") if share else (1, ".4g", "")
     spread = f" ± {factor * statistics.stdev(numbers):{form}}" if len(numbers) > 1 else ""

@@ -171,3 +171,12 @@ def test_the_figure_of_the_paper_and_other_tasks_beside_it() -> None:
     assert protocol == RECIPES["glue"].presets["paper-bert"] | {"start": "extended", "task": "cola", "depth": 48}
     (judged,) = [cell for cell in build_cells(table, [made_up(0.59, **protocol)]) if cell.run]
     assert (judged.unusual.keys() <= {"padding", "holdout", "uniform_on"}, judged.reached) == (True, True)
+
+
+def test_the_cost_of_a_pretrained_encoder_grows_with_its_width_and_depth(place: Path) -> None:
+    def seconds(**changes: Any) -> float:
+        return bert_depth.cost(config(place, start="extended", **changes))
+
+    absent = {"model": "owner/of-the-width-of-bert-base", "examples": 10_000}
+    assert seconds(**absent, depth=48) > 3.5 * seconds(**absent, depth=12)
+    assert seconds(**absent, depth=12) > 10 * seconds(examples=10_000, depth=12)

@@ -18,6 +18,7 @@ from uncollapse.lab.engine.seeding import use_seed
 from uncollapse.lab.engine.task import Task
 from uncollapse.lab.experiments import recipe_data
 from uncollapse.lab.experiments.glue import config as glue_config
+from uncollapse.lab.experiments.glue import recipe as glue_recipe
 from uncollapse.lab.experiments.glue.recipe import short_place, variant
 from uncollapse.lab.experiments.glue.training import Training, diagnose_split, fit_and_record
 from uncollapse.lab.experiments.training_run import record_of, with_threads
@@ -119,6 +120,8 @@ def name_of(config: Config) -> str:
 
 def cost(config: Config) -> float:
     """Return an estimate of a run's seconds on one core."""
+    if config.start != "scratch":
+        return glue_recipe.cost(config, config.depth)
     examples = (1 - config.holdout) * (config.examples or 50_000)
     share = 1.3 if config.cure == "contra_norm" else 1.0
     return 10 + config.epochs * examples / 32 * config.depth * 3e-3 * share * (config.width / 128)

@@ -82,21 +82,24 @@ EXAMPLES |= {"rte": 2490, "wnli": 635}
 LENGTHS = {"cola": 11, "sst2": 14, "mrpc": 53, "qqp": 30, "stsb": 31, "mnli": 39, "qnli": 50, "rte": 68, "wnli": 37}
 
 
-def cost(config: Config) -> float:
-    """Return an estimate of a run's seconds on one core; a guess for own data and for models that are not here."""
+def cost(config: Config, depth: int | None = None) -> float:
+    """Return an estimate of a run's seconds on one core; a guess for own data and for models that are not here.
+
+    depth: the number of blocks, if it differs from the model's.
+    """
     examples = (1 - config.holdout) * (config.examples or EXAMPLES.get(config.task, 5000))
     tokens = config.epochs * examples * min(LENGTHS.get(config.task, 30), config.max_length)
     speed = 115e9 if config.precision == "bf16" else 70e9  # operations per second
-    return 20 + 6 * tokens * count_weights(config.model) / speed
+    return 20 + 6 * tokens * count_weights(config.model, depth) / speed
 
 
-def count_weights(place: str) -> float:
+def count_weights(place: str, depth: int | None = None) -> float:
     """Return roughly the number of weights in an encoder's blocks; that of BERT-base if the model is not here."""
     try:
         sizes = json.loads((Path(Origin(place).place) / "config.json").read_text(encoding="utf-8"))
-        return 12.0 * float(sizes["hidden_size"]) ** 2 * float(sizes["num_hidden_layers"])
+        return 12.0 * float(sizes["hidden_size"]) ** 2 * float(depth or sizes["num_hidden_layers"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 12.0 * 768**2 * 12
+        return 12.0 * 768**2 * (depth or 12)
 
 
 DATA = recipe_data.read(__package__, Config, row_of=variant)

@@ -48,7 +48,8 @@ def load_start(vit: nn.Module, start: str, name: str, cure: Mapping[str, Any], c
     file = folder / WEIGHTS if folder.is_dir() else folder
     if not file.is_file():
         raise UsageError(
-            f"start is {SCRATCH}, {PUBLISHED}, a folder that --save wrote or a file of weights; there is no {file}."
+            f"start must be {SCRATCH}, {PUBLISHED}, a folder that --save wrote or a file of weights, and {file} does "
+            "not exist. Name an existing one with --start."
         )
     cured = folder.is_dir() and _has_cure(folder, cure)
     kept = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}

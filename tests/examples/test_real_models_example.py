@@ -1,0 +1,25 @@
+"""The example on real models says which file is missing, without a traceback."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uncollapse.backbones import torchvision_ops
+
+torchvision_ops.declare()
+pytest.importorskip("timm")
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+
+import real_models  # noqa: E402
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def minilm(data: Path, save: Any, out: Path) -> None:
+        real_models.paragraphs(data, 1)
+
+    monkeypatch.setattr(real_models, "SUBJECTS", {"minilm": minilm})
+    monkeypatch.setattr(sys, "argv", ["real_models.py", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"minilm: .*valid\.txt'\. --help lists the files"):
+        real_models.main()
