@@ -1,4 +1,4 @@
-"""The example on real models says which file is missing, without a traceback."""
+"""The example on real models says which folder or file is missing, without a traceback."""
 
 import sys
 from pathlib import Path
@@ -23,3 +23,12 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["real_models.py", "--data", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"minilm: .*valid\.txt'\. --help lists the files"):
         real_models.main()
+
+
+def test_a_missing_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["real_models.py", "--data", str(tmp_path / "none")])
+    with pytest.raises(SystemExit):
+        real_models.main()
+    assert "there is no folder" in capsys.readouterr().err
