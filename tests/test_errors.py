@@ -9,7 +9,7 @@ from torch import nn
 
 import uncollapse as uc
 from uncollapse.cli.options import PLACES
-from uncollapse.errors import MissingLibraryError, UsageError, did_you_mean, file_errors, import_optional
+from uncollapse.errors import MissingLibraryError, UsageError, did_you_mean, file_errors, import_optional, similar_file
 
 SOURCE = Path(uc.__file__).parent
 
@@ -31,6 +31,12 @@ SOURCE = Path(uc.__file__).parent
 )
 def test_the_closest_names(name: object, names: list[object], most: int, question: str) -> None:
     assert did_you_mean(name, names, most) == question
+
+
+def test_a_missing_file_asks_for_the_closest_one_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "first.npy").touch()
+    assert similar_file(tmp_path / "frist.npy") == " Did you mean 'first.npy'?"
+    assert similar_file(tmp_path / "xyzzy") == similar_file(tmp_path / "no folder" / "frist.npy") == ""
 
 
 def test_errors_is_the_only_module_that_guesses() -> None:

@@ -4,7 +4,7 @@ import difflib
 import errno
 import importlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -81,6 +81,13 @@ def did_you_mean(name: object, names: Iterable[object], most: int = 1) -> str:
     if not close and len(asked) >= SHORTEST_PART:
         close = [each for each in known if asked in each][:most]
     return f" Did you mean {' or '.join(repr(known[each]) for each in close)}?" if close else ""
+
+
+def similar_file(path: Path) -> str:
+    """Return a question with the file next to a missing one that has the closest name; "" if none is close."""
+    with suppress(OSError):
+        return did_you_mean(path.name, [each.name for each in path.parent.iterdir()])
+    return ""
 
 
 def _normalize(name: object) -> str:

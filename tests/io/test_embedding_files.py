@@ -223,7 +223,11 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         (tmp_path / f"text.{kind}").write_text("no numbers", encoding="utf-8")
     words = {"cube.npy": r"\(2, 3, 4\)", "words.npy": "numbers", "empty.npy": "no embeddings", "objects.npy": "valid"}
     words |= {f"text.{kind}": "not a valid" for kind in ("npy", "npz", "parquet", "safetensors")}
-    for name, expected in {**words, "text.txt": "unknown suffix", "none.npy": "There is no file"}.items():
+    for name, expected in {
+        **words,
+        "text.txt": "unknown suffix",
+        "cub.npy": r"There is no file .*cub\.npy\. Did you mean 'cube\.npy'",
+    }.items():
         with pytest.raises(UsageError, match=expected):
             open_rows(tmp_path / name)
 

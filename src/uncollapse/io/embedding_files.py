@@ -16,7 +16,7 @@ import numpy
 from numpy.lib import format as npy
 from torch import Tensor
 
-from uncollapse.errors import UsageError, file_errors
+from uncollapse.errors import UsageError, file_errors, similar_file
 from uncollapse.io import tensor_files, vector_files
 from uncollapse.io.embedding_rows import FEATURES, Rows, choose_key, part_size, refuse_key
 from uncollapse.io.files import open_new, read_config
@@ -84,7 +84,7 @@ def _dataset_files(folder: Path) -> list[Path]:
 
 def _open_file(path: Path, key: str | None) -> Rows:
     if not path.is_file():
-        raise UsageError(f"There is no file {path}.")
+        raise UsageError(f"There is no file {path}.{similar_file(path)}")
     if path.suffix not in READERS:
         raise UsageError(f"{path.name} has an unknown suffix; expected one of {', '.join(READERS)}.")
     rows = READERS[path.suffix](path, key)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from uncollapse.backbones.random_weights import reset_cures
-from uncollapse.errors import UsageError, did_you_mean, import_optional
+from uncollapse.errors import UsageError, did_you_mean, import_optional, similar_file
 from uncollapse.io import DTYPES, hf_models, tensor_files, timm_models
 from uncollapse.io.files import CURE_FILE, expand_user, read_config
 from uncollapse.io.hf_models import Origin, quiet_loading
@@ -66,7 +66,7 @@ def load_model(
     if checkpoint is not None and random_weights:
         raise UsageError("--checkpoint and --random-weights exclude each other; choose one.")
     if checkpoint is not None and not checkpoint.is_file():
-        raise UsageError(f"There is no checkpoint {checkpoint}.")
+        raise UsageError(f"There is no checkpoint {checkpoint}.{similar_file(checkpoint)}")
     if dtype is not None and dtype not in DTYPES:
         hint = did_you_mean(dtype, DTYPES)
         raise UsageError(f"There is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}.{hint}")
@@ -163,7 +163,7 @@ def import_function(spec: str) -> Callable[[], Any]:
     """
     place, _, name = spec.rpartition(":")
     if not place and name.endswith(".py") and not Path(name).is_file():
-        raise UsageError(f"There is no file {name}.")
+        raise UsageError(f"There is no file {name}.{similar_file(Path(name))}")
     if not place or not name:
         raise UsageError(f"{spec!r} does not name a function; write module:function or file.py:function.")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
@@ -188,7 +188,7 @@ def _import_module(place: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"There is no file {path}.")
+        raise UsageError(f"There is no file {path}.{similar_file(path)}")
     _make_importable(path.resolve().parent)
     name = path.stem if path.stem not in sys.modules else f"_uncollapse_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
