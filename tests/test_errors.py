@@ -34,7 +34,8 @@ def test_the_closest_names(name: object, names: list[object], most: int, questio
 
 
 def test_a_missing_file_asks_for_the_closest_one_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "first.npy").touch()
+    for name in ("first.npy", "frist.py"):
+        (tmp_path / name).touch()
     assert similar_file(tmp_path / "frist.npy") == " Did you mean 'first.npy'?"
     assert similar_file(tmp_path / "xyzzy") == similar_file(tmp_path / "no folder" / "frist.npy") == ""
 

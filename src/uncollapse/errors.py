@@ -84,9 +84,9 @@ def did_you_mean(name: object, names: Iterable[object], most: int = 1) -> str:
 
 
 def similar_file(path: Path) -> str:
-    """Return a question with the file next to a missing one that has the closest name; "" if none is close."""
+    """Return a question with the file of the same kind next to a missing one that has the closest name; "" if none."""
     with suppress(OSError):
-        return did_you_mean(path.name, [each.name for each in path.parent.iterdir()])
+        return did_you_mean(path.name, [each.name for each in path.parent.iterdir() if each.suffix == path.suffix])
     return ""
 
 

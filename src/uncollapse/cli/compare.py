@@ -14,7 +14,7 @@ from rich.text import Text
 from uncollapse.cli import console
 from uncollapse.cli.console import escape_controls
 from uncollapse.cli.options import flag, option
-from uncollapse.errors import UsageError
+from uncollapse.errors import UsageError, similar_file
 
 if TYPE_CHECKING:
     from uncollapse.diagnosis.result import Diagnosis
@@ -78,7 +78,9 @@ def _read(path: Path) -> "Diagnosis":
     try:
         return Diagnosis.of(escape_controls(typed_json.parse(path.read_bytes())))
     except OSError as error:
-        raise UsageError(f"The diagnosis {path} cannot be read: {error.strerror}; {ours}.") from error
+        raise UsageError(
+            f"The diagnosis {path} cannot be read: {error.strerror}; {ours}.{similar_file(path)}"
+        ) from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{path} is not a readable diagnosis: it is not JSON; {ours}.") from error
     except ValueError as error:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uncollapse.backbones import forward
 from uncollapse.backbones.sites import Stack
-from uncollapse.errors import UsageError
+from uncollapse.errors import UsageError, similar_file
 from uncollapse.io import graphs, images, models
 from uncollapse.io.files import expand_user
 from uncollapse.io.models import LoadedModel
@@ -155,7 +155,8 @@ class DataRequest:
         if len(self.kinds) > 1:
             raise UsageError(f"{' and '.join('--' + kind for kind in self.kinds)} exclude each other; choose one.")
         if self.text and self.text != "-" and not expand_user(self.text).is_file():
-            raise UsageError(f"There is no text file {self.text}; --text takes a file with one text per line.")
+            close = similar_file(Path(self.text))
+            raise UsageError(f"There is no text file {self.text}; --text takes a file with one text per line.{close}")
         if self.images and not self.images.is_dir():
             raise UsageError(f"There is no folder {self.images}; --images takes a folder with image files.")
         if self.graph:

@@ -13,7 +13,7 @@ from torch import nn
 
 from uncollapse.backbones import torchvision_ops
 from uncollapse.backbones.random_weights import is_of_cure
-from uncollapse.errors import UsageError, import_optional
+from uncollapse.errors import UsageError, import_optional, similar_file
 from uncollapse.io.files import expand_user
 from uncollapse.io.loading import fixed_seed, silence_libraries
 from uncollapse.io.untrusted_models import CONFIG_NAMES, bounded_size, check_folder, check_size
@@ -207,7 +207,7 @@ def quiet_loading(origin: Origin) -> Iterator[Any]:
     except Exception as error:  # a damaged folder raises many kinds of errors
         if origin.options.get("local_files_only"):
             if origin.place.endswith(".gguf"):
-                raise UsageError(f"There is no file {origin.place}.") from error
+                raise UsageError(f"There is no file {origin.place}.{similar_file(Path(origin.place))}") from error
             package = f", or {PACKAGE}NAME/FOLDER in an installed package" if _package_folder(origin.place) else ""
             raise UsageError(
                 f"{origin.place} is not a local folder, and the hub cannot be reached now; "
