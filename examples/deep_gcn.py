@@ -1,7 +1,8 @@
 """Find out why a deep graph network does not learn, and mend it with one line.
 
-The network is an ordinary one: sixteen of PyG's graph convolutions with ReLU in between. The graph is random, so
-nothing is downloaded. It is trained twice from the same initial weights, unchanged and with ContraNorm attached after
+The network is an ordinary one: sixteen of PyG's graph convolutions with ReLU
+in between. The graph is random, so nothing is downloaded. It is trained twice
+from the same initial weights, unchanged and with ContraNorm attached after
 each hidden convolution. This takes about fifteen seconds on one core.
 
     python examples/deep_gcn.py

@@ -1,14 +1,18 @@
-"""Losses on inner layers: train a small vision transformer from timm in four ways on scikit-learn's digits.
+"""Losses on inner layers: train a small vision transformer from timm in four
+ways on scikit-learn's digits.
 
-    python examples/diverse_patch.py [--epochs 10] [--depth 24] [--seed 0] [--out FILE.json]
+    python examples/diverse_patch.py --epochs 10 --depth 24 --out FILE.json
 
 1. plain;
-2. with the three losses of DiversePatch (arXiv 2104.12753) on its patches, weights 1;
-3. with the uniformity loss on the last block's patches, the baseline of ContraNorm (arXiv 2303.06562), weight 1;
+2. with the three losses of DiversePatch (arXiv 2104.12753) on its patches,
+   weights 1;
+3. with the uniformity loss on the last block's patches, the baseline of
+   ContraNorm (arXiv 2303.06562), weight 1;
 4. with ContraNorm attached in front of every norm.
 
-All start from the same initial weights and see the same images, mixed by CutMix. No setting was selected on test
-images: the learning rate and the scale are those of the recipe `vit-digits`. Without other arguments, the results are
+All start from the same initial weights and see the same images, mixed by
+CutMix. No setting was selected on test images: the learning rate and the scale
+are those of the recipe `vit-digits`. Without other arguments, the results are
 written to results/diverse_patch.json, otherwise to the file of --out.
 """
 

