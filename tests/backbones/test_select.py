@@ -62,6 +62,14 @@ def test_layers_that_are_not_blocks(stack: Stack) -> None:
             select_layers(bare, layer)
 
 
+def test_too_many_blocks_are_an_error_whose_examples_exist(stack: Stack) -> None:
+    with pytest.raises(ValueError, match=r"has no layer 'last 4'\. Number of its blocks: 3\.") as error:
+        select_layers(stack, "last 4")
+    assert '"first 3", "last 3", "1:3"' in str(error.value)
+    for example in ("first 3", "last 3", "1:3"):
+        assert select_layers(stack, example).blocks
+
+
 @pytest.mark.parametrize(
     "layers", [3, -4, [0, 7], [], "second", "first 9", "first 0", "middle 2", "a:b", "5:9", 1.5, [1.5], "0", ""]
 )

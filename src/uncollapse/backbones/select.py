@@ -9,6 +9,7 @@
 `modules`, `part` and `layout` choose the stack itself: see `uncollapse.backbones.find`.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -111,15 +112,19 @@ def _end_sites(stack: Stack) -> dict[str, Site]:
 def _unknown_layer(stack: Stack, layer: Any, ends: bool) -> str:
     names = (*(block.name for block in stack.blocks), "first", "last", "all", *(_end_sites(stack) if ends else ()))
     hint = did_you_mean(layer, names) if isinstance(layer, str) else ""
+    if isinstance(layer, str) and re.fullmatch(r"(first|last) \d+", layer):
+        hint = f" Number of its blocks: {len(stack.blocks)}."
     return f"{stack.architecture} has no layer {layer!r}.{hint} {_list_layers(stack, ends)}"
 
 
 def _list_layers(stack: Stack, ends: bool) -> str:
     count = len(stack.blocks)
+    few = min(4, count)  # examples that this stack has
+    part = "4:8" if count >= 8 else f"{count // 2}:{count}"
     others = "".join(f', "{name}"' for name in (_end_sites(stack) if ends else ()))
     return (
         f"layers can be: numbers of blocks from {-count} to {count - 1}, a list or a slice of them, "
-        f'"all", "first", "last", "first 4", "last 4", "4:8"{others}.'
+        f'"all", "first", "last", "first {few}", "last {few}", "{part}"{others}.'
     )
 
 
