@@ -63,7 +63,7 @@ def test_layers_that_are_not_blocks(stack: Stack) -> None:
 
 
 def test_too_many_blocks_are_an_error_whose_examples_exist(stack: Stack) -> None:
-    with pytest.raises(ValueError, match=r"has no layer 'last 4'\. Number of its blocks: 3\.") as error:
+    with pytest.raises(ValueError, match=r"has no layer 'last 4'\. It has 3 blocks\.") as error:
         select_layers(stack, "last 4")
     assert '"first 3", "last 3", "1:3"' in str(error.value)
     for example in ("first 3", "last 3", "1:3"):

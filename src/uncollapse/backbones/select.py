@@ -113,7 +113,8 @@ def _unknown_layer(stack: Stack, layer: Any, ends: bool) -> str:
     names = (*(block.name for block in stack.blocks), "first", "last", "all", *(_end_sites(stack) if ends else ()))
     hint = did_you_mean(layer, names) if isinstance(layer, str) else ""
     if isinstance(layer, str) and re.fullmatch(r"(first|last) \d+", layer):
-        hint = f" Number of its blocks: {len(stack.blocks)}."
+        count = len(stack.blocks)
+        hint = f" It has {count} block{'' if count == 1 else 's'}."
     return f"{stack.architecture} has no layer {layer!r}.{hint} {_list_layers(stack, ends)}"
 
 

@@ -323,9 +323,8 @@ class Diagnosis:
         shown = [m for m in SHOWN if any(m in layer.measures for layer in self.layers)]
         if len(self.layers) == 1:  # transposed: many columns do not fit into a narrow terminal
             (layer,) = self.layers
-            return ["measure", layer.name], [
-                [MEASURES[name].short, display.format_value(layer[name])] for name in shown
-            ]
+            values = [[MEASURES[name].short, display.format_value(layer[name])] for name in shown]
+            return ["measure", layer.name], values
         rows = [[layer.label, *(display.format_value(layer[name]) for name in shown)] for layer in self.layers]
         return ["layer", *(MEASURES[name].short for name in shown)], rows
 

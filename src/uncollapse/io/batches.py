@@ -155,7 +155,7 @@ class DataRequest:
         if len(self.kinds) > 1:
             raise UsageError(f"{' and '.join('--' + kind for kind in self.kinds)} exclude each other; choose one.")
         if self.text and self.text != "-" and not expand_user(self.text).is_file():
-            close = similar_file(Path(self.text))
+            close = similar_file(expand_user(self.text))
             raise UsageError(f"There is no text file {self.text}; --text takes a file with one text per line.{close}")
         if self.images and not self.images.is_dir():
             raise UsageError(f"There is no folder {self.images}; --images takes a folder with image files.")
